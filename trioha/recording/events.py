@@ -1,0 +1,171 @@
+"""The events of a recorded session, and the sink that everyone reports them to.
+
+An event is one 48-byte little-endian record (`RECORD`):
+
+| offset | type | field  | meaning |
+|---|---|---|---|
+| 0  | i64 | ts_ns  | monotonic clock |
+| 8  | i64 | seq    | gapless number of the record; what was dropped is one DROPPED record with its count |
+| 16 | u8  | kind   | `Kind` |
+| 17 | u8  | flags  | state, status, direction or reason code of the kind |
+| 18 | u16 | node   | brokerId |
+| 20 | i32 | conn   | connection number, -1 for none |
+| 24 | i64 | offset | the kind's own offset, bytes |
+| 32 | i64 | aux    | on every connection record of a master: the master's max offset at that moment |
+| 40 | i32 | size   | bytes or a count |
+| 44 | u32 | check  | xor of the other eleven 32-bit words |
+
+Mirrors the session format, version 1 (docs/session-format.md).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Protocol
+
+RECORD = Struct("<qqBBHiqqiI")
+RECORD_BYTES = 48
+assert RECORD.size == RECORD_BYTES
+
+NO_CONNECTION = -1
+"""`conn` of an event that belongs to no connection."""
+
+
+class Kind(IntEnum):
+    """What happened. Readers pass over kinds that they do not know."""
+
+    PUT = 1
+    """offset: end after the append; aux: request id; size: record bytes."""
+    FLUSHED = 2
+    """offset: flushed offset; aux: duration in ns."""
+    DISPATCHED = 3
+    """offset: dispatched offset; size: records."""
+    STATE = 10
+    """offset: own max (slave) or ack offset (master); aux: master max; flags: the new `HaState`."""
+    REQUESTED = 11
+    """offset: first report of a slave; aux: master max."""
+    TRANSFER = 12
+    """offset: start of the frame; aux: master max; size: body bytes."""
+    HEARTBEAT = 13
+    """offset: next offset; aux: master max; flags: `Direction`."""
+    ACK = 14
+    """offset: acknowledged offset; aux: master max."""
+    REFUSED = 15
+    """offset: the offset or size that was refused; aux: master max; flags: `CloseReason`."""
+    CLOSED = 16
+    """offset: last ack (master) or own max (slave); aux: master max; flags: `CloseReason`."""
+    WAIT_BEGIN = 20
+    """offset: waited for; aux: request id; size: copies needed, the master's included."""
+    WAIT_END = 21
+    """offset: waited for; aux: request id; size: waiting time in us; flags: `PutStatus`."""
+    RECEIVED = 30
+    """offset: start of the frame; aux: own max after the append; size: body bytes."""
+    REPORTED = 31
+    """offset: offset reported; aux: own max."""
+    METADATA = 40
+    """offset: data version counter; aux: duration in ns; size: entries; flags: which table, changed or not."""
+    LINK = 50
+    """aux: bytes per second; flags: `LinkEvent`."""
+    KEYFRAME = 60
+    """offset, aux, size: as the kind it stands for; flags: that kind."""
+    DROPPED = 61
+    """aux: how many events were dropped here."""
+
+
+class HaState(IntEnum):
+    """State of an HA connection: RocketMQ's names and ordinals."""
+
+    READY = 0
+    HANDSHAKE = 1
+    TRANSFER = 2
+    SUSPEND = 3
+    SHUTDOWN = 4
+
+
+class Direction(IntEnum):
+    """Which way a heartbeat went, seen from the node that recorded it."""
+
+    SENT = 0
+    RECEIVED = 1
+
+
+class LinkEvent(IntEnum):
+    """What a LINK record says of a slave's connection to its master."""
+
+    CONNECTING = 0
+    CONNECTED = 1
+    BACK_OFF = 2
+    """The connection was lost or refused; aux is 0, size the pause before the next try in ms."""
+
+
+class CloseReason(IntEnum):
+    """Why an HA connection ended. Expected ends are values, not exceptions."""
+
+    NONE = 0
+    EOF = 1
+    """The peer closed its side."""
+    IO_ERROR = 2
+    """Reset, broken pipe, or another failure of the socket."""
+    HOUSEKEEPING = 3
+    """Nothing was read for haHousekeepingInterval."""
+    SHUTDOWN = 4
+    """This node stops."""
+    ACK_BEYOND_SENT = 5
+    """The slave acknowledged more than it was sent on this connection."""
+    ACK_WENT_BACK = 6
+    """The slave acknowledged less than before."""
+    OFFSET_MISMATCH = 7
+    """The master pushed an offset that is not this slave's max."""
+    BAD_SIZE = 8
+    """A frame of negative or oversized length, or one that crosses a file end."""
+    REQUEST_ABOVE_MAX = 9
+    """The slave asked for bytes beyond the master's log: it is ahead, or has another log."""
+    REQUEST_BELOW_MIN = 10
+    """The slave asked for bytes that the master has deleted."""
+    MASTER_CHANGED = 11
+    """The slave's master address changed."""
+    BAD_RECORD = 12
+    """A record whose length, magic, position or CRC is wrong."""
+    CONNECT_FAILED = 13
+    """No connection could be made."""
+
+
+class PutStatus(IntEnum):
+    """Result of a put: RocketMQ's names, our numbers (they appear only in recordings)."""
+
+    PUT_OK = 0
+    FLUSH_DISK_TIMEOUT = 1
+    FLUSH_SLAVE_TIMEOUT = 2
+    SLAVE_NOT_AVAILABLE = 3
+    SERVICE_NOT_AVAILABLE = 4
+    CREATE_MAPPED_FILE_FAILED = 5
+    MESSAGE_ILLEGAL = 6
+    PROPERTIES_SIZE_EXCEEDED = 7
+    OS_PAGE_CACHE_BUSY = 8
+    UNKNOWN_ERROR = 9
+    IN_SYNC_REPLICAS_NOT_ENOUGH = 10
+
+
+class EventSink(Protocol):
+    """Whoever is told what happens. Telling never blocks and never fails."""
+
+    def emit(
+        self, kind: int, *, conn: int = NO_CONNECTION, offset: int = 0, aux: int = 0, size: int = 0, flags: int = 0
+    ) -> None:
+        """Report one event, stamped with the monotonic clock now."""
+
+    def fact(self, type_: str, **fields: object) -> None:
+        """Report what does not fit an event: a connection's addresses, a changed setting, a note."""
+
+
+class NoSink:
+    """Listens to nobody: what a node uses when it does not record."""
+
+    def emit(
+        self, kind: int, *, conn: int = NO_CONNECTION, offset: int = 0, aux: int = 0, size: int = 0, flags: int = 0
+    ) -> None:
+        """Nothing."""
+
+    def fact(self, type_: str, **fields: object) -> None:
+        """Nothing."""
