@@ -24,6 +24,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import Protocol
 
+from trioha.store.status import PutStatus as PutStatus
+
 RECORD = Struct("<qqBBHiqqiI")
 RECORD_BYTES = 48
 assert RECORD.size == RECORD_BYTES
@@ -129,22 +131,6 @@ class CloseReason(IntEnum):
     """A record whose length, magic, position or CRC is wrong."""
     CONNECT_FAILED = 13
     """No connection could be made."""
-
-
-class PutStatus(IntEnum):
-    """Result of a put: RocketMQ's names, our numbers (they appear only in recordings)."""
-
-    PUT_OK = 0
-    FLUSH_DISK_TIMEOUT = 1
-    FLUSH_SLAVE_TIMEOUT = 2
-    SLAVE_NOT_AVAILABLE = 3
-    SERVICE_NOT_AVAILABLE = 4
-    CREATE_MAPPED_FILE_FAILED = 5
-    MESSAGE_ILLEGAL = 6
-    PROPERTIES_SIZE_EXCEEDED = 7
-    OS_PAGE_CACHE_BUSY = 8
-    UNKNOWN_ERROR = 9
-    IN_SYNC_REPLICAS_NOT_ENOUGH = 10
 
 
 class EventSink(Protocol):

@@ -26,7 +26,9 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
         if not name or not value:
             raise ValueError(f"property {name!r}={value!r}: neither name nor value may be empty")
         if "\x01" in name or "\x02" in name or "\x02" in value:
-            raise ValueError(f"property {name!r}: \\x01 and \\x02 separate properties and cannot be part of one")
+            raise ValueError(
+                f"property {name!r}: \\x01 and \\x02 separate properties and cannot be part of one"
+            )
         parts.append(f"{name}\x01{value}\x02")
     return "".join(parts).encode()
 

@@ -1,0 +1,38 @@
+"""Make the log's next file ahead of need, in a worker thread: reserving a GiB may take the disk a while."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import structlog
+import trio
+
+from trioha.errors import StoreError
+from trioha.store.commit_log import CommitLog
+from trioha.store.mapped_file import MappedFile
+
+log = structlog.get_logger(__name__)
+
+RETRY_PAUSE_S = 1.0
+
+
+async def allocate_ahead(commit_log: CommitLog) -> None:
+    """Whenever the last file is half full, make the next one; for ever.
+
+    A file that cannot be made is tried again every second: the log makes it itself when it is needed, and
+    tells the producer if that fails.
+    """
+    while True:
+        file_bytes = commit_log.file_bytes
+        start_offset = commit_log.next_file_offset
+        await commit_log.appended.reached(max(start_offset - file_bytes // 2, commit_log.min_offset + 1))
+        start_offset = commit_log.next_file_offset
+        if commit_log.has_offer or commit_log.max_offset < start_offset - file_bytes // 2:
+            await commit_log.appended.reached(start_offset + 1)
+            continue
+        make = partial(MappedFile.create, commit_log.directory, start_offset=start_offset, size=file_bytes)
+        try:
+            commit_log.offer_next_file(await trio.to_thread.run_sync(make))
+        except StoreError as error:
+            log.warning("next log file cannot be made yet", reason=str(error))
+            await trio.sleep(RETRY_PAUSE_S)

@@ -1,0 +1,74 @@
+"""The store's checkpoint: up to which store time what is on disk (spec store 4.2).
+
+| offset | i64 | meaning |
+|---|---|---|
+| 0 | physicMsgTimestamp | store time of the last message covered by a flush of the log |
+| 8 | logicsMsgTimestamp | store time of the last record put in a consume queue |
+| 16 | indexMsgTimestamp | end of the last full index file |
+| 24 | masterFlushedOffset | 5.3 |
+| 32 | confirmPhyOffset | 5.3 |
+
+4096 bytes, the rest zero. A missing file reads as zeros.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from struct import Struct
+
+from attrs import frozen
+
+from trioha.errors import StoreError
+
+CHECKPOINT_BYTES = 4096
+_FIELDS = Struct(">5q")
+
+
+@frozen
+class Checkpoint:
+    """What the file says, in ms of wall time and bytes."""
+
+    physic_msg_timestamp_ms: int = 0
+    logics_msg_timestamp_ms: int = 0
+    """Kept as found until consume queues are built here: a broker that opens the store must rebuild them
+    from there on."""
+    index_msg_timestamp_ms: int = 0
+    master_flushed_offset: int = 0
+    confirm_physical_offset: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read the file; zeros if there is none. Raises StoreError for a file that is too short."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise StoreError(f"cannot be read: {error.strerror}", path=path) from error
+        if len(data) < _FIELDS.size:
+            raise StoreError(
+                f"has {len(data)} bytes, a checkpoint has {CHECKPOINT_BYTES}",
+                path=path,
+                hint="remove it: the log is then checked from its start",
+            )
+        return cls(*_FIELDS.unpack_from(data))
+
+    def encode(self) -> bytes:
+        """The file's bytes."""
+        return _FIELDS.pack(
+            self.physic_msg_timestamp_ms,
+            self.logics_msg_timestamp_ms,
+            self.index_msg_timestamp_ms,
+            self.master_flushed_offset,
+            self.confirm_physical_offset,
+        ).ljust(CHECKPOINT_BYTES, b"\0")
+
+    def save(self, path: Path) -> None:
+        """Write the file in place, one page, and put it on disk. Blocks. Raises OSError."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(fd, self.encode(), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)

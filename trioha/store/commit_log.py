@@ -1,0 +1,428 @@
+"""The commit log: bytes `[min_offset, max_offset)` in files of one size (spec store 1, 2, 8).
+
+Theory of operation. The log is synchronous and has a single writer, the trio thread; it needs no locks and
+never awaits. Whoever appends moves `appended`, whoever syncs moves `flushed`; everyone else waits for these
+watermarks. A record's first eight bytes (length and magic) are written after all others, so a process that is
+killed in the middle of an append leaves no bytes that could be taken for a record.
+
+Files are contiguous; each but the last is full. A file is reserved on disk when it is made, so that a full
+disk is an error at that moment and not the end of the process later. The next file can be made ahead in a
+worker thread (`offer_next_file`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from struct import Struct
+
+import structlog
+from attrs import frozen
+
+from trioha.errors import StoreError
+from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
+from trioha.store.record import (
+    BLANK,
+    BLANK_BYTES,
+    BORN_HOST_V6,
+    HEAD,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    STORE_HOST_V6,
+    TOPIC_BYTES_MAX_V1,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    Host,
+    body_crc,
+    offset_message_id,
+    record_bytes,
+)
+from trioha.store.status import PutStatus
+from trioha.watermark import Watermark
+
+log = structlog.get_logger(__name__)
+
+PROPERTIES_BYTES_MAX = 32767
+TOPIC_BYTES_MAX = 255
+RETRY_TOPIC_PREFIX = "%RETRY%"
+RECORD_OVERHEAD_BYTES_MAX = 64 * 1024
+"""A record may be this much longer than the longest body."""
+
+NO_HOST = Host.parse("127.0.0.1", 0)
+"""Born host of a message that came from no socket."""
+
+_I64 = Struct(">q")
+_TAIL = Struct(">iqi")
+_I16 = Struct(">h")
+_TOPIC_V1 = Struct(">b")
+_COMMIT_BYTES = 8
+
+
+@frozen
+class Message:
+    """What a producer wants stored: a record without the fields that only the log can give."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes = b""
+    """As stored, see `store.properties`."""
+    flag: int = 0
+    sys_flag: int = 0
+    """Without the two host bits: the log sets them from the hosts."""
+    born_timestamp_ms: int = 0
+    born_host: Host = NO_HOST
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+@frozen
+class AppendResult:
+    """What became of an append. The offsets mean something only if `status` is PUT_OK."""
+
+    status: PutStatus
+    physical_offset: int = -1
+    size: int = 0
+    """Bytes of the record."""
+    queue_offset: int = -1
+    message_id: str = ""
+    store_timestamp_ms: int = 0
+    reason: str = ""
+    """Why it was refused, one clause."""
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of the first byte behind the record: what flush and replicas must reach."""
+        return self.physical_offset + self.size
+
+
+class CommitLog:
+    """The log in one directory. Make it with `store.recovery.open_commit_log`, which finds its end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        file_bytes: int,
+        message_bytes_max: int,
+        store_host: Host,
+        files: list[MappedFile] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.message_bytes_max = message_bytes_max
+        self.store_host = store_host
+        self._store_host_packed = store_host.packed
+        self._files: list[MappedFile] = files or []
+        self._start_offset = self._files[0].start_offset if self._files else 0
+        self._offered: MappedFile | None = None
+        self.queue_offsets: dict[tuple[str, int], int] = {}
+        """Next queue offset of each topic and queue that has messages."""
+        self.last_store_timestamp_ms = 0
+        """storeTimestamp of the newest record, 0 for an empty log."""
+        self.appended = Watermark(self._start_offset)
+        """End of the log: everything before it is whole records. Moved by appends only."""
+        self.flushed = Watermark(self._start_offset)
+        """Everything before it is on disk. Moved by the flush task; never beyond `appended`."""
+
+    # -- where the log is ------------------------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """Offset of the first byte that is there."""
+        return self._start_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Offset of the first free byte."""
+        return self.appended.offset
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log holds no byte."""
+        return self.max_offset == self._start_offset
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The log's files, oldest first."""
+        return tuple(self._files)
+
+    @property
+    def next_file_offset(self) -> int:
+        """Where the file behind the last one starts."""
+        return self._files[-1].end_offset if self._files else self._start_offset
+
+    def start_at(self, offset: int) -> None:
+        """Let an empty log begin at `offset`, a file start: a replica begins where its master does."""
+        assert self.is_empty, "only an empty log can begin elsewhere"
+        assert offset % self.file_bytes == 0, f"{offset} is no start of a file of {self.file_bytes} bytes"
+        while self._files:
+            self._files.pop().remove()
+        self.discard_offer()
+        self._start_offset = offset
+        for mark in (self.appended, self.flushed):
+            mark.move_to(offset)
+
+    def read(self, offset: int, limit_bytes: int) -> memoryview:
+        """Up to `limit_bytes` from `offset` on, without copying, never across a file's end.
+
+        Empty if `offset` is the log's end or outside of the log.
+        """
+        max_offset = self.appended.offset
+        if not self._start_offset <= offset < max_offset:
+            return memoryview(b"")
+        file = self._files[(offset - self._start_offset) // self.file_bytes]
+        at = offset - file.start_offset
+        return file.view[at : min(at + limit_bytes, file.size, max_offset - file.start_offset)]
+
+    # -- appending messages ----------------------------------------------------------------------------
+
+    def append(self, message: Message) -> AppendResult:
+        """Store one message at the end of the log and give it its offsets (spec store 2).
+
+        A message that no file could ever hold is refused as MESSAGE_ILLEGAL: RocketMQ answers PUT_OK to it
+        and stores nothing (spec store 2.5).
+        """
+        topic = message.topic.encode()
+        sys_flag = message.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
+        if message.born_host.is_ipv6:
+            sys_flag |= BORN_HOST_V6
+        if self.store_host.is_ipv6:
+            sys_flag |= STORE_HOST_V6
+        version_2 = len(topic) > TOPIC_BYTES_MAX_V1
+        body = message.body
+        properties = message.properties
+        size = record_bytes(
+            body_bytes=len(body),
+            topic_bytes=len(topic),
+            properties_bytes=len(properties),
+            version_2=version_2,
+            sys_flag=sys_flag,
+        )
+        refused = self._refuse(message, topic=topic, size=size)
+        if refused is not None:
+            return refused
+        try:
+            file, at = self._room_for(size)
+        except StoreError as error:
+            log.error("no file for the next message", path=error.path, reason=error.reason)
+            return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, reason=error.reason)
+        physical_offset = file.start_offset + at
+        key = (message.topic, message.queue_id)
+        queued = sys_flag & TRANSACTION_MASK not in {TRANSACTION_PREPARED, TRANSACTION_ROLLBACK}
+        queue_offset = self.queue_offsets.get(key, 0) if queued else 0
+        # The newest record's time never goes back, so that a search by time stays a binary search.
+        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        data = b"".join(
+            (
+                HEAD.pack(
+                    size,
+                    MAGIC_V2 if version_2 else MAGIC_V1,
+                    body_crc(body),
+                    message.queue_id,
+                    message.flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag,
+                    message.born_timestamp_ms,
+                ),
+                message.born_host.packed,
+                _I64.pack(store_timestamp_ms),
+                self._store_host_packed,
+                _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(body)),
+                body,
+                (_I16 if version_2 else _TOPIC_V1).pack(len(topic)),
+                topic,
+                _I16.pack(len(properties)),
+                properties,
+            )
+        )
+        _write(file, at, memoryview(data))
+        if queued:
+            self.queue_offsets[key] = queue_offset + 1
+        self.last_store_timestamp_ms = store_timestamp_ms
+        self.appended.advance(physical_offset + size)
+        return AppendResult(
+            PutStatus.PUT_OK,
+            physical_offset=physical_offset,
+            size=size,
+            queue_offset=queue_offset,
+            message_id=offset_message_id(self._store_host_packed, physical_offset),
+            store_timestamp_ms=store_timestamp_ms,
+        )
+
+    def _refuse(self, message: Message, *, topic: bytes, size: int) -> AppendResult | None:
+        """The limits of spec store 2.6, checked before anything is written."""
+        illegal = PutStatus.MESSAGE_ILLEGAL
+        if len(message.body) > self.message_bytes_max:
+            return AppendResult(
+                illegal,
+                reason=f"body of {len(message.body)} bytes, maxMessageSize is {self.message_bytes_max}",
+            )
+        if len(message.properties) > PROPERTIES_BYTES_MAX:
+            return AppendResult(
+                PutStatus.PROPERTIES_SIZE_EXCEEDED,
+                reason=f"properties of {len(message.properties)} bytes, {PROPERTIES_BYTES_MAX} is the most",
+            )
+        if not topic or len(topic) > TOPIC_BYTES_MAX:
+            return AppendResult(
+                illegal, reason=f"topic has {len(topic)} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
+            )
+        if len(topic) > TOPIC_BYTES_MAX_V1 and not message.topic.startswith(RETRY_TOPIC_PREFIX):
+            return AppendResult(
+                illegal, reason=f"topic of {len(topic)} bytes, {TOPIC_BYTES_MAX_V1} is the most"
+            )
+        if size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX:
+            return AppendResult(
+                illegal, reason=f"record of {size} bytes is longer than maxMessageSize allows"
+            )
+        if size + BLANK_BYTES > self.file_bytes:
+            return AppendResult(
+                illegal, reason=f"record of {size} bytes never fits a log file of {self.file_bytes} bytes"
+            )
+        return None
+
+    def _room_for(self, size: int) -> tuple[MappedFile, int]:
+        """File and index where a record of `size` bytes goes; a file it does not fit is ended.
+
+        At least eight bytes always end a full file (spec store 2.5). Raises StoreError if no file can be
+        made, with nothing changed.
+        """
+        max_offset = self.appended.offset
+        file = self._last_file_with(max_offset)
+        if file is None:
+            return self._add_file(max_offset), 0
+        at = max_offset - file.start_offset
+        left = file.size - at
+        if size + BLANK_BYTES <= left:
+            return file, at
+        following = self._add_file(file.end_offset)
+        BLANK.pack_into(file.view, at, left, MAGIC_BLANK)
+        return following, 0
+
+    # -- appending a master's bytes ----------------------------------------------------------------------
+
+    def append_records(self, data: memoryview, *, last_store_timestamp_ms: int) -> None:
+        """Append whole, checked records as they are: a replica's way in.
+
+        They must not cross a file's end. Raises StoreError if a file is needed and cannot be made.
+        """
+        max_offset = self.appended.offset
+        file = self._last_file_with(max_offset) or self._add_file(max_offset)
+        at = max_offset - file.start_offset
+        assert len(data) <= file.size - at, (
+            f"{len(data)} bytes at {max_offset} cross the end of {file.path.name}"
+        )
+        _write(file, at, data)
+        self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_store_timestamp_ms)
+        self.appended.advance(max_offset + len(data))
+
+    def write_filler(self, offset: int, data: memoryview) -> None:
+        """Put bytes behind a blank's header before the blank itself is there; `append_blank` completes it."""
+        max_offset = self.appended.offset
+        file = self._last_file_with(max_offset) or self._add_file(max_offset)
+        at = offset - file.start_offset
+        assert max_offset + BLANK_BYTES <= offset <= offset + len(data) <= file.end_offset
+        file.view[at : at + len(data)] = data
+
+    def append_blank(self, header: bytes) -> None:
+        """End the current file: its filler is all there, now comes the blank's header."""
+        max_offset = self.appended.offset
+        file = self._last_file_with(max_offset) or self._add_file(max_offset)
+        at = max_offset - file.start_offset
+        file.view[at : at + BLANK_BYTES] = header
+        self.appended.advance(file.end_offset)
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def _last_file_with(self, offset: int) -> MappedFile | None:
+        """The last file if it holds `offset`, None if a new one is needed."""
+        last = self._files[-1] if self._files else None
+        return last if last is not None and offset < last.end_offset else None
+
+    def _add_file(self, start_offset: int) -> MappedFile:
+        offered, self._offered = self._offered, None
+        if offered is not None and offered.start_offset == start_offset:
+            file = offered
+        else:
+            if offered is not None:
+                offered.remove()
+            file = MappedFile.create(self.directory, start_offset=start_offset, size=self.file_bytes)
+        self._files.append(file)
+        return file
+
+    def offer_next_file(self, file: MappedFile) -> None:
+        """Take a file that was made ahead; one that came too late is closed, its bytes are in use already."""
+        if self._offered is None and file.start_offset == self.next_file_offset:
+            self._offered = file
+        elif any(known.start_offset == file.start_offset for known in self._files):
+            file.close()
+        else:
+            file.remove()
+
+    @property
+    def has_offer(self) -> bool:
+        """Whether the next file is there already."""
+        return self._offered is not None
+
+    def discard_offer(self) -> None:
+        """Delete a file that was made ahead and is not needed."""
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            offered.remove()
+
+    def sync(self, start_offset: int, end_offset: int) -> None:
+        """Put bytes `[start_offset, end_offset)` on disk. Blocks: for a worker thread. Raises OSError."""
+        for file in tuple(self._files):
+            if file.start_offset < end_offset and start_offset < file.end_offset:
+                file.sync()
+
+    def close(self) -> None:
+        """Delete what was made ahead and close all files. Flush first."""
+        self.discard_offer()
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _write(file: MappedFile, at: int, data: memoryview) -> None:
+    """Copy records into the map, their first eight bytes last."""
+    view = file.view
+    view[at + _COMMIT_BYTES : at + len(data)] = data[_COMMIT_BYTES:]
+    view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
+
+
+def list_files(directory: Path, *, size: int) -> list[MappedFile]:
+    """Open a log's files, oldest first; raises StoreError for one of another length or a missing one between.
+
+    Other names are left alone, and so are folders (spec store 1). An empty last file is one that was being
+    made when the process ended: it is removed.
+    """
+    if not directory.exists():
+        return []
+    paths = sorted(
+        path
+        for path in directory.iterdir()
+        if len(path.name) == FILE_NAME_DIGITS and path.name.isdecimal() and path.is_file()
+    )
+    while paths and paths[-1].stat().st_size == 0:
+        paths.pop().unlink()
+    files: list[MappedFile] = []
+    try:
+        for path in paths:
+            file = MappedFile.open(path, size=size)
+            files.append(file)
+            expected = files[0].start_offset + (len(files) - 1) * size
+            if file.start_offset != expected:
+                raise StoreError(
+                    f"starts at {file.start_offset}, the file before it ends at {expected}",
+                    path=path,
+                    hint="a file of the log is missing or mappedFileSizeCommitLog is not the store's",
+                )
+    except StoreError:
+        for file in files:
+            file.close()
+        raise
+    return files

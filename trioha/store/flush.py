@@ -1,0 +1,74 @@
+"""Flush: the task that moves the `flushed` watermark (spec store 8).
+
+SYNC_FLUSH syncs as long as anything is not on disk: while one sync runs, all that arrives joins the next, so
+one sync serves every put that waited (group commit without lists). ASYNC_FLUSH syncs every
+flushIntervalCommitLog whatever is not on disk. A sync that fails ends the node: pages that a failed fsync
+dropped cannot be told from clean ones, so nothing may be promised any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from trioha.errors import StoreError
+from trioha.store.message_store import MessageStore
+
+OnFlushed = Callable[[int, int], None]
+"""Told the flushed offset and how long the sync took in ns."""
+
+
+class FlushService:
+    """Moves a store's `flushed` watermark towards its `appended` one."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        sync_flush: bool,
+        interval_s: float,
+        on_flushed: OnFlushed,
+        sync: Callable[[int, int, int], Awaitable[None]] | None = None,
+    ) -> None:
+        """`sync(start_offset, end_offset, store_timestamp_ms)` is the port to the disk: by default a worker
+        thread; tests in virtual time bring their own."""
+        self._store = store
+        self._sync_flush = sync_flush
+        self._interval_s = interval_s
+        self._on_flushed = on_flushed
+        self._sync = sync or self._sync_in_thread
+
+    async def run(self) -> None:
+        """Flush for ever. Raises StoreError when the disk fails."""
+        log = self._store.commit_log
+        while True:
+            if not self._sync_flush:
+                await trio.sleep(self._interval_s)
+            await log.appended.reached(log.flushed.offset + 1)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Put on disk what is there now."""
+        log = self._store.commit_log
+        start_offset, end_offset = log.flushed.offset, log.max_offset
+        started_ns = time.monotonic_ns()
+        try:
+            await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
+        except OSError as error:
+            raise StoreError(
+                f"fsync failed: {error.strerror}",
+                path=log.directory,
+                offset=start_offset,
+                hint="nothing behind this offset is promised to be on disk; check the disk before a restart",
+            ) from error
+        log.flushed.advance(end_offset)
+        self._on_flushed(end_offset, time.monotonic_ns() - started_ns)
+
+    async def _sync_in_thread(self, start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
+        def sync() -> None:
+            self._store.sync(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
+
+        # Not abandoned when cancelled: the files must stay open until the disk has answered.
+        await trio.to_thread.run_sync(sync)

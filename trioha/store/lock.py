@@ -1,0 +1,63 @@
+"""The two files that say who has a store: `lock` and `abort` (spec store 1)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from trioha.errors import StoreError
+
+LOCK_TEXT = b"lock"
+
+
+class StoreLock:
+    """RocketMQ's lock: an exclusive fcntl lock on the first byte of `lock`, held until `release`."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "lock"
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock; raises StoreError if another process, a RocketMQ broker too, has the store."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot be opened: {error.strerror}", path=self.path) from error
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            os.close(fd)
+            raise StoreError(
+                "the store is locked by another process",
+                path=self.path,
+                hint="stop the broker or node that uses it, or give this one another storePathRootDir",
+            ) from error
+        os.pwrite(fd, LOCK_TEXT, 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; does nothing if it is not held."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class AbortFile:
+    """`abort` is there while a process uses the store, and afterwards if it ended without closing it."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "abort"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the last user ended without closing the store (asked before `create`)."""
+        return self.path.exists()
+
+    def create(self) -> None:
+        """Mark the store as in use, with the process id as 5.3 does."""
+        self.path.write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        """Mark the store as cleanly closed."""
+        self.path.unlink(missing_ok=True)

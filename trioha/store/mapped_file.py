@@ -1,0 +1,126 @@
+"""One file of a log, mapped whole."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from trioha.errors import StoreError
+
+FILE_NAME_DIGITS = 20
+
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+def file_name(start_offset: int) -> str:
+    """Name of the file whose first byte has this offset: 20 decimal digits (spec store 1)."""
+    return f"{start_offset:0{FILE_NAME_DIGITS}d}"
+
+
+class MappedFile:
+    """A file of fixed length, mapped into memory: bytes `[start_offset, start_offset + size)` of a log.
+
+    `view` is the whole file. Slices of it stay usable after `close`: the mapping goes when the last of them
+    does, so a connection that still sends from a closed file reads what it read before.
+    """
+
+    __slots__ = ("_fd", "path", "size", "start_offset", "view")
+
+    def __init__(self, path: Path, *, fd: int, size: int, start_offset: int) -> None:
+        self.path = path
+        self.size = size
+        self.start_offset = start_offset
+        self._fd = fd
+        self.view = memoryview(mmap.mmap(fd, size))
+
+    def __repr__(self) -> str:
+        return f"<MappedFile {self.path.name}, {self.size} bytes>"
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of the first byte behind this file."""
+        return self.start_offset + self.size
+
+    @classmethod
+    def open(cls, path: Path, *, size: int) -> MappedFile:
+        """Map an existing file of exactly `size` bytes; raises StoreError for one of another length."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"cannot be opened: {error.strerror}", path=path) from error
+        try:
+            found = os.fstat(fd).st_size
+            if found != size:
+                raise StoreError(
+                    f"has {found} bytes, the configuration says {size}",
+                    path=path,
+                    hint="mappedFileSizeCommitLog must be what the store was made with",
+                )
+            return cls(path, fd=fd, size=size, start_offset=int(path.name))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def create(cls, directory: Path, *, start_offset: int, size: int) -> MappedFile:
+        """Make the file that starts at `start_offset`, zero filled, with its space on disk reserved.
+
+        Reserved space is what keeps a full disk an error that can be answered: a store into a sparse map
+        would end the process. An existing file of that name is taken as it is, which lets a worker thread
+        prepare a file that the log may meanwhile make itself. Raises StoreError if there is no space.
+        """
+        path = directory / file_name(start_offset)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
+        try:
+            _reserve(fd, size)
+            mapped = cls(path, fd=fd, size=size, start_offset=start_offset)
+            sync_directory(directory)
+        except OSError as error:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise StoreError(
+                f"no {size} bytes could be reserved: {error.strerror}", path=path, hint="free disk space"
+            ) from error
+        return mapped
+
+    def sync(self) -> None:
+        """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
+        _fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Give up the file descriptor; the mapping ends with its last slice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self.view = memoryview(b"")
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _reserve(fd: int, size: int) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        os.ftruncate(fd, size)
+        return
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            raise
+        os.ftruncate(fd, size)
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the directory's entries on disk, so that a file made or renamed in it outlives a crash."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

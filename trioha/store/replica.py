@@ -1,0 +1,119 @@
+"""Append a master's bytes to a replica's log: whole, checked records only.
+
+A master cuts its log into frames anywhere, so a frame may end inside a record. What is not yet a whole record
+stays in memory: the log of a replica never holds a part of one, and `kill -9` at any moment leaves nothing
+that recovery could mistake for a record. (A record of which only the properties are missing passes every
+check of RocketMQ's recovery with zeros in their place, and differs from the master's for ever.)
+"""
+
+from __future__ import annotations
+
+from trioha.store.commit_log import CommitLog
+from trioha.store.record import (
+    BLANK,
+    BLANK_BYTES,
+    MAGIC_BLANK,
+    RECORD_BYTES_MIN,
+    RecordError,
+    describe_fault,
+    next_record_bytes,
+)
+from trioha.store.scan import scan_records
+
+
+class ReplicaAppender:
+    """Takes a master's log bytes in order, in pieces of any size, and appends the records they make."""
+
+    def __init__(self, commit_log: CommitLog) -> None:
+        self._log = commit_log
+        self._partial = bytearray()
+        """Bytes behind the log's end that are no whole record yet."""
+        self._wanted_bytes = 0
+        """Length at which `_partial` can be a record; below it there is nothing to check."""
+        self._blank_header = b""
+        """Header of the blank that is being received; its filler goes to the file as it comes."""
+        self._filler_offset = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next byte to take: the log's end, plus what waits to become a record."""
+        if self._blank_header:
+            return self._filler_offset
+        return self._log.max_offset + len(self._partial)
+
+    def discard(self) -> None:
+        """Forget what is no whole record: the next byte to take is the log's end again."""
+        self._partial = bytearray()
+        self._wanted_bytes = 0
+        self._blank_header = b""
+
+    def append(self, data: memoryview) -> None:
+        """Take the bytes at `next_offset`, none of them behind the end of the log file it lies in.
+
+        Raises RecordError, naming the offset, at the first bytes that cannot be a record; the whole records
+        before it are in the log. Raises StoreError if the log needs a file that cannot be made. Either way
+        `discard` before going on.
+        """
+        if self._blank_header:
+            self._append_filler(data)
+            return
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted_bytes:
+                return
+            # Take the buffer over: a bytearray cannot grow while views of it live.
+            data = memoryview(self._partial)
+            self._partial = bytearray()
+        self._append_whole_records(data)
+
+    def _append_whole_records(self, data: memoryview) -> None:
+        log = self._log
+        start_offset = log.max_offset
+        file_end = start_offset - start_offset % log.file_bytes + log.file_bytes
+        end = scan_records(data, 0, len(data), start_offset)
+        if end.at:
+            log.append_records(data[: end.at], last_store_timestamp_ms=end.last_store_timestamp_ms)
+        rest = data[end.at :]
+        if not rest:
+            return
+        offset = log.max_offset
+        if end.blank:
+            blank_bytes, _ = BLANK.unpack_from(rest)
+            if blank_bytes != file_end - offset:
+                raise RecordError(
+                    f"bad record at offset {offset}: "
+                    f"blank of {blank_bytes} bytes, the file has {file_end - offset} left"
+                )
+            self._blank_header = bytes(rest[:BLANK_BYTES])
+            self._filler_offset = offset + BLANK_BYTES
+            self._append_filler(rest[BLANK_BYTES:])
+            return
+        self._wanted_bytes = self._check_partial(rest, offset=offset, file_end=file_end)
+        self._partial = bytearray(rest)
+
+    def _append_filler(self, data: memoryview) -> None:
+        log = self._log
+        if data:
+            log.write_filler(self._filler_offset, data)
+            self._filler_offset += len(data)
+        if self._filler_offset % log.file_bytes == 0:
+            header, self._blank_header = self._blank_header, b""
+            log.append_blank(header)
+
+    @staticmethod
+    def _check_partial(rest: memoryview, *, offset: int, file_end: int) -> int:
+        """Bytes that the record needs which starts with `rest`; raises RecordError if none can."""
+        if len(rest) < BLANK_BYTES:
+            return BLANK_BYTES
+        claimed = next_record_bytes(rest, 0, len(rest))
+        if claimed <= len(rest) or claimed < RECORD_BYTES_MIN or claimed > file_end - offset:
+            reason = describe_fault(rest, 0, len(rest), offset)
+            if claimed > len(rest):
+                reason = f"the record has {claimed} bytes, its file {file_end - offset}"
+            raise RecordError(f"bad record at offset {offset}: {reason}")
+        if len(rest) >= BLANK_BYTES and BLANK.unpack_from(rest)[1] == MAGIC_BLANK:
+            return BLANK_BYTES
+        magic_fault = describe_fault(rest, 0, len(rest), offset)
+        if magic_fault.startswith("magic"):
+            raise RecordError(f"bad record at offset {offset}: {magic_fault}")
+        return claimed

@@ -1,0 +1,155 @@
+"""Walk over the records of a log: recovery, verification and replicas check them with this one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from zlib import crc32
+
+from attrs import frozen
+
+from trioha.store.record import (
+    BAD_LENGTH,
+    BAD_MAGIC,
+    BLANK,
+    BLANK_BYTES,
+    BODY_AT_V4,
+    BORN_HOST_V6,
+    HEAD,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    STORE_HOST_V6,
+    check_record,
+)
+
+_I32 = Struct(">i").unpack_from
+_I64 = Struct(">q").unpack_from
+_I16 = Struct(">h").unpack_from
+_STORE_TIMESTAMP_AT = 56
+_IPV6_EXTRA_BYTES = 12
+
+
+@frozen
+class ScanEnd:
+    """Where a scan stopped, and why."""
+
+    at: int
+    """Index in the view behind the last whole valid record (or blank header's start)."""
+    records: int
+    """Whole valid records passed."""
+    fault: int
+    """0 if the view ended between two records, else a fault of `check_record` (an incomplete record too)."""
+    blank: bool
+    """A blank stands at `at`."""
+    last_store_timestamp_ms: int
+    """storeTimestamp of the last record passed, 0 if there was none."""
+
+
+def scan_records(
+    view: memoryview,
+    at: int,
+    end: int,
+    physical_offset: int,
+    *,
+    check_crc: bool = True,
+    on_record: Callable[[int, int], None] | None = None,
+) -> ScanEnd:
+    """Check records one after the other in `view[at:end]`; `view[at]` has `physical_offset`.
+
+    Stops at the end, at a blank, or at the first bytes that are no whole valid record. `on_record(at, size)`
+    is called for each good one. About 1.2 us a record plus its CRC: this loop is what recovery and a
+    checking replica cost, so the common record (V1, IPv4) is checked without a call.
+    """
+    shift = physical_offset - at
+    records = 0
+    last_at = -1
+    fault = 0
+    blank = False
+    head = HEAD.unpack_from
+    while at < end:
+        left = end - at
+        if left < RECORD_BYTES_MIN:
+            if left >= BLANK_BYTES and BLANK.unpack_from(view, at)[1] == MAGIC_BLANK:
+                blank = True
+            else:
+                fault = check_record(view, at, end, at + shift)
+            break
+        size, magic, crc, _, _, _, position, sys_flag, _ = head(view, at)
+        if magic == MAGIC_V1 and not sys_flag & 0x30:
+            record_end = at + size
+            if size < RECORD_BYTES_MIN or size > left or position != at + shift:
+                fault = check_record(view, at, end, at + shift)
+                break
+            body_at = at + BODY_AT_V4
+            topic_at = body_at + _I32(view, body_at - 4)[0]
+            if topic_at < body_at or topic_at + 3 > record_end:
+                fault = BAD_LENGTH
+                break
+            properties_at = topic_at + 1 + view[topic_at]
+            if (
+                properties_at + 2 > record_end
+                or view[topic_at] > 127
+                or properties_at + 2 + _I16(view, properties_at)[0] != record_end
+            ):
+                fault = BAD_LENGTH
+                break
+            if check_crc and crc32(view[body_at:topic_at]) & 0x7FFFFFFF != crc:
+                fault = check_record(view, at, end, at + shift)
+                break
+        elif magic == MAGIC_BLANK:
+            blank = True
+            break
+        else:
+            size = check_record(view, at, end, at + shift, check_crc=check_crc)
+            if size < 0:
+                fault = size
+                break
+        if on_record is not None:
+            on_record(at, size)
+        last_at = at
+        records += 1
+        at += size
+    return ScanEnd(
+        at=at,
+        records=records,
+        fault=fault,
+        blank=blank,
+        last_store_timestamp_ms=store_timestamp_ms(view, last_at) if last_at >= 0 else 0,
+    )
+
+
+def store_timestamp_ms(view: memoryview, at: int) -> int:
+    """storeTimestamp of the record at `at`."""
+    sys_flag = HEAD.unpack_from(view, at)[7]
+    return int(
+        _I64(view, at + _STORE_TIMESTAMP_AT + (_IPV6_EXTRA_BYTES if sys_flag & BORN_HOST_V6 else 0))[0]
+    )
+
+
+def topic_of(view: memoryview, at: int) -> bytes:
+    """Topic bytes of the checked record at `at`."""
+    _, magic, _, _, _, _, _, sys_flag, _ = HEAD.unpack_from(view, at)
+    body_at = at + BODY_AT_V4
+    if sys_flag & BORN_HOST_V6:
+        body_at += _IPV6_EXTRA_BYTES
+    if sys_flag & STORE_HOST_V6:
+        body_at += _IPV6_EXTRA_BYTES
+    topic_at = body_at + _I32(view, body_at - 4)[0]
+    if magic == MAGIC_V2:
+        return bytes(view[topic_at + 2 : topic_at + 2 + _I16(view, topic_at)[0]])
+    return bytes(view[topic_at + 1 : topic_at + 1 + view[topic_at]])
+
+
+def is_blank(view: memoryview, at: int, end: int) -> bool:
+    """Whether a blank that fills the view to `end` starts at `at`."""
+    if end - at < BLANK_BYTES:
+        return False
+    size, magic = BLANK.unpack_from(view, at)
+    return bool(magic == MAGIC_BLANK and size == end - at)
+
+
+def is_nothing(fault: int, view: memoryview, at: int, end: int) -> bool:
+    """Whether what stands at `at` is no record at all but the zeros behind a log's end."""
+    return fault in {BAD_MAGIC, BAD_LENGTH} and not any(view[at : min(at + BLANK_BYTES, end)])
