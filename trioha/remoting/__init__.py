@@ -1,0 +1,1 @@
+"""RocketMQ's remoting protocol: frames, commands, a server and a client."""

@@ -1,0 +1,43 @@
+"""Addresses of peers as people write them: `host:port`, IPv6 hosts in brackets."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from trioha.errors import ConfigError
+
+_HINT = "write HOST:PORT, as in 127.0.0.1:10911 or [::1]:10911"
+
+
+@frozen
+class Address:
+    """Where a peer listens."""
+
+    host: str
+    """Name or IP, IPv6 without brackets."""
+    port: int
+    """1 to 65535."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """The address written as `host:port` or `[ipv6]:port`.
+
+    Raises ConfigError, one line that says what is missing.
+    """
+    host, colon, port_text = text.strip().rpartition(":")
+    if not colon:
+        raise ConfigError(f"{text!r} is not an address: it has no port", hint=_HINT)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r} is not an address: an IPv6 host stands in brackets", hint=_HINT)
+    if not host or any(character.isspace() or character in "[]/" for character in host):
+        raise ConfigError(f"{text!r} is not an address: {host!r} is not a host", hint=_HINT)
+    if not (port_text.isascii() and port_text.isdecimal() and 1 <= int(port_text[:6]) <= 65535):
+        raise ConfigError(
+            f"{text!r} is not an address: {port_text!r} is not a port from 1 to 65535", hint=_HINT
+        )
+    return Address(host, int(port_text))

@@ -1,0 +1,251 @@
+"""A client of the remoting protocol: many requests in flight over one connection (spec remoting 1.3).
+
+Theory of operation. `request` chooses an opaque, leaves its frame in the outbox and sleeps. One task writes
+whatever the outbox holds in a single send; another reads, and wakes the request that a response belongs to.
+Responses come in any order. A response that nobody waits for any more is counted and forgotten, and so is
+what the server asks of us. When the connection ends, every waiting request fails with
+`ConnectionLostError`, and so does every later one: a new connection is a new client.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, frozen
+
+from trioha.errors import LocalProtocolError, PeerError, RemoteProtocolError
+from trioha.remoting.address import Address, parse_address
+from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand
+
+RECEIVE_BYTES_MAX = 256 * 1024
+"""One read from the socket."""
+SEND_TIMEOUT_S = 10.0
+"""A server that takes nothing for so long is gone."""
+OPAQUE_MAX = 2**31 - 1
+
+
+class RequestTimeoutError(PeerError):
+    """The peer is connected and did not answer in time."""
+
+
+class ConnectionLostError(PeerError):
+    """The connection ended, or could not be made; whether the request was carried out is not known."""
+
+
+@frozen
+class ClientStatistics:
+    """Counters of one connection since it was made."""
+
+    requests: int
+    """Sent, or handed over to be sent."""
+    responses: int
+    """Matched to a request that waited for it."""
+    late_responses: int
+    """Answers that nobody waited for: too late, or with an opaque never used."""
+    server_requests: int
+    """What the server asked of us. Ignored."""
+
+
+@define(eq=False)
+class _Waiter:
+    task: trio.lowlevel.Task
+    response: RemotingCommand | None = None
+
+
+class RemotingClient:
+    """One connection to a broker or name server; made by `open_client`."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, address: str, *, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
+        self._stream = stream
+        self._address = address
+        self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
+        self._waiting: dict[int, _Waiter] = {}
+        self._outbox: list[bytes] = []
+        self._outbox_filled = trio.Event()
+        self._opaque = 0
+        self._lost_because: str | None = None
+        self._requests = 0
+        self._responses = 0
+        self._late_responses = 0
+        self._server_requests = 0
+
+    @property
+    def address(self) -> str:
+        """The peer as `host:port`."""
+        return self._address
+
+    @property
+    def is_connected(self) -> bool:
+        """False once the connection has ended; it does not come back."""
+        return self._lost_because is None
+
+    @property
+    def statistics(self) -> ClientStatistics:
+        """The counters as they are now."""
+        return ClientStatistics(self._requests, self._responses, self._late_responses, self._server_requests)
+
+    async def request(self, command: RemotingCommand, *, timeout_s: float = 3.0) -> RemotingCommand:
+        """Send `command` with an opaque of our own and return the response, whatever its code.
+
+        Raises RequestTimeoutError after `timeout_s`, ConnectionLostError when the connection ends first (both
+        are PeerError), and LocalProtocolError for a command that no frame can hold. Cancelled, it leaves a
+        request that the peer may carry out and whose answer is ignored.
+        """
+        opaque = self._send(command)
+        waiter = self._waiting[opaque] = _Waiter(trio.lowlevel.current_task())
+        # Sleeps here and not on an Event: with tens of thousands of requests a second each object counts.
+        with trio.move_on_after(timeout_s):
+            try:
+                await trio.lowlevel.wait_task_rescheduled(_abort)
+            finally:
+                self._waiting.pop(opaque, None)
+        if waiter.response is not None:
+            return waiter.response
+        if self._lost_because is not None:
+            raise ConnectionLostError(self._lost_because, address=self._address)
+        raise RequestTimeoutError(
+            f"no answer to request {command.code} in {timeout_s:g} s", address=self._address
+        )
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        """Hand over a one-way request; it goes out with the next send.
+
+        Raises ConnectionLostError on an ended connection, LocalProtocolError if `command` is not one-way.
+        """
+        if not command.is_oneway:
+            raise LocalProtocolError(f"request {command.code} is not one-way: use request()")
+        self._send(command)
+
+    def _send(self, command: RemotingCommand) -> int:
+        if self._lost_because is not None:
+            raise ConnectionLostError(self._lost_because, address=self._address)
+        opaque = self._opaque
+        self._opaque = 0 if opaque == OPAQUE_MAX else opaque + 1
+        if not self._outbox:
+            self._outbox_filled.set()
+        self._outbox.append(encode(command, opaque=opaque))
+        self._requests += 1
+        return opaque
+
+    async def _run(self) -> None:
+        """Read and write until the connection ends, then fail whoever waits."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, nursery.cancel_scope)
+                nursery.start_soon(self._write, nursery.cancel_scope)
+        finally:
+            self._lose("the connection was closed")
+
+    async def _read(self, connection: trio.CancelScope) -> None:
+        try:
+            while True:
+                data = await self._stream.receive_some(RECEIVE_BYTES_MAX)
+                if not data:
+                    self._lose("the peer closed the connection")
+                    break
+                self._decoder.feed(data)
+                while (command := self._decoder.next_command()) is not None:
+                    self._take(command)
+        except trio.BrokenResourceError as error:
+            self._lose(f"the connection broke: {_reason(error)}")
+        except RemoteProtocolError as error:
+            self._lose(f"the peer does not speak remoting: {error}")
+        connection.cancel()
+
+    def _take(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self._server_requests += 1
+            return
+        waiter = self._waiting.pop(command.opaque, None)
+        if waiter is None:
+            self._late_responses += 1
+            return
+        self._responses += 1
+        waiter.response = command
+        trio.lowlevel.reschedule(waiter.task)
+
+    async def _write(self, connection: trio.CancelScope) -> None:
+        try:
+            while True:
+                await self._outbox_filled.wait()
+                batch = b"".join(self._outbox)
+                self._outbox.clear()
+                self._outbox_filled = trio.Event()
+                with trio.fail_after(SEND_TIMEOUT_S):
+                    await self._stream.send_all(batch)
+        except trio.BrokenResourceError as error:
+            self._lose(f"the connection broke: {_reason(error)}")
+        except trio.TooSlowError:
+            self._lose(f"the peer took nothing for {SEND_TIMEOUT_S:g} s")
+        connection.cancel()
+
+    def _lose(self, reason: str) -> None:
+        """The first reason stays; every waiting request fails with it."""
+        if self._lost_because is not None:
+            return
+        self._lost_because = reason
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            trio.lowlevel.reschedule(waiter.task)
+
+
+def _abort(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.SUCCEEDED
+
+
+@asynccontextmanager
+async def open_client(
+    address: str | Address, *, connect_timeout_s: float = 3.0, frame_bytes_max: int = FRAME_BYTES_MAX
+) -> AsyncIterator[RemotingClient]:
+    """A client connected to `address` (`host:port`), closed at the end of the block.
+
+    Errors of the block come out as they are, not wrapped in a group. Raises ConfigError for an address that
+    is none, ConnectionLostError if no connection can be made within `connect_timeout_s`.
+    """
+    where = parse_address(address) if isinstance(address, str) else address
+    stream = await _connect(where, connect_timeout_s)
+    client = RemotingClient(stream, str(where), frame_bytes_max=frame_bytes_max)
+    block_error: Exception | None = None
+    async with stream, trio.open_nursery() as nursery:
+        nursery.start_soon(client._run)
+        try:
+            yield client
+        except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
+            block_error = error
+        nursery.cancel_scope.cancel()
+    if block_error is not None:
+        raise block_error
+
+
+async def _connect(address: Address, timeout_s: float) -> trio.SocketStream:
+    try:
+        with trio.fail_after(timeout_s):
+            return await trio.open_tcp_stream(address.host, address.port)
+    except trio.TooSlowError:
+        raise ConnectionLostError(
+            f"cannot connect: no answer in {timeout_s:g} s", address=str(address)
+        ) from None
+    except OSError as error:
+        raise ConnectionLostError(f"cannot connect: {_reason(error)}", address=str(address)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's own words, without the wrapping that trio and happy eyeballs put around them."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[-1]
+            continue
+        if isinstance(cause, socket.gaierror):
+            return cause.strerror or str(cause)
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno)
+        cause = cause.__cause__
+    return str(error)

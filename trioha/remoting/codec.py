@@ -1,0 +1,331 @@
+"""Frames of the remoting protocol: bytes to commands and back (spec remoting 1, 1.1, 1.2).
+
+| bytes | meaning |
+|---|---|
+| 4 | length: bytes after this field = 4 + header + body |
+| 1 | header serialization: 0 JSON, 1 ROCKETMQ binary |
+| 3 | header bytes, unsigned |
+| header | |
+| rest | body |
+
+Binary header: `code:i16, language:i8, version:i16, opaque:i32, flag:i32, remarkLen:i32, remark, extLen:i32,
+ext`, where ext repeats `keyLen:i16, key, valueLen:i32, value`. All numbers are big-endian, all texts UTF-8.
+
+`FrameDecoder` buffers what it is fed and cuts one command at a time. The length of a frame is judged as soon
+as its four bytes are there, before room is made for the rest.
+"""
+
+from __future__ import annotations
+
+from json import JSONDecoder, JSONEncoder
+from json.encoder import encode_basestring_ascii
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class, and `error` is too common a name
+from typing import Final
+
+from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.remoting.codes import LanguageCode
+from trioha.remoting.command import RemotingCommand, SerializeType
+from trioha.remoting.dialect import parse_json
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""RocketMQ's own limit for a whole frame, its length field included."""
+HEADER_BYTES_MAX: Final = 1024 * 1024
+"""No header of RocketMQ's comes near; parsing a larger one would hold up everyone else."""
+
+_LENGTH = Struct(">I")
+_HEAD = Struct(">II")
+_BINARY_HEAD = Struct(">hbhiii")
+_I16 = Struct(">h")
+_I32 = Struct(">i")
+
+_I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
+_HEADER_BYTES_FIELD_MAX = 0xFFFFFF
+_TLS_HANDSHAKE = 0x16
+
+_raw_decode = JSONDecoder(strict=False).raw_decode
+_encode_nested = JSONEncoder(separators=(",", ":")).encode
+_languages_by_name = {language.name: language for language in LanguageCode}
+_languages_by_byte = {int(language): language for language in LanguageCode}
+_language_names = {language: language.name for language in LanguageCode}
+
+
+def encode(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
+    """The whole frame of `command`; `opaque` stands in for the command's own.
+
+    Raises LocalProtocolError for what the format cannot hold.
+    """
+    return encode_head(command, opaque=opaque) + command.body
+
+
+def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
+    """The frame of `command` but for its body, for whoever sends a large body without copying it.
+
+    Raises LocalProtocolError for what the format cannot hold.
+    """
+    number = command.opaque if opaque is None else opaque
+    if command.serialize_type is SerializeType.JSON:
+        header = _encode_json_header(command, number)
+        type_word = 0
+    else:
+        header = _encode_binary_header(command, number)
+        type_word = 1 << 24
+    header_bytes = len(header)
+    length = 4 + header_bytes + len(command.body)
+    if header_bytes > _HEADER_BYTES_FIELD_MAX or length > _I32_MAX:
+        raise LocalProtocolError(
+            f"command {command.code} is too large for a frame: header {header_bytes} bytes, "
+            f"body {len(command.body)} bytes"
+        )
+    return _HEAD.pack(length, type_word | header_bytes) + header
+
+
+def _encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
+    # Built by hand, in Java's alphabetical key order: 2.7 us with the frame around it for the response to a
+    # send, where json.dumps of the same dict alone takes 3.7 us. ASCII with escapes keeps lone surrogates harmless.
+    quote = encode_basestring_ascii
+    ext = command.ext_fields
+    try:
+        fields = (
+            '"extFields":{' + ",".join([f"{quote(key)}:{quote(value)}" for key, value in ext.items()]) + "},"
+            if ext
+            else ""
+        )
+        remark = "" if command.remark is None else f'"remark":{quote(command.remark)},'
+    except TypeError as error:
+        raise LocalProtocolError(
+            f"command {command.code}: ext fields and remark must be strings: {error}"
+        ) from error
+    return (
+        f'{{"code":{command.code:d},{fields}"flag":{command.flag:d},'
+        f'"language":"{_language_names[command.language]}","opaque":{opaque:d},{remark}'
+        f'"serializeTypeCurrentRPC":"JSON","version":{command.version:d}}}'
+    ).encode()
+
+
+def _encode_binary_header(command: RemotingCommand, opaque: int) -> bytes:
+    # Java replaces what UTF-8 cannot say (lone surrogates) with a question mark, and so do we.
+    parts: list[bytes] = []
+    try:
+        for key, value in command.ext_fields.items():
+            raw_key = key.encode("utf-8", "replace")
+            raw_value = value.encode("utf-8", "replace")
+            parts += (_I16.pack(len(raw_key)), raw_key, _I32.pack(len(raw_value)), raw_value)
+        ext = b"".join(parts)
+        remark = b"" if command.remark is None else command.remark.encode("utf-8", "replace")
+        head = _BINARY_HEAD.pack(
+            command.code, command.language, command.version, opaque, command.flag, len(remark)
+        )
+    except (StructError, AttributeError) as error:
+        raise LocalProtocolError(f"command {command.code} does not fit the binary header: {error}") from error
+    return b"".join((head, remark, _I32.pack(len(ext)), ext))
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into commands.
+
+    `feed` only buffers; `next_command` decides. After a RemoteProtocolError the stream has no meaning any
+    more: every further call raises it again.
+    """
+
+    __slots__ = ("_at", "_data", "_error", "_frame_bytes_max", "_header_bytes_max", "_rest", "_wanted_bytes")
+
+    def __init__(
+        self, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = header_bytes_max
+        self._data = b""
+        """The block that is being cut, up to `_at` already."""
+        self._at = 0
+        self._rest = bytearray()
+        """What came after `_data`; joined to it once a whole frame is there, so none is copied often."""
+        self._wanted_bytes = 4
+        """What must be buffered before there is anything to decide: a length field, then a whole frame."""
+        self._error: RemoteProtocolError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes fed and not yet returned as commands."""
+        return len(self._data) - self._at + len(self._rest)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes as they come, cut anywhere."""
+        if self._at == len(self._data) and not self._rest:
+            self._data = bytes(data)
+            self._at = 0
+        else:
+            self._rest += data
+
+    def next_command(self) -> RemotingCommand | None:
+        """The next whole command, or None until more is fed.
+
+        Raises RemoteProtocolError for anything that is not a frame within the limits.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._next()
+        except RemoteProtocolError as error:
+            self._error = error
+            self._data, self._at = b"", 0
+            self._rest = bytearray()
+            raise
+
+    def _next(self) -> RemotingCommand | None:
+        if len(self._data) - self._at < self._wanted_bytes and not self._join():
+            return None
+        if self._wanted_bytes == 4:
+            (length,) = _LENGTH.unpack_from(self._data, self._at)
+            self._check_length(length)
+            self._wanted_bytes = 4 + length
+            if len(self._data) - self._at < self._wanted_bytes and not self._join():
+                return None
+        data, start = self._data, self._at
+        end = start + self._wanted_bytes
+        type_word = _HEAD.unpack_from(data, start)[1]
+        header_end = start + 8 + (type_word & 0xFFFFFF)
+        if header_end > end:
+            raise RemoteProtocolError(
+                f"header of {type_word & 0xFFFFFF} bytes does not fit its frame of {self._wanted_bytes} bytes"
+            )
+        if header_end - start - 8 > self._header_bytes_max:
+            raise RemoteProtocolError(
+                f"header of {type_word & 0xFFFFFF} bytes; at most {self._header_bytes_max} are taken"
+            )
+        header = data[start + 8 : header_end]
+        body = data[header_end:end]
+        self._at = end
+        self._wanted_bytes = 4
+        serialization = type_word >> 24
+        if serialization == 0:
+            return _decode_json_header(header, body)
+        if serialization == 1:
+            return _decode_binary_header(header, body)
+        raise RemoteProtocolError(f"unknown header serialization {serialization}; 0 is JSON, 1 is ROCKETMQ")
+
+    def _check_length(self, length: int) -> None:
+        if 4 <= length <= self._frame_bytes_max - 4:
+            return
+        if self._data[self._at] == _TLS_HANDSHAKE:
+            raise RemoteProtocolError("the peer starts TLS, which is not spoken here")
+        if length < 4:
+            raise RemoteProtocolError(f"frame length {length} is below the smallest, 4")
+        raise RemoteProtocolError(
+            f"frame length {length} is beyond the limit of {self._frame_bytes_max} bytes"
+        )
+
+    def _join(self) -> bool:
+        """Make one block of all that is buffered, if that is as much as is wanted."""
+        if not self._rest or self.buffered_bytes < self._wanted_bytes:
+            return False
+        self._data = b"".join((memoryview(self._data)[self._at :], self._rest))
+        self._at = 0
+        self._rest = bytearray()
+        return True
+
+
+def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
+    text = raw.decode("utf-8", "replace").strip()
+    header: object
+    try:
+        header, end = _raw_decode(text)
+    except (ValueError, RecursionError):
+        header = parse_json(text)
+    else:
+        if end != len(text):
+            raise RemoteProtocolError(f"header goes on behind its JSON object: {text[end : end + 20]!r}")
+    if type(header) is not dict:
+        raise RemoteProtocolError(f"header is not a JSON object: {text[:40]!r}")
+    get = header.get
+    code = _header_int(get("code"), "code")
+    opaque = _header_int(get("opaque"), "opaque")
+    flag = _header_int(get("flag") or 0, "flag")
+    version = _header_int(get("version") or 0, "version")
+    remark = get("remark")
+    if remark is not None and type(remark) is not str:
+        remark = _as_text(remark)
+    ext = get("extFields")
+    if ext is None:
+        ext = {}
+    elif type(ext) is not dict:
+        raise RemoteProtocolError(f"extFields is not a JSON object: {str(ext)[:40]!r}")
+    else:
+        for value in ext.values():
+            if type(value) is not str:
+                ext = {str(key): _as_text(value) for key, value in ext.items() if value is not None}
+                break
+    language = get("language")
+    return RemotingCommand(
+        code,
+        opaque,
+        flag,
+        remark,
+        ext,
+        body,
+        _languages_by_name.get(language, LanguageCode.OTHER) if type(language) is str else LanguageCode.OTHER,
+        version,
+        SerializeType.JSON,
+    )
+
+
+def _header_int(value: object, name: str) -> int:
+    """A 32-bit number; like fastjson, a string of digits will do."""
+    number = value
+    if isinstance(number, str) and number.lstrip("-").isdecimal() and len(number) <= 11:
+        number = int(number)
+    if type(number) is int and _I32_MIN <= number <= _I32_MAX:
+        return number
+    raise RemoteProtocolError(f"header field {name} is not a 32-bit number: {str(value)[:40]!r}")
+
+
+def _as_text(value: object) -> str:
+    """What Java would see in a string field: numbers and booleans as they were written."""
+    if isinstance(value, str):
+        return value
+    try:
+        return _encode_nested(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"header value cannot be a string: {error}") from error
+
+
+def _decode_binary_header(raw: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag, remark_bytes = _BINARY_HEAD.unpack_from(raw)
+        at = _BINARY_HEAD.size
+        remark, at = _text(raw, at, remark_bytes)
+        (ext_bytes,) = _I32.unpack_from(raw, at)
+        at += 4
+        ext_end = at + ext_bytes
+        if not at <= ext_end <= len(raw):
+            raise RemoteProtocolError(f"binary header: ext fields of {ext_bytes} bytes do not fit the header")
+        ext: dict[str, str] = {}
+        while at < ext_end:
+            (key_bytes,) = _I16.unpack_from(raw, at)
+            key, at = _text(raw, at + 2, key_bytes)
+            (value_bytes,) = _I32.unpack_from(raw, at)
+            value, at = _text(raw, at + 4, value_bytes)
+            if key and value:
+                ext[key] = value
+    except StructError as error:
+        raise RemoteProtocolError(f"binary header of {len(raw)} bytes is cut short") from error
+    if at != ext_end:
+        raise RemoteProtocolError("binary header: the last ext field reaches beyond the ext fields")
+    return RemotingCommand(
+        code,
+        opaque,
+        flag,
+        remark or None,
+        ext,
+        body,
+        _languages_by_byte.get(language, LanguageCode.OTHER),
+        version,
+        SerializeType.ROCKETMQ,
+    )
+
+
+def _text(raw: bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if not at <= end <= len(raw):
+        raise RemoteProtocolError(f"binary header: a text of {length} bytes does not fit the header")
+    return raw[at:end].decode("utf-8", "replace"), end

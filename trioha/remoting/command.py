@@ -1,0 +1,97 @@
+"""One remoting command: a request, or the response to one (spec remoting 1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from attrs import Factory, field, frozen
+
+from trioha.remoting.codes import OUR_VERSION, LanguageCode
+
+RESPONSE_FLAG = 1
+ONEWAY_FLAG = 2
+
+
+class SerializeType(IntEnum):
+    """How a header is written: the byte in the frame's second word."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+def _size(body: bytes | memoryview) -> str:
+    return f"<{len(body)} bytes>"
+
+
+@frozen
+class RemotingCommand:
+    """A request or a response, whichever way it goes."""
+
+    code: int
+    """Request code, or response code in a response."""
+    opaque: int = 0
+    """Correlates a response with its request; chosen by whoever asks."""
+    flag: int = 0
+    """Bit 0: response; bit 1: one-way request."""
+    remark: str | None = None
+    """Text for people: why a request failed."""
+    ext_fields: Mapping[str, str] = Factory(dict)
+    """The fields of the request's or response's own header."""
+    body: bytes | memoryview = field(default=b"", repr=_size)
+    """What follows the header; may be empty."""
+    language: LanguageCode = LanguageCode.OTHER
+    version: int = int(OUR_VERSION)
+    """The sender's place in RocketMQ's table of versions."""
+    serialize_type: SerializeType = SerializeType.JSON
+    """How the header came, or is to be written."""
+
+    @property
+    def is_response(self) -> bool:
+        """Answers a request of the receiver."""
+        return self.flag & RESPONSE_FLAG != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """A request that must never be answered."""
+        return self.flag & ONEWAY_FLAG != 0
+
+
+def request(
+    code: int,
+    *,
+    ext_fields: Mapping[str, str] | None = None,
+    body: bytes | memoryview = b"",
+    oneway: bool = False,
+    serialize_type: SerializeType = SerializeType.JSON,
+) -> RemotingCommand:
+    """A request; the client that sends it chooses its opaque."""
+    return RemotingCommand(
+        code,
+        flag=ONEWAY_FLAG if oneway else 0,
+        ext_fields={} if ext_fields is None else ext_fields,
+        body=body,
+        serialize_type=serialize_type,
+    )
+
+
+def response_to(
+    asked: RemotingCommand,
+    code: int,
+    *,
+    remark: str | None = None,
+    ext_fields: Mapping[str, str] | None = None,
+    body: bytes | memoryview = b"",
+) -> RemotingCommand:
+    """The response to the request `asked`: same opaque, same serialization (spec remoting 1.2, 1.3)."""
+    return RemotingCommand(
+        code,
+        asked.opaque,
+        RESPONSE_FLAG,
+        remark,
+        {} if ext_fields is None else ext_fields,
+        body,
+        LanguageCode.OTHER,
+        int(OUR_VERSION),
+        asked.serialize_type,
+    )

@@ -1,0 +1,166 @@
+"""JSON as Java's fastjson writes it (spec remoting 1.5).
+
+What Java sends in bodies is JSON but for two habits: integer map keys stand without quotes
+(`{"offsetTable":{"T@G":{0:5,1:6}}}`), and maps keyed by objects have objects as keys
+(`{{"brokerName":"b","queueId":0,"topic":"T"}:{...}}`). fastjson also reads single quotes and bare names as
+keys. `parse_json` takes the standard parser where the text is standard JSON, and reads the rest itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from json import JSONDecoder
+
+from trioha.errors import RemoteProtocolError
+
+DEPTH_MAX = 64
+"""Objects and arrays within each other. RocketMQ's own bodies stay below 10."""
+
+_strict = JSONDecoder(strict=False)
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_$.+-]+")
+_SINGLE_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def parse_json(text: str | bytes | memoryview) -> object:
+    """The value of a JSON text in fastjson's dialect.
+
+    Bare keys become the strings that they would be in standard JSON; an object used as a key becomes the
+    tuple of its `(name, value)` pairs, in their order. Bytes are UTF-8; what is not is replaced.
+
+    Raises RemoteProtocolError, which says where the text stops making sense.
+    """
+    string = text if isinstance(text, str) else str(text, "utf-8", "replace")
+    string = string.strip()
+    try:
+        value, end = _strict.raw_decode(string)
+    except (ValueError, RecursionError):
+        return _Parser(string).parse()
+    if end != len(string):
+        raise _error("more text behind the value", string, end)
+    return value
+
+
+def _error(what: str, text: str, at: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"bad JSON at character {at}: {what}, at {text[at : at + 20]!r}")
+
+
+class _Parser:
+    """Recursive descent over one text, no deeper than `DEPTH_MAX`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def parse(self) -> object:
+        value = self._value()
+        self._skip_space()
+        if self._at != len(self._text):
+            raise _error("more text behind the value", self._text, self._at)
+        return value
+
+    def _skip_space(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None, "the pattern matches the empty string"
+        self._at = found.end()
+
+    def _peek(self) -> str:
+        self._skip_space()
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, wanted: str) -> None:
+        if self._peek() != wanted:
+            raise _error(f"expected {wanted!r}", self._text, self._at)
+        self._at += 1
+
+    def _value(self) -> object:
+        first = self._peek()
+        if first == "{":
+            return self._nested(self._object)
+        if first == "[":
+            return self._nested(self._array)
+        if first == "'":
+            return self._single_quoted()
+        return self._scalar()
+
+    def _nested(self, parse: Callable[[], object]) -> object:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise _error(f"more than {DEPTH_MAX} levels", self._text, self._at)
+        value = parse()
+        self._depth -= 1
+        return value
+
+    def _scalar(self) -> object:
+        try:
+            value, self._at = _strict.raw_decode(self._text, self._at)
+        except ValueError as error:
+            raise _error("expected a value", self._text, self._at) from error
+        return value
+
+    def _single_quoted(self) -> str:
+        found = _SINGLE_QUOTED.match(self._text, self._at)
+        if found is None:
+            raise _error("string without an end", self._text, self._at)
+        self._at = found.end()
+        return _ESCAPE.sub(_unescape, found[1])
+
+    def _object(self) -> dict[object, object]:
+        self._take("{")
+        members: dict[object, object] = {}
+        while self._peek() != "}":
+            key = self._key()
+            self._take(":")
+            members[key] = self._value()
+            if self._peek() == ",":
+                self._at += 1
+            elif self._peek() != "}":
+                raise _error("expected ',' or '}'", self._text, self._at)
+        self._at += 1
+        return members
+
+    def _key(self) -> object:
+        first = self._peek()
+        if first == '"':
+            return self._scalar()
+        if first == "'":
+            return self._single_quoted()
+        if first == "{":
+            return _as_key(self._nested(self._object))
+        found = _BARE_KEY.match(self._text, self._at)
+        if found is None:
+            raise _error("expected a key", self._text, self._at)
+        self._at = found.end()
+        return found[0]
+
+    def _array(self) -> list[object]:
+        self._take("[")
+        items: list[object] = []
+        while self._peek() != "]":
+            items.append(self._value())
+            if self._peek() == ",":
+                self._at += 1
+            elif self._peek() != "]":
+                raise _error("expected ',' or ']'", self._text, self._at)
+        self._at += 1
+        return items
+
+
+def _unescape(found: re.Match[str]) -> str:
+    escape = found[1]
+    if len(escape) == 5:
+        return chr(int(escape[1:], 16))
+    return _ESCAPES.get(escape, escape)
+
+
+def _as_key(value: object) -> object:
+    """`value` so that it can be a key: objects and arrays as tuples."""
+    if isinstance(value, dict):
+        return tuple((name, _as_key(member)) for name, member in value.items())
+    if isinstance(value, list):
+        return tuple(_as_key(item) for item in value)
+    return value

@@ -1,0 +1,454 @@
+"""What a broker says of itself and of its replication: one model for trioha and for real RocketMQ.
+
+GET_BROKER_HA_STATUS (907, 5.x and trioha) answers with RocketMQ's HARuntimeInfo, to which trioha adds what
+the broker it copies does not say: connection states, lag in time, put results. fastjson ignores keys that it
+does not know, so Java's `mqadmin haStatus` reads trioha's answer too. Of a real broker, runtime info (28) tells
+the minimum offset and version, and all offsets where 907 is not known (4.9); its configuration (26) tells the
+exact role and the names.
+
+Mirrors spec ha 7 and remoting 5, 5.1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+import trio
+from attrs import Factory, frozen
+
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.remoting.client import RemotingClient
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.dialect import parse_json
+
+ROLE_UNKNOWN = "UNKNOWN"
+"""A peer that says neither by 907 nor by its configuration what it is."""
+
+
+@frozen
+class ConnectionStatus:
+    """One HA connection, as its master sees it."""
+
+    address: str
+    """The slave's socket, `host:port`."""
+    sent_offset: int
+    """Next byte to send on this connection."""
+    ack_offset: int
+    """What the slave has acknowledged."""
+    lag_bytes: int
+    """Master's max offset less `ack_offset`; negative for an ack that lies."""
+    in_sync: bool
+    """Behind by less than haMaxGapNotInSync."""
+    transferred_bytes_per_s: int
+    state: str | None = None
+    """RocketMQ's name of the connection state; only trioha says it."""
+    lag_ms: int | None = None
+    """How long ago the master's log ended where the slave's ack is; only trioha says it."""
+    connection_id: int | None = None
+    """The connection's number in the master's recording; only trioha says it."""
+
+
+@frozen
+class SlaveClientStatus:
+    """A slave's connection to its master, as the slave sees it."""
+
+    master_address: str | None
+    """The master's HA address; None while there is none."""
+    max_offset: int
+    """End of the slave's own log."""
+    transferred_bytes_per_s: int
+    last_read_ms: int
+    """Wall clock in ms since 1970 of the last bytes from the master; 0 for never."""
+    last_write_ms: int
+    """Wall clock in ms since 1970 of the last report to the master; 0 for never."""
+    reported_offset: int | None = None
+    """Last offset reported to the master; only trioha says it."""
+    state: str | None = None
+    reconnects: int | None = None
+
+
+@frozen
+class BrokerStatus:
+    """A broker at one moment."""
+
+    address: str
+    """The address that was asked."""
+    source: Literal["ha-status", "runtime-info"]
+    """Which request told it: 907, or 28 where 907 is not known."""
+    role: str
+    """SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where the peer does not say which, UNKNOWN where it says
+    nothing."""
+    cluster_name: str | None
+    broker_name: str | None
+    broker_id: int | None
+    version: str | None
+    min_offset: int | None
+    """First byte of the log."""
+    max_offset: int
+    """End of the log."""
+    flushed_offset: int | None
+    ha_address: str | None
+    """Where the broker listens for slaves."""
+    in_sync_slaves: int | None
+    """Slaves in sync, the master itself not counted."""
+    connections: tuple[ConnectionStatus, ...] = ()
+    client: SlaveClientStatus | None = None
+    """On a slave: its connection to the master."""
+    put_statuses: Mapping[str, int] = Factory(dict)
+    """How many puts ended with each PutMessageStatus since the start; empty where unknown."""
+
+
+@frozen
+class HaClientExtras:
+    """What trioha adds to `haClientRuntimeInfo`."""
+
+    state: str
+    reported_offset: int
+    reconnects: int
+
+
+@frozen
+class HaExtras:
+    """What trioha adds to HARuntimeInfo, under the key `trioha`."""
+
+    version: str
+    role: str
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    min_offset: int
+    flushed_offset: int
+    ha_address: str
+    client: HaClientExtras | None = None
+    put_statuses: Mapping[str, int] = Factory(dict)
+
+
+@frozen
+class HaRuntimeInfo:
+    """RocketMQ's HARuntimeInfo, the answer to 907 (spec ha 7), with trioha's additions if there are any."""
+
+    master: bool
+    master_max_offset: int
+    """0 on a slave, as with the real broker."""
+    in_sync_slaves: int
+    """The master itself not counted."""
+    connections: tuple[ConnectionStatus, ...] = ()
+    client: SlaveClientStatus = SlaveClientStatus(None, 0, 0, 0, 0)
+    """On a master all zeros: RocketMQ always sends the object."""
+    master_flush_offset: int = 0
+    extras: HaExtras | None = None
+
+    def to_json(self) -> bytes:
+        """The response body, RocketMQ's keys in RocketMQ's order, nulls left out."""
+        client: dict[str, object] = {
+            "lastReadTimestamp": self.client.last_read_ms,
+            "lastWriteTimestamp": self.client.last_write_ms,
+            "masterAddr": self.client.master_address,
+            "masterFlushOffset": self.master_flush_offset,
+            "maxOffset": self.client.max_offset,
+            "transferredByteInSecond": self.client.transferred_bytes_per_s,
+        }
+        whole: dict[str, object] = {
+            "haClientRuntimeInfo": _without_nulls(client),
+            "haConnectionInfo": [_connection_to_json(connection) for connection in self.connections],
+            "inSyncSlaveNums": self.in_sync_slaves,
+            "master": self.master,
+            "masterCommitLogMaxOffset": self.master_max_offset,
+        }
+        if self.extras is not None:
+            whole["trioha"] = _extras_to_json(self.extras)
+        return json.dumps(whole, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes | memoryview) -> HaRuntimeInfo:
+        """The value of a response body of a real broker or of trioha; missing keys count as zero.
+
+        Raises RemoteProtocolError for a body that is not a HARuntimeInfo.
+        """
+        whole = _Fields.of(parse_json(body), "HARuntimeInfo")
+        client = whole.inner("haClientRuntimeInfo")
+        extras = whole.inner("trioha")
+        client_extras = extras.inner("client")
+        return cls(
+            master=whole.boolean("master"),
+            master_max_offset=whole.integer("masterCommitLogMaxOffset"),
+            in_sync_slaves=whole.integer("inSyncSlaveNums"),
+            connections=tuple(_connection_from_json(fields) for fields in whole.objects("haConnectionInfo")),
+            client=SlaveClientStatus(
+                master_address=client.text("masterAddr"),
+                max_offset=client.integer("maxOffset"),
+                transferred_bytes_per_s=client.integer("transferredByteInSecond"),
+                last_read_ms=client.integer("lastReadTimestamp"),
+                last_write_ms=client.integer("lastWriteTimestamp"),
+                reported_offset=client_extras.optional_integer("reportedOffset"),
+                state=client_extras.text("state"),
+                reconnects=client_extras.optional_integer("reconnects"),
+            ),
+            master_flush_offset=client.integer("masterFlushOffset"),
+            extras=_extras_from_json(extras) if "trioha" in whole else None,
+        )
+
+
+async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
+    """The status of the broker behind `client`, all requests together within `timeout_s`.
+
+    Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says how),
+    RemoteProtocolError if what it answers makes no sense.
+    """
+    deadline = trio.current_time() + timeout_s
+    ha_status = await client.request(request(RequestCode.GET_BROKER_HA_STATUS), timeout_s=timeout_s)
+    info: HaRuntimeInfo | None = None
+    if ha_status.code == ResponseCode.SUCCESS:
+        info = HaRuntimeInfo.from_json(ha_status.body)
+        if info.extras is not None:
+            return _from_trioha(client.address, info, info.extras)
+    elif ha_status.code not in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
+        # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
+        raise _refused(client, RequestCode.GET_BROKER_HA_STATUS, ha_status)
+    answers: dict[RequestCode, RemotingCommand | PeerError] = {}
+
+    async def ask(code: RequestCode) -> None:
+        try:
+            answers[code] = await client.request(
+                request(code), timeout_s=max(0.0, deadline - trio.current_time())
+            )
+        except PeerError as error:
+            answers[code] = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, RequestCode.GET_BROKER_RUNTIME_INFO)
+        nursery.start_soon(ask, RequestCode.GET_BROKER_CONFIG)
+    runtime_info, config_answer = (
+        answers[RequestCode.GET_BROKER_RUNTIME_INFO],
+        answers[RequestCode.GET_BROKER_CONFIG],
+    )
+    if isinstance(runtime_info, PeerError):
+        raise runtime_info
+    if runtime_info.code != ResponseCode.SUCCESS:
+        raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
+    # The configuration is for administrators: a broker may refuse it, and that is no fault.
+    config = (
+        parse_broker_config(config_answer.body)
+        if isinstance(config_answer, RemotingCommand) and config_answer.code == ResponseCode.SUCCESS
+        else {}
+    )
+    table = parse_runtime_info(runtime_info.body)
+    return _from_rocketmq(client.address, info, table, config)
+
+
+def parse_runtime_info(body: bytes | memoryview) -> Mapping[str, str]:
+    """The table that answers GET_BROKER_RUNTIME_INFO (spec remoting 5.1).
+
+    Raises RemoteProtocolError for a body without a table.
+    """
+    table = _Fields.of(parse_json(body), "runtime info").get("table")
+    if not isinstance(table, dict):
+        raise RemoteProtocolError("runtime info: no table in it")
+    return {str(name): str(value) for name, value in table.items()}
+
+
+def parse_broker_config(body: bytes | memoryview) -> Mapping[str, str]:
+    """The `key=value` lines that answer GET_BROKER_CONFIG (spec remoting 5)."""
+    lines = str(body, "utf-8", "replace").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
+
+
+def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand) -> PeerError:
+    remark = f": {answer.remark.strip().splitlines()[0]}" if answer.remark and answer.remark.strip() else ""
+    return PeerError(
+        f"{code.name} was answered with {response_code_name(answer.code)} ({answer.code}){remark}",
+        address=client.address,
+        code=answer.code,
+    )
+
+
+def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras) -> BrokerStatus:
+    return BrokerStatus(
+        address=address,
+        source="ha-status",
+        role=extras.role,
+        cluster_name=extras.cluster_name,
+        broker_name=extras.broker_name,
+        broker_id=extras.broker_id,
+        version=extras.version,
+        min_offset=extras.min_offset,
+        max_offset=info.master_max_offset if info.master else info.client.max_offset,
+        flushed_offset=extras.flushed_offset,
+        ha_address=extras.ha_address or None,
+        in_sync_slaves=info.in_sync_slaves if info.master else None,
+        connections=info.connections,
+        client=None if info.master else info.client,
+        put_statuses=extras.put_statuses,
+    )
+
+
+def _from_rocketmq(
+    address: str, info: HaRuntimeInfo | None, table: Mapping[str, str], config: Mapping[str, str]
+) -> BrokerStatus:
+    role = config.get("brokerRole")
+    if role is None:
+        role = ROLE_UNKNOWN if info is None else "MASTER" if info.master else "SLAVE"
+    max_offset = _table_offset(table, "commitLogMaxOffset")
+    if info is not None:
+        max_offset = info.master_max_offset if info.master else info.client.max_offset
+    if max_offset is None:
+        raise RemoteProtocolError("runtime info: no commitLogMaxOffset in it")
+    ha_host, ha_port, broker_id = (config.get(key) for key in ("brokerIP2", "haListenPort", "brokerId"))
+    return BrokerStatus(
+        address=address,
+        source="runtime-info" if info is None else "ha-status",
+        role=role,
+        cluster_name=config.get("brokerClusterName"),
+        broker_name=config.get("brokerName"),
+        broker_id=int(broker_id) if broker_id is not None and broker_id.isdecimal() else None,
+        version=table.get("brokerVersionDesc"),
+        min_offset=_table_offset(table, "commitLogMinOffset"),
+        max_offset=max_offset,
+        flushed_offset=None,
+        ha_address=f"{ha_host}:{ha_port}" if ha_host and ha_port else None,
+        in_sync_slaves=info.in_sync_slaves if info is not None and info.master else None,
+        connections=() if info is None else info.connections,
+        client=None if info is None or info.master else info.client,
+    )
+
+
+def _table_offset(table: Mapping[str, str], key: str) -> int | None:
+    text = table.get(key)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise RemoteProtocolError(f"runtime info: {key} is not a number: {text[:40]!r}") from None
+
+
+def _connection_to_json(connection: ConnectionStatus) -> dict[str, object]:
+    return _without_nulls(
+        {
+            "addr": connection.address,
+            "connectionId": connection.connection_id,
+            "diff": connection.lag_bytes,
+            "inSync": connection.in_sync,
+            "lagMillis": connection.lag_ms,
+            "slaveAckOffset": connection.ack_offset,
+            "state": connection.state,
+            "transferFromWhere": connection.sent_offset,
+            "transferredByteInSecond": connection.transferred_bytes_per_s,
+        }
+    )
+
+
+def _connection_from_json(fields: _Fields) -> ConnectionStatus:
+    return ConnectionStatus(
+        address=fields.text("addr") or "",
+        sent_offset=fields.integer("transferFromWhere"),
+        ack_offset=fields.integer("slaveAckOffset"),
+        lag_bytes=fields.integer("diff"),
+        in_sync=fields.boolean("inSync"),
+        transferred_bytes_per_s=fields.integer("transferredByteInSecond"),
+        state=fields.text("state"),
+        lag_ms=fields.optional_integer("lagMillis"),
+        connection_id=fields.optional_integer("connectionId"),
+    )
+
+
+def _extras_to_json(extras: HaExtras) -> dict[str, object]:
+    whole: dict[str, object] = {
+        "version": extras.version,
+        "role": extras.role,
+        "clusterName": extras.cluster_name,
+        "brokerName": extras.broker_name,
+        "brokerId": extras.broker_id,
+        "minOffset": extras.min_offset,
+        "flushedOffset": extras.flushed_offset,
+        "haAddress": extras.ha_address,
+    }
+    if extras.client is not None:
+        whole["client"] = {
+            "state": extras.client.state,
+            "reportedOffset": extras.client.reported_offset,
+            "reconnects": extras.client.reconnects,
+        }
+    whole["putStatuses"] = dict(extras.put_statuses)
+    return whole
+
+
+def _extras_from_json(fields: _Fields) -> HaExtras:
+    client = fields.inner("client")
+    return HaExtras(
+        version=fields.text("version") or "",
+        role=fields.text("role") or ROLE_UNKNOWN,
+        cluster_name=fields.text("clusterName") or "",
+        broker_name=fields.text("brokerName") or "",
+        broker_id=fields.integer("brokerId"),
+        min_offset=fields.integer("minOffset"),
+        flushed_offset=fields.integer("flushedOffset"),
+        ha_address=fields.text("haAddress") or "",
+        client=HaClientExtras(
+            client.text("state") or "", client.integer("reportedOffset"), client.integer("reconnects")
+        )
+        if "client" in fields
+        else None,
+        put_statuses=fields.inner("putStatuses").integers(),
+    )
+
+
+def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class _Fields(dict[object, object]):
+    """An object of a response body, read the way fastjson fills a bean: missing and null are zero."""
+
+    what: str = ""
+
+    @classmethod
+    def of(cls, value: object, what: str) -> _Fields:
+        if not isinstance(value, dict):
+            raise RemoteProtocolError(f"{what}: not a JSON object")
+        fields = cls(value)
+        fields.what = what
+        return fields
+
+    def _wrong(self, name: str, wanted: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self.what}: {name} is not {wanted}: {str(self.get(name))[:40]!r}")
+
+    def optional_integer(self, name: str) -> int | None:
+        value = self.get(name)
+        if value is not None and type(value) is not int:
+            raise self._wrong(name, "an integer")
+        return value
+
+    def integer(self, name: str) -> int:
+        return self.optional_integer(name) or 0
+
+    def boolean(self, name: str) -> bool:
+        value = self.get(name)
+        if value is not None and type(value) is not bool:
+            raise self._wrong(name, "true or false")
+        return value is True
+
+    def text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def inner(self, name: str) -> _Fields:
+        value = self.get(name)
+        return _Fields.of({} if value is None else value, f"{self.what}.{name}")
+
+    def objects(self, name: str) -> list[_Fields]:
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self._wrong(name, "an array")
+        return [_Fields.of(item, f"{self.what}.{name}") for item in value]
+
+    def integers(self) -> dict[str, int]:
+        return {str(name): self.integer(str(name)) for name in self}
