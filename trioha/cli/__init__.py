@@ -1,0 +1,102 @@
+"""The `trioha` command.
+
+Commands are named here and imported when they are called, so that `trioha node` starts without Textual,
+Spark, or anything else that only another command needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError
+
+from trioha import __version__
+from trioha.errors import TriohaError
+
+EXIT_REFUSED: Final = 2
+"""Exit code for bad input: arguments, settings, files or peers that cannot be used."""
+EXIT_INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as a shell reports it."""
+
+COMMANDS: Final = {
+    "node": "Run a master or a slave.",
+    "load": "Send messages to a broker and measure it.",
+    "status": "Show the replication of running brokers.",
+    "inspect": "Print the records of a store.",
+    "verify": "Check every record of a store, or compare two stores.",
+    "monitor": "Watch replication live in the terminal.",
+    "replay": "Replay recorded sessions on Spark.",
+    "demo": "Show it all: replicate, break, recover, verify, replay.",
+}
+"""The commands, each a function of its own name in a module of its own name, with its line in the help."""
+
+
+def _app() -> App:
+    app = App(
+        name="trioha",
+        help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
+        version=__version__,
+        help_format="plaintext",
+        print_error=False,
+        exit_on_error=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_int_as_exit_code_else_zero",
+    )
+    for command, summary in COMMANDS.items():
+        app.command(f"trioha.cli.{command}:{command}", name=command, help=summary)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (those of the process by default) and return the exit code.
+
+    Whatever is wrong with the input is told in one line for each problem on stderr, with exit code 2; only a
+    bug of ours shows a traceback.
+    """
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = _app()(tokens)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _refuse(" ".join(str(error).split()), hint=_help_hint(tokens))
+    except TriohaError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who reads our output has seen enough (`trioha inspect | head`); what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except BaseExceptionGroup as group:
+        # A nursery wraps what ends it.
+        expected, bugs = group.split((TriohaError, KeyboardInterrupt))
+        if bugs is not None or expected is None:
+            raise
+        return _end(_leaves(expected))
+    assert isinstance(code, int), f"a command ended in {code!r}"
+    return code
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _end(errors: list[BaseException]) -> int:
+    told = [_refuse(str(error)) for error in errors if isinstance(error, TriohaError)]
+    return told[0] if told else EXIT_INTERRUPTED
+
+
+def _refuse(text: str, *, hint: str | None = None) -> int:
+    for line in text.splitlines() or [""]:
+        print(f"trioha: {line}" + (f"; {hint}" if hint else ""), file=sys.stderr)
+    return EXIT_REFUSED
+
+
+def _help_hint(tokens: Sequence[str]) -> str:
+    command = f"{tokens[0]} " if tokens and tokens[0] in COMMANDS else ""
+    return f"see trioha {command}--help"

@@ -1,0 +1,1 @@
+"""Settings: Java properties files, and a broker's configuration made of them."""

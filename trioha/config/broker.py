@@ -1,0 +1,314 @@
+"""Reading a broker.conf: every problem of it at once, each with its place.
+
+RocketMQ ignores a key it does not know and keeps the default of a value it cannot parse. Here both are
+refused: a broker that replicates with other settings than its operator wrote down loses messages quietly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from trioha.config.known import ROCKETMQ_KEYS
+from trioha.config.model import (
+    FILE_END_BYTES_MIN,
+    RECORD_BYTES_MIN,
+    RECORDED_BROKER_ID_MAX,
+    BrokerConfig,
+    BrokerRole,
+    DistinctBy,
+    FlushDiskType,
+    LogFormat,
+    Setting,
+    broker_settings,
+)
+from trioha.config.properties import PropertiesDocument
+from trioha.config.values import PORT_MAX, ValueRefused
+from trioha.errors import ConfigError
+
+__all__ = [
+    "BrokerConfig",
+    "BrokerRole",
+    "DistinctBy",
+    "FlushDiskType",
+    "InvalidConfig",
+    "LoadedConfig",
+    "LogFormat",
+    "load_config",
+]
+
+FILE_BYTES_MAX: Final = 1024 * 1024
+"""A broker.conf is a page or two: a larger file was given by mistake and is not read into memory."""
+
+
+class InvalidConfig(ConfigError):  # noqa: N818 - says what is invalid
+    """Several problems of one configuration: `problems` has them all, `str()` a line for each."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        first = problems[0]
+        super().__init__(first.reason, file=first.file, line=first.line, key=first.key, hint=first.hint)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+@frozen
+class LoadedConfig:
+    """A configuration that may be used, and what its author should know about it."""
+
+    config: BrokerConfig
+    warnings: tuple[str, ...]
+    """One line each, with the file, the line or the `-p` it is about."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read a broker.conf, apply `overrides` (`key=value` of `-p`, later ones win), and check everything.
+
+    Raises `ConfigError`: the problem itself, or an `InvalidConfig` with all of them where there are several.
+    """
+    loading = _Loading(file=str(path))
+    loading.take_file(_read(Path(path)))
+    for override in overrides:
+        loading.take_override(override)
+    loading.parse()
+    if not loading.problems:
+        return loading.checked()
+    raise loading.problems[0] if len(loading.problems) == 1 else InvalidConfig(loading.problems)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror or error}", file=path, hint="give the path of a broker.conf"
+        ) from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"is larger than {FILE_BYTES_MAX} bytes: not a broker.conf", file=path)
+    return data
+
+
+@frozen
+class _Given:
+    """A value as it was given, and where: in a line of the file, or (line None) by `-p`."""
+
+    key: str
+    value: str
+    file: str
+    line: int | None
+
+    def problem(self, reason: str, hint: str | None = None) -> ConfigError:
+        # `-p key` names the key already.
+        key = self.key if self.line is not None else None
+        return ConfigError(reason, file=self.file, line=self.line, key=key, hint=hint)
+
+    @property
+    def place(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}: {self.key}"
+
+
+_SETTINGS: Final = broker_settings()
+_BY_KEY: Final[dict[str, tuple[str, Setting]]] = {
+    key: (attribute, setting)
+    for attribute, setting in _SETTINGS.items()
+    for key in (setting.key, *setting.aliases)
+}
+
+
+@define
+class _Loading:
+    """What is known so far about one configuration."""
+
+    file: str
+    given: dict[str, _Given] = field(factory=dict)
+    """By attribute."""
+    unused: dict[str, None] = field(factory=dict)
+    """RocketMQ's keys that trioha does not use yet, in the order of their appearance."""
+    values: dict[str, Any] = field(factory=dict)
+    """Parsed, by attribute: arguments of `BrokerConfig`."""
+    problems: list[ConfigError] = field(factory=list)
+    warnings: list[str] = field(factory=list)
+
+    def take_file(self, data: bytes) -> None:
+        document = PropertiesDocument.parse(data)
+        for entry in document.entries:
+            given = _Given(entry.key, entry.value.strip(), self.file, entry.line)
+            if entry.problem is not None:
+                self.problems.append(given.problem(entry.problem, "a backslash itself is written \\\\"))
+                continue
+            counting = document.entry(entry.key)
+            if counting is not None and counting.line != entry.line:
+                self.warnings.append(f"{given.place}: is overridden by line {counting.line}")
+                continue
+            self._take(given)
+
+    def take_override(self, override: str) -> None:
+        key, equals, value = override.partition("=")
+        given = _Given(key.strip(), value.strip(), f"-p {key.strip()}", None)
+        if not equals:
+            self.problems.append(given.problem("is not of the form key=value"))
+            return
+        self._take(given)
+
+    def _take(self, given: _Given) -> None:
+        if given.key not in _BY_KEY:
+            if given.key in ROCKETMQ_KEYS:
+                self.unused[given.key] = None
+            else:
+                self.problems.append(
+                    given.problem("is not a key of RocketMQ or trioha", _did_you_mean(given.key))
+                )
+            return
+        attribute, _ = _BY_KEY[given.key]
+        other = self.given.get(attribute)
+        if other is not None and given.line is not None and other.value != given.value:
+            # Two names of one setting in one file: which one its author believes in cannot be told.
+            self.problems.append(
+                given.problem(f"contradicts {other.key} in line {other.line}, another name of it", "keep one")
+            )
+            return
+        self.given[attribute] = given
+
+    def parse(self) -> None:
+        for attribute, given in self.given.items():
+            try:
+                self.values[attribute] = _SETTINGS[attribute].parse(given.value)
+            except ValueRefused as refused:
+                self.problems.append(given.problem(refused.reason, refused.hint))
+        self.problems.extend(self._contradictions(self._config()))
+
+    def checked(self) -> LoadedConfig:
+        config = self._config()
+        warnings = [*self.warnings, *_cautions(config, self.given)]
+        if self.unused:
+            warnings.append(
+                f"{self.file}: known to RocketMQ, not used by trioha yet: {', '.join(self.unused)}"
+            )
+        return LoadedConfig(config, tuple(warnings))
+
+    def _config(self) -> BrokerConfig:
+        given = frozenset(_SETTINGS[attribute].key for attribute in self.given)
+        return BrokerConfig(**self.values, given=given)
+
+    def _contradictions(self, config: BrokerConfig) -> Iterator[ConfigError]:
+        """Settings that are fine one by one and cannot be used together."""
+        good = self.values.keys()
+
+        def sound(*attributes: str) -> bool:
+            """Whether none of them was given and refused."""
+            return all(attribute in good or attribute not in self.given for attribute in attributes)
+
+        if sound("broker_role", "broker_id"):
+            if config.broker_role is BrokerRole.SLAVE:
+                if config.broker_id == 0:
+                    yield self._problem(
+                        "broker_id", "is 0, which is the master's, but brokerRole is SLAVE", "give 1 or more"
+                    )
+            elif config.broker_id != 0:
+                yield self._problem(
+                    "broker_id",
+                    f"is {config.broker_id}, but brokerRole is {config.broker_role}",
+                    "a master has brokerId 0; a slave has brokerRole=SLAVE",
+                )
+        if (
+            sound("broker_role", "ha_master_address")
+            and config.broker_role is BrokerRole.SLAVE
+            and config.ha_master_address is None
+        ):
+            yield self._problem(
+                "ha_master_address",
+                "is missing, but brokerRole is SLAVE",
+                "give HOST:PORT of the master's HA service",
+            )
+        if sound("listen_port", "ha_listen_port"):
+            if config.ha_listen_port > PORT_MAX:
+                yield self._problem(
+                    "listen_port",
+                    "leaves no port for haListenPort, which is listenPort + 1 by default",
+                    "give haListenPort",
+                )
+            elif config.ha_listen_port == config.listen_port != 0:
+                yield self._problem(
+                    "ha_listen_port", f"is {config.ha_listen_port}, and so is listenPort", "give another port"
+                )
+        if (
+            sound("in_sync_replicas", "total_replicas")
+            and {"in_sync_replicas", "total_replicas"} <= self.given.keys()
+            and config.in_sync_replicas > config.total_replicas
+        ):
+            yield self._problem(
+                "in_sync_replicas",
+                f"is {config.in_sync_replicas}, but totalReplicas is only {config.total_replicas}",
+                "raise totalReplicas",
+            )
+        if (
+            sound("broker_id", "record_dir")
+            and config.record_dir is not None
+            and config.broker_id > RECORDED_BROKER_ID_MAX
+        ):
+            yield self._problem(
+                "broker_id",
+                f"is {config.broker_id}, which a recorded session cannot hold",
+                f"give at most {RECORDED_BROKER_ID_MAX} or leave out trioha.recordDir",
+            )
+
+    def _problem(self, attribute: str, reason: str, hint: str) -> ConfigError:
+        """A problem at the place of `attribute`; of one that was not given, in the file as a whole."""
+        given = self.given.get(attribute)
+        if given is None:
+            return ConfigError(reason, file=self.file, key=_SETTINGS[attribute].key, hint=hint)
+        return given.problem(reason, hint)
+
+
+def _cautions(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
+    """What may be meant, but is worth a line."""
+
+    def at(attribute: str, text: str) -> str:
+        return f"{given[attribute].place}: {text}"
+
+    sync_master = config.broker_role is BrokerRole.SYNC_MASTER
+    if sync_master and "in_sync_replicas" in given and config.in_sync_replicas == 1:
+        yield at(
+            "in_sync_replicas",
+            "a SYNC_MASTER still waits for one slave; to wait for none, set brokerRole=ASYNC_MASTER",
+        )
+    if sync_master and "total_replicas" in given and config.total_replicas == 1:
+        yield at(
+            "total_replicas", "a SYNC_MASTER needs a slave: without one every put is SLAVE_NOT_AVAILABLE"
+        )
+    if config.broker_role is not BrokerRole.SLAVE and config.ha_master_address is not None:
+        yield at("ha_master_address", f"is not used by a {config.broker_role}")
+    body_bytes_max = config.mapped_file_size_commit_log - RECORD_BYTES_MIN - FILE_END_BYTES_MIN
+    if config.max_message_size > body_bytes_max:
+        attribute = "max_message_size" if "max_message_size" in given else "mapped_file_size_commit_log"
+        yield at(
+            attribute,
+            f"a file of {config.mapped_file_size_commit_log} bytes has no room for maxMessageSize="
+            f"{config.max_message_size}: bodies beyond {body_bytes_max} bytes will be MESSAGE_ILLEGAL",
+        )
+    if config.ha_housekeeping_interval <= config.ha_send_heartbeat_interval:
+        attribute = (
+            "ha_housekeeping_interval"
+            if "ha_housekeeping_interval" in given
+            else "ha_send_heartbeat_interval"
+        )
+        yield at(
+            attribute,
+            f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above haSendHeartbeatInterval="
+            f"{config.ha_send_heartbeat_interval}: idle connections will be closed again and again",
+        )
+
+
+def _did_you_mean(key: str) -> str | None:
+    mine = get_close_matches(key, _BY_KEY, n=1, cutoff=0.6)
+    # A key that is used counts before one that is only known.
+    found = mine or get_close_matches(key, ROCKETMQ_KEYS, n=1, cutoff=0.75)
+    by_case = [known for known in (*_BY_KEY, *sorted(ROCKETMQ_KEYS)) if known.lower() == key.lower()]
+    found = by_case[:1] or found
+    return f"did you mean {found[0]}?" if found else None

@@ -1,0 +1,263 @@
+"""A broker's settings: their keys in RocketMQ's spelling, their meaning, their defaults, and what is refused.
+
+Each attribute of `BrokerConfig` is one key of a broker.conf (spec/ha.md section 1, spec/store.md section 1).
+A key keeps RocketMQ's meaning; keys of trioha's own start with `trioha.`. How texts become values, and where
+that differs from Java, is told in `trioha.config.values`.
+"""
+
+# ruff: noqa: RUF009 - `_setting` is a field specifier of attrs
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import attrs
+from attrs import Factory, frozen
+
+from trioha.config import values
+from trioha.config.values import LONG_MAX, PORT_MAX
+
+T = TypeVar("T")
+
+HA_FRAME_HEADER_BYTES: Final = 12
+HA_TRANSFER_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024 - HA_FRAME_HEADER_BYTES
+"""A real slave reads into a buffer of 4 MiB: a longer frame would never be whole (spec/ha.md 1.1)."""
+RECORD_BYTES_MIN: Final = 92
+"""A record without body and properties and with a topic of one character (spec/store.md 2.1)."""
+FILE_END_BYTES_MIN: Final = 8
+"""What always stays free at the end of a commit log file (spec/store.md 2.5)."""
+RECORDED_BROKER_ID_MAX: Final = 32767
+"""A session's events carry the brokerId in 16 bits, and only half of them may be used."""
+
+
+class BrokerRole(StrEnum):
+    """What a broker does about its copies."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    """Accepts messages and waits for no slave."""
+    SYNC_MASTER = "SYNC_MASTER"
+    """Accepts messages and waits until enough slaves hold them."""
+    SLAVE = "SLAVE"
+    """Copies a master."""
+
+
+class FlushDiskType(StrEnum):
+    """When a put counts as stored on the broker's own disk."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    """Once it is in the page cache; the disk follows every `flush_interval_commit_log`."""
+    SYNC_FLUSH = "SYNC_FLUSH"
+    """Once it is on disk, or `sync_flush_timeout` is over."""
+
+
+class DistinctBy(StrEnum):
+    """By what two HA connections are told to be two slaves."""
+
+    ADDRESS = "address"
+    """By peer address; on loopback by connection."""
+    CONNECTION = "connection"
+    """By connection: several slaves on one host."""
+
+
+class LogFormat(StrEnum):
+    """How log lines on stderr are written."""
+
+    CONSOLE = "console"
+    """For people."""
+    JSON = "json"
+    """One JSON object a line."""
+
+
+@frozen
+class Setting:
+    """What the loader knows about one attribute: its `key`, older or other names for it, and its parser."""
+
+    key: str
+    aliases: tuple[str, ...]
+    parse: Callable[[str], object]
+
+
+_SETTING: Final = "setting"
+
+
+def _setting(key: str, parse: Callable[[str], T], *, default: T | Any, aliases: tuple[str, ...] = ()) -> T:
+    return cast("T", attrs.field(default=default, metadata={_SETTING: Setting(key, aliases, parse)}))
+
+
+def local_address() -> str:
+    """An IPv4 address of this host that others may reach: that of its default route, else 127.0.0.1.
+
+    Connecting a datagram socket sends nothing; it only asks the routing table.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:  # a host without a route is on its own
+            return "127.0.0.1"
+
+
+def _default_ha_listen_port(config: BrokerConfig) -> int:
+    return config.listen_port + 1 if config.listen_port else 0
+
+
+@frozen(kw_only=True)
+class BrokerConfig:
+    """The settings of one node, checked one by one; `load_config` also checks them against each other."""
+
+    broker_cluster_name: str = _setting("brokerClusterName", values.name, default="DefaultCluster")
+    """Name of the cluster. RocketMQ default: DefaultCluster."""
+
+    broker_name: str = _setting("brokerName", values.name, default=Factory(socket.gethostname))
+    """Name that a master and its slaves share. RocketMQ default: the host's name."""
+
+    broker_id: int = _setting("brokerId", values.integer(low=0, high=LONG_MAX), default=0)
+    """0 for a master, above 0 for a slave. RocketMQ default: 0."""
+
+    broker_role: BrokerRole = _setting(
+        "brokerRole", values.one_of(BrokerRole), default=BrokerRole.ASYNC_MASTER
+    )
+    """Master or slave, and what a master waits for. RocketMQ default: ASYNC_MASTER."""
+
+    broker_ip1: str = _setting("brokerIP1", values.ip_address, default=Factory(local_address))
+    """IP address announced to clients, and the store host written into every record.
+
+    RocketMQ default: an address of the host; here that of the default route.
+    """
+
+    broker_ip2: str = _setting(
+        "brokerIP2", values.name, default=Factory(lambda self: self.broker_ip1, takes_self=True)
+    )
+    """Host announced to slaves. RocketMQ default: an address of the host; here `broker_ip1`."""
+
+    listen_port: int = _setting("listenPort", values.integer(low=0, high=PORT_MAX), default=10911)
+    """Port of the remoting server; 0 takes any free port. RocketMQ default: 10911."""
+
+    ha_listen_port: int = _setting(
+        "haListenPort",
+        values.integer(low=0, high=PORT_MAX),
+        default=Factory(_default_ha_listen_port, takes_self=True),
+    )
+    """Port that slaves dial; 0 takes any free port.
+
+    Default: `listen_port` + 1, or any free port where `listen_port` is 0. RocketMQ 5 honours this key like
+    trioha; 4.9 always takes listenPort + 1.
+    """
+
+    ha_master_address: str | None = _setting("haMasterAddress", values.optional_address, default=None)
+    """`host:port` of the master's HA service that a slave dials. RocketMQ default: none."""
+
+    store_path_root_dir: Path = _setting(
+        "storePathRootDir", values.directory, default=Factory(lambda: Path.home() / "store")
+    )
+    """Directory of the whole store, absolute. RocketMQ default: $HOME/store."""
+
+    store_path_commit_log: Path = _setting(
+        "storePathCommitLog",
+        values.single_directory,
+        default=Factory(lambda self: self.store_path_root_dir / "commitlog", takes_self=True),
+    )
+    """Directory of the commit log, absolute. RocketMQ default: `commitlog` in the root directory."""
+
+    mapped_file_size_commit_log: int = _setting(
+        "mappedFileSizeCommitLog",
+        values.integer(low=RECORD_BYTES_MIN + FILE_END_BYTES_MIN),
+        default=1024 * 1024 * 1024,
+    )
+    """Bytes of each commit log file; must be equal on master and slave. RocketMQ default: 1073741824."""
+
+    max_message_size: int = _setting("maxMessageSize", values.integer(low=1), default=4 * 1024 * 1024)
+    """Largest message body, bytes. RocketMQ default: 4194304."""
+
+    flush_disk_type: FlushDiskType = _setting(
+        "flushDiskType", values.one_of(FlushDiskType), default=FlushDiskType.ASYNC_FLUSH
+    )
+    """Whether a put waits for the disk. RocketMQ default: ASYNC_FLUSH."""
+
+    flush_interval_commit_log: int = _setting("flushIntervalCommitLog", values.integer(low=1), default=500)
+    """Milliseconds between two flushes of ASYNC_FLUSH. RocketMQ default: 500."""
+
+    ha_send_heartbeat_interval: int = _setting("haSendHeartbeatInterval", values.integer(low=1), default=5000)
+    """Milliseconds without sending after which either side sends a heartbeat. RocketMQ default: 5000."""
+
+    ha_housekeeping_interval: int = _setting("haHousekeepingInterval", values.integer(low=1), default=20000)
+    """Milliseconds of a peer's silence after which an HA connection is closed. RocketMQ default: 20000."""
+
+    ha_transfer_batch_size: int = _setting(
+        "haTransferBatchSize", values.integer(low=1, high=HA_TRANSFER_BATCH_BYTES_MAX), default=32768
+    )
+    """Largest body of one frame to a slave, bytes, at most 4 MiB - 12. RocketMQ default: 32768."""
+
+    ha_max_gap_not_in_sync: int = _setting(
+        "haMaxGapNotInSync",
+        values.integer(low=1, high=LONG_MAX),
+        default=256 * 1024 * 1024,
+        aliases=("haSlaveFallbehindMax",),
+    )
+    """Lag in bytes below which a slave counts as in sync; `haSlaveFallbehindMax` in RocketMQ 4.
+
+    RocketMQ default: 268435456.
+    """
+
+    sync_flush_timeout: int = _setting("syncFlushTimeout", values.integer(low=1), default=5000)
+    """Milliseconds that a put of SYNC_FLUSH waits for the disk. RocketMQ default: 5000."""
+
+    slave_timeout: int = _setting("slaveTimeout", values.integer(low=1), default=3000)
+    """Milliseconds that a put of SYNC_MASTER waits for its slaves. RocketMQ default: 3000."""
+
+    in_sync_replicas: int = _setting("inSyncReplicas", values.integer(low=1), default=1)
+    """Copies, the master's included, that a put of SYNC_MASTER needs. RocketMQ default: 1.
+
+    SYNC_MASTER always waits for at least one slave, also at 1: see `slave_acks_needed`.
+    """
+
+    total_replicas: int = _setting("totalReplicas", values.integer(low=1), default=1)
+    """Copies that the group is meant to have, the master's included. RocketMQ default: 1."""
+
+    record_dir: Path | None = _setting("trioha.recordDir", values.optional_directory, default=None)
+    """Directory in which each start of the node records a session of its own; None records nothing."""
+
+    bind_address: str = _setting(
+        "trioha.bindAddress",
+        values.name,
+        default="0.0.0.0",  # noqa: S104 - RocketMQ's default
+        aliases=("bindAddress",),
+    )
+    """Address that both servers listen on. Like RocketMQ: all of IPv4; `bindAddress` in RocketMQ 5."""
+
+    ha_distinct_by: DistinctBy = _setting(
+        "trioha.haDistinctBy", values.one_of(DistinctBy), default=DistinctBy.ADDRESS
+    )
+    """By what two HA connections count as two slaves; several slaves on one host want `connection`."""
+
+    log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
+    """How log lines are written."""
+
+    given: frozenset[str] = frozenset()
+    """Keys that were set on purpose, by their first names: tells an explicit default from a silent one."""
+
+    @property
+    def slave_acks_needed(self) -> int:
+        """Slaves that must hold a message before its put is PUT_OK (design.md section 4).
+
+        None for ASYNC_MASTER; for SYNC_MASTER what `in_sync_replicas` asks beyond the master, at least one.
+        """
+        return max(1, self.in_sync_replicas - 1) if self.broker_role is BrokerRole.SYNC_MASTER else 0
+
+    @property
+    def ha_master_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of `ha_master_address`."""
+        return None if self.ha_master_address is None else values.split_address(self.ha_master_address)
+
+
+def broker_settings() -> dict[str, Setting]:
+    """The settings by attribute name."""
+    return {
+        field.name: field.metadata[_SETTING]
+        for field in attrs.fields(BrokerConfig)
+        if _SETTING in field.metadata
+    }

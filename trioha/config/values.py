@@ -1,0 +1,145 @@
+"""How the text of a setting becomes a value, and a value is refused with its reason.
+
+RocketMQ hands each value to the setter of its Java type (`Integer.parseInt`, `Long.parseLong`,
+`Enum.valueOf`) and silently keeps the default where that fails, so that a typing error starts a broker with
+other settings than its file says. Here what Java would not parse is refused. Blanks around a value are
+dropped, as RocketMQ 5 does; RocketMQ 4 keeps them, and with them loses every number that a blank follows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from os import environ
+from pathlib import Path
+from typing import Final, TypeVar
+
+INT_MAX: Final = 2**31 - 1
+"""The largest Java `int`."""
+LONG_MAX: Final = 2**63 - 1
+"""The largest Java `long`."""
+PORT_MAX: Final = 65535
+
+E = TypeVar("E", bound=StrEnum)
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_HOME: Final = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|\Z)")
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<v6>[\w:.%]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})", re.ASCII
+)
+
+
+class ValueRefused(Exception):  # noqa: N818 - it is an answer of a parser, never seen outside this package
+    """A value that does not fit its key: `reason` says why, `hint` what would fit."""
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        self.reason = reason
+        self.hint = hint
+        super().__init__(reason)
+
+
+def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
+    """A parser of decimal integers from `low` to `high`: an optional sign and digits, as in Java."""
+
+    def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueRefused(f"{_shown(text)} is not a whole number", hint=f"give {low} to {high}")
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueRefused(f"{value} is out of range", hint=f"give {low} to {high}")
+        return value
+
+    return parse
+
+
+def one_of(kind: type[E]) -> Callable[[str], E]:
+    """A parser of the names of `kind`, in the very spelling, as Java's `valueOf`."""
+
+    def parse(text: str) -> E:
+        try:
+            return kind(text)
+        except ValueError:
+            names = ", ".join(member.value for member in kind)
+            raise ValueRefused(
+                f"{_shown(text)} is not one of its values", hint=f"give one of {names}"
+            ) from None
+
+    return parse
+
+
+def name(text: str) -> str:
+    """A name that stands in file names, addresses and log lines: not empty, printable, no blanks within."""
+    if not text:
+        raise ValueRefused("is empty", hint="give a name or leave the key out")
+    if not text.isprintable() or any(c.isspace() for c in text):
+        raise ValueRefused(f"{_shown(text)} has blanks or control characters", hint="give a plain name")
+    return text
+
+
+def ip_address(text: str) -> str:
+    """An IPv4 or IPv6 address: it goes into every record as bytes, so a host's name will not do."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueRefused(
+            f"{_shown(text)} is not an IP address", hint="give an IPv4 or IPv6 address"
+        ) from None
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
+        raise ValueRefused(
+            f"{_shown(text)} has a zone, which a record cannot hold", hint="leave out the %zone"
+        )
+    return str(address)
+
+
+def directory(text: str) -> Path:
+    """A directory, made absolute against the working directory.
+
+    A `~`, `$HOME` or `${HOME}` at the start is the home directory. RocketMQ does not do that: it would make a
+    directory of that very name. No other variable is looked up, and no other `$` or `~` is special.
+    """
+    if not text:
+        raise ValueRefused("is empty", hint="give a directory or leave the key out")
+    if "\0" in text:
+        raise ValueRefused("has a NUL character", hint="give a plain path")
+    home = environ.get("HOME") or str(Path.home())
+    return Path(_HOME.sub(lambda _: home, text, count=1) if _HOME.match(text) else text).absolute()
+
+
+def single_directory(text: str) -> Path:
+    """A `directory`; RocketMQ's list of several, split by `,`, is refused."""
+    if "," in text:
+        raise ValueRefused("names several directories", hint="trioha keeps one commit log in one directory")
+    return directory(text)
+
+
+def optional_directory(text: str) -> Path | None:
+    """A `directory`, or None for an empty value."""
+    return directory(text) if text else None
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port`, IPv6 in brackets. Raises `ValueRefused`."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise ValueRefused(
+            f"{_shown(text)} is not an address", hint="give HOST:PORT, or [HOST]:PORT for IPv6"
+        )
+    port = int(found["port"])
+    if not 1 <= port <= PORT_MAX:
+        raise ValueRefused(f"{_shown(text)} has no port from 1 to {PORT_MAX}")
+    return found["v6"] or found["host"], port
+
+
+def optional_address(text: str) -> str | None:
+    """`host:port` as it stands, or None for an empty value."""
+    if not text:
+        return None
+    split_address(text)
+    return text
+
+
+def _shown(text: str) -> str:
+    """The value as an error shows it: quoted, control characters escaped, cut to fit a line."""
+    return repr(text if len(text) <= 60 else text[:57] + "...") if text else "an empty value"
