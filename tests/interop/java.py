@@ -1,0 +1,386 @@
+"""Drives real RocketMQ message stores and brokers in a JVM of our own (`java/StoreDriver.java`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from tests.interop.rocketmq import class_path
+
+FILE_BYTES = 65536
+"""mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
+
+_JVM_FLAGS = [
+    "-Xms48m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-Xss512k", "-Xshare:auto",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "java.lang", "java.util")
+    ),
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]  # fmt: skip
+
+# Quiet but not dumb: what RocketMQ warns about ends in the driver's log, which is shown when a call fails.
+_LOGBACK = """\
+<configuration>
+  <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
+    <target>System.err</target>
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n%ex{3}</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="STDERR"/></root>
+</configuration>
+"""
+
+# Small files and buffers; no disk, however full, makes the store refuse or delete.
+_STORE_SETTINGS: dict[str, object] = {
+    "mappedFileSizeCommitLog": FILE_BYTES,
+    "mappedFileSizeConsumeQueue": 2000,
+    "maxHashSlotNum": 1000,
+    "maxIndexNum": 4000,
+    "maxMessageSize": 65536,
+    "diskMaxUsedSpaceRatio": 99,
+    "cleanFileForciblyEnable": False,
+    "fileReservedTime": 720,
+    "haListenPort": 0,
+    "haSendHeartbeatInterval": 200,
+    "slaveTimeout": 3000,
+    "brokerClusterName": "interop",
+    "brokerName": "interop",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+}
+
+
+class JavaError(Exception):
+    """RocketMQ, or the driver around it, failed; the text is the Java stack trace or the driver's log."""
+
+
+@frozen
+class JavaMessage:
+    """A message as RocketMQ's own consume queue and decoder give it."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    """Of the whole record, in bytes."""
+    body_crc: int
+    """CRC-32 & 0x7FFFFFFF, computed by the driver over the body that was read."""
+    body_bytes: int
+
+
+@frozen
+class JavaQueues:
+    """What one topic's consume queues hold."""
+
+    bounds: Mapping[int, tuple[int, int]]
+    """Queue id -> (min, max) queue offset."""
+    messages: tuple[JavaMessage, ...]
+    """In order of their physical offsets."""
+
+
+@frozen
+class JavaPuts:
+    """What became of a run of puts."""
+
+    statuses: Mapping[str, int]
+    end_offset: int
+    """End of the last record appended; -1 if none was."""
+    slowest_ms: int
+
+
+class JavaDriver:
+    """A JVM with one RocketMQ version in it, in which any number of stores can be open."""
+
+    def __init__(self, version: str, *, folder: Path) -> None:
+        self.version = version
+        self._folder = folder
+        self._calls: dict[int, Future[dict[str, Any]]] = {}
+        self._calls_lock = threading.Lock()
+        self._ids = count(1)
+        home = folder / "home"
+        home.mkdir(parents=True)
+        logback = folder / "logback.xml"
+        logback.write_text(_LOGBACK)
+        self._log_path = folder / "driver.log"
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "java", *_JVM_FLAGS,
+                    # RocketMQ writes to the user's home whatever its store path says.
+                    f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
+                    "-Drocketmq.client.logUseSlf4j=true",
+                    "-cp", class_path(version), "interop.StoreDriver",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env={**os.environ, "NAMESRV_ADDR": "", "ROCKETMQ_HOME": str(home)},
+                text=True,
+                encoding="utf-8",
+                bufsize=1,
+            )  # fmt: skip
+        ready = self._calls[0] = Future()
+        self._reader = threading.Thread(target=self._read_answers, name=f"rocketmq-{version}", daemon=True)
+        self._reader.start()
+        ready.result(30)
+
+    def log(self) -> str:
+        """The last lines that RocketMQ and the JVM wrote."""
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-60:])
+
+    def submit(self, command: str, **fields: object) -> Future[dict[str, Any]]:
+        """Start a command; its answer, or `JavaError`, comes through the future."""
+        answer: Future[dict[str, Any]] = Future()
+        call_id = next(self._ids)
+        with self._calls_lock:
+            self._calls[call_id] = answer
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps({"id": call_id, "do": command, **fields}) + "\n")
+            stdin.flush()
+        except OSError as gone:
+            raise JavaError(f"the {self.version} driver is gone\n{self.log()}") from gone
+        return answer
+
+    def call(self, command: str, *, timeout_s: float = 30.0, **fields: object) -> dict[str, Any]:
+        """Carry out a command and wait for its answer."""
+        try:
+            return self.submit(command, **fields).result(timeout_s)
+        except TimeoutError:
+            raise JavaError(
+                f"{self.version}: no answer to {command} within {timeout_s} s\n{self.log()}"
+            ) from None
+
+    def open_store(
+        self, root: Path, *, role: str, ha_master_address: str | None = None, **settings: object
+    ) -> JavaStore:
+        """Load and start a message store on `root`; `settings` are RocketMQ's own keys."""
+        return self._open("start", root, role, ha_master_address, settings)
+
+    def open_broker(
+        self, root: Path, *, role: str, ha_master_address: str | None = None, **settings: object
+    ) -> JavaStore:
+        """Start a whole broker, without name server, on `root`."""
+        return self._open("broker", root, role, ha_master_address, settings)
+
+    def _open(
+        self, command: str, root: Path, role: str, ha_master_address: str | None, settings: dict[str, object]
+    ) -> JavaStore:
+        name = f"{root.name}-{next(self._ids)}"
+        config = {
+            **_STORE_SETTINGS,
+            "brokerRole": role,
+            "brokerId": 1 if role == "SLAVE" else 0,
+            "storePathRootDir": str(root),
+            "storePathCommitLog": str(root / "commitlog"),
+            **settings,
+        }
+        if self.version == "5.3.3":
+            config = {"timerWheelEnable": False, "enableCompaction": False, **config}
+        answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address)
+        return JavaStore(
+            driver=self,
+            name=name,
+            root=root,
+            ha_port=answer["haPort"],
+            listen_port=answer.get("listenPort"),
+        )
+
+    def kill(self) -> None:
+        """`kill -9`: every store in this JVM ends at once."""
+        self._process.kill()
+        self._finish()
+
+    def close(self) -> None:
+        """End the JVM; stores that are still open end as in a crash. For the end of the tests only."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._process.wait(10)
+        self._reader.join(10)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(BrokenPipeError):  # a request that was never read: its caller has been told
+                stream.close()
+
+    def _read_answers(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        for line in stdout:
+            answer = json.loads(line)
+            with self._calls_lock:
+                call = self._calls.pop(answer["id"])
+            if "error" in answer:
+                call.set_exception(JavaError(f"RocketMQ {self.version}: {answer['error']}"))
+            else:
+                call.set_result(answer["result"])
+        with self._calls_lock:
+            lost, self._calls = self._calls, {}
+        for call in lost.values():
+            call.set_exception(JavaError(f"the {self.version} driver ended\n{self.log()}"))
+
+
+class JavaStore:
+    """An open RocketMQ message store (or broker)."""
+
+    def __init__(
+        self, *, driver: JavaDriver, name: str, root: Path, ha_port: int, listen_port: int | None
+    ) -> None:
+        self._driver = driver
+        self._name = name
+        self.root = root
+        self.ha_port = ha_port
+        self.listen_port = listen_port
+        self.is_open = True
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves connect, `host:port`."""
+        return f"127.0.0.1:{self.ha_port}"
+
+    @property
+    def listen_address(self) -> str:
+        """Where clients connect, `host:port`; only a broker has it."""
+        assert self.listen_port is not None, "a bare store speaks no remoting"
+        return f"127.0.0.1:{self.listen_port}"
+
+    def put(
+        self,
+        number: int,
+        *,
+        size: tuple[int, int] = (10, 4000),
+        topic: str = "TopicTest",
+        queues: int = 4,
+        seed: int = 1,
+        wait_store_msg_ok: bool = True,
+        timeout_s: float = 60.0,
+    ) -> JavaPuts:
+        """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn."""
+        return self.start_put(
+            number,
+            size=size,
+            topic=topic,
+            queues=queues,
+            seed=seed,
+            wait_store_msg_ok=wait_store_msg_ok,
+        ).result(timeout_s)
+
+    def start_put(
+        self,
+        number: int,
+        *,
+        size: tuple[int, int] = (10, 4000),
+        topic: str = "TopicTest",
+        queues: int = 4,
+        seed: int = 1,
+        wait_store_msg_ok: bool = True,
+    ) -> Future[JavaPuts]:
+        """`put` that goes on while the caller does something else."""
+        answer = self._driver.submit(
+            "put",
+            store=self._name,
+            count=number,
+            sizeMin=size[0],
+            sizeMax=size[1],
+            topic=topic,
+            queues=queues,
+            seed=seed,
+            waitStoreMsgOK=wait_store_msg_ok,
+        )
+        puts: Future[JavaPuts] = Future()
+
+        def finish(done: Future[dict[str, Any]]) -> None:
+            problem = done.exception()
+            if problem is not None:
+                puts.set_exception(problem)
+                return
+            said = done.result()
+            puts.set_result(
+                JavaPuts(
+                    statuses=said["statuses"],
+                    end_offset=said["endOffset"],
+                    slowest_ms=said["slowestMillis"],
+                )
+            )
+
+        answer.add_done_callback(finish)
+        return puts
+
+    def status(self) -> dict[str, int]:
+        """minOffset, maxOffset, dispatchBehindBytes, haConnections, push2SlaveMaxOffset."""
+        return self._driver.call("status", store=self._name)
+
+    @property
+    def max_offset(self) -> int:
+        """End of the log, in bytes."""
+        return self.status()["maxOffset"]
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the log, in bytes."""
+        return self.status()["minOffset"]
+
+    def wait(self, *, within_s: float = 15.0, **conditions: int | bool) -> dict[str, int]:
+        """Wait for `maxOffset`, `push2SlaveMaxOffset` (at least), `haConnections` (exactly), `dispatched`."""
+        said = self._driver.call(
+            "wait", store=self._name, millis=int(within_s * 1000), timeout_s=within_s + 10, **conditions
+        )
+        if not said["reached"]:
+            raise AssertionError(
+                f"RocketMQ {self._driver.version}: {conditions} not reached within {within_s} s: {said}\n"
+                f"{self._driver.log()}"
+            )
+        return said
+
+    def read(self, topic: str = "TopicTest") -> JavaQueues:
+        """Every message of `topic` through RocketMQ's own consume queues, once dispatch has caught up."""
+        self.wait(dispatched=True)
+        said = self._driver.call("read", store=self._name, topic=topic)
+        messages = (JavaMessage(*fields) for fields in said["messages"])
+        return JavaQueues(
+            bounds={int(queue): (bounds[0], bounds[1]) for queue, bounds in said["queues"].items()},
+            messages=tuple(sorted(messages, key=lambda message: message.physical_offset)),
+        )
+
+    def shutdown(self) -> None:
+        """A clean stop."""
+        if self.is_open:
+            self.is_open = False
+            self._driver.call("shutdown", store=self._name)
+
+    def start_shutdown(self) -> Future[dict[str, Any]]:
+        """A clean stop that the caller waits for later: RocketMQ takes seconds for it."""
+        assert self.is_open
+        self.is_open = False
+        return self._driver.submit("shutdown", store=self._name)
+
+
+@contextmanager
+def java_driver(version: str, *, folder: Path) -> Iterator[JavaDriver]:
+    """A JVM for as long as the block runs."""
+    driver = JavaDriver(version, folder=folder)
+    try:
+        yield driver
+    finally:
+        driver.close()

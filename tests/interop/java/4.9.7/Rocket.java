@@ -1,0 +1,80 @@
+package interop;
+
+import java.lang.reflect.Field;
+import java.net.InetSocketAddress;
+import java.nio.channels.ServerSocketChannel;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.MessageExtBrokerInner;
+import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.stats.BrokerStatsManager;
+
+/** What is particular to RocketMQ 4.9.7. */
+final class Rocket {
+    private Rocket() {
+    }
+
+    static DefaultMessageStore open(MessageStoreConfig storeConfig, BrokerConfig brokerConfig) throws Exception {
+        BrokerStatsManager stats = new BrokerStatsManager(brokerConfig.getBrokerClusterName(), false);
+        return new DefaultMessageStore(
+            storeConfig, stats, (topic, queue, offset, tags, time, bitmap, properties) -> { }, brokerConfig);
+    }
+
+    /** The HA client exists from the constructor on and sleeps 5 s when it finds no address: set it first. */
+    static void start(DefaultMessageStore store, String haMasterAddress) throws Exception {
+        if (haMasterAddress != null) {
+            store.updateHaMasterAddress(haMasterAddress);
+        }
+        store.start();
+    }
+
+    static BrokerController broker(BrokerConfig brokerConfig, NettyServerConfig serverConfig,
+        NettyClientConfig clientConfig, MessageStoreConfig storeConfig) {
+        return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
+    }
+
+    static void startBroker(BrokerController broker, DefaultMessageStore store, String haMasterAddress)
+        throws Exception {
+        if (haMasterAddress != null) {
+            store.updateHaMasterAddress(haMasterAddress);
+        }
+        broker.start();
+    }
+
+    static CompletableFuture<PutMessageResult> put(DefaultMessageStore store, String topic, int queueId, byte[] body,
+        Map<String, String> properties, InetSocketAddress bornHost, InetSocketAddress storeHost,
+        boolean waitStoreMsgOK) {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        message.setTopic(topic);
+        message.setQueueId(queueId);
+        message.setBody(body);
+        MessageAccessor.setProperties(message, properties);
+        message.setWaitStoreMsgOK(waitStoreMsgOK);
+        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        message.setBornTimestamp(System.currentTimeMillis());
+        message.setBornHost(bornHost);
+        message.setStoreHost(storeHost);
+        return store.asyncPutMessage(message);
+    }
+
+    /** Port 0 is bound as the system likes, and kept to itself: it is read off the listening socket. */
+    static int haPort(DefaultMessageStore store, MessageStoreConfig config) throws Exception {
+        Object accept = read(store.getHaService(), "acceptSocketService");
+        ServerSocketChannel listening = (ServerSocketChannel) read(accept, "serverSocketChannel");
+        return listening.socket().getLocalPort();
+    }
+
+    private static Object read(Object owner, String name) throws Exception {
+        Field field = owner.getClass().getDeclaredField(name);
+        field.setAccessible(true);
+        return field.get(owner);
+    }
+}

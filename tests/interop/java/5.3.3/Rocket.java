@@ -1,0 +1,76 @@
+package interop;
+
+import java.net.InetSocketAddress;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.stats.BrokerStatsManager;
+
+/** What is particular to RocketMQ 5.3.3. */
+final class Rocket {
+    private Rocket() {
+    }
+
+    static DefaultMessageStore open(MessageStoreConfig storeConfig, BrokerConfig brokerConfig) throws Exception {
+        BrokerStatsManager stats = new BrokerStatsManager(brokerConfig.getBrokerClusterName(), false);
+        return new DefaultMessageStore(
+            storeConfig, stats, (topic, queue, offset, tags, time, bitmap, properties) -> { }, brokerConfig,
+            new ConcurrentHashMap<>());
+    }
+
+    /** The HA client is made by start(), ignores the address in the config, and sleeps 5 s unless it is woken. */
+    static void start(DefaultMessageStore store, String haMasterAddress) throws Exception {
+        store.start();
+        follow(store, haMasterAddress);
+    }
+
+    static BrokerController broker(BrokerConfig brokerConfig, NettyServerConfig serverConfig,
+        NettyClientConfig clientConfig, MessageStoreConfig storeConfig) {
+        brokerConfig.setListenPort(serverConfig.getListenPort());
+        return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
+    }
+
+    static void startBroker(BrokerController broker, DefaultMessageStore store, String haMasterAddress)
+        throws Exception {
+        broker.start();
+        follow(store, haMasterAddress);
+    }
+
+    private static void follow(DefaultMessageStore store, String haMasterAddress) {
+        if (haMasterAddress != null) {
+            store.updateHaMasterAddress(haMasterAddress);
+            store.getHaService().getHAClient().wakeup();
+        }
+    }
+
+    static CompletableFuture<PutMessageResult> put(DefaultMessageStore store, String topic, int queueId, byte[] body,
+        Map<String, String> properties, InetSocketAddress bornHost, InetSocketAddress storeHost,
+        boolean waitStoreMsgOK) {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        message.setTopic(topic);
+        message.setQueueId(queueId);
+        message.setBody(body);
+        MessageAccessor.setProperties(message, properties);
+        message.setWaitStoreMsgOK(waitStoreMsgOK);
+        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        message.setBornTimestamp(System.currentTimeMillis());
+        message.setBornHost(bornHost);
+        message.setStoreHost(storeHost);
+        return store.asyncPutMessage(message);
+    }
+
+    /** Port 0 is bound as the system likes and written back to the config. */
+    static int haPort(DefaultMessageStore store, MessageStoreConfig config) {
+        return config.getHaListenPort();
+    }
+}

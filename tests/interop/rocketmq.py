@@ -1,0 +1,148 @@
+"""Real RocketMQ on this machine: its jars from Maven Central, and the Java driver compiled against them.
+
+Both are made once per machine in a cache folder outside the checkout (`$XDG_CACHE_HOME/trioha-interop`, or
+`~/.cache/trioha-interop`), one folder per version. A stamp with the fingerprint of what it was made of makes
+later runs offline and fast; a lock file lets several test runs share the cache.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+VERSIONS = ("4.9.7", "5.3.3")
+JAVA_MAJOR_MIN = 17
+JAVA_SOURCES = Path(__file__).parent / "java"
+
+_MAVEN_TIMEOUT_S = 600.0
+_JAVAC_TIMEOUT_S = 120.0
+# Pinned, so that a new release of the plugin cannot change what a run does.
+_COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>trioha</groupId>
+  <artifactId>interop-{version}</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.rocketmq</groupId>
+      <artifactId>rocketmq-broker</artifactId>
+      <version>{version}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+class ToolchainError(Exception):
+    """Maven or javac is there, but did not do its work: the tests fail, they are not skipped."""
+
+
+def missing_tools() -> str | None:
+    """What this machine lacks to run real RocketMQ, as one line; None if it has everything."""
+    for tool in ("mvn", "java", "javac"):
+        if shutil.which(tool) is None:
+            return f"interop tests need Maven and a JDK {JAVA_MAJOR_MIN} or newer: no `{tool}` on the PATH"
+    said = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=False)
+    found = re.search(r"javac (\d+)", said.stdout + said.stderr)
+    if found is None or int(found[1]) < JAVA_MAJOR_MIN:
+        have = (said.stdout + said.stderr).strip() or "nothing"
+        return f"interop tests need a JDK {JAVA_MAJOR_MIN} or newer: `javac -version` says {have}"
+    return None
+
+
+def cache_folder() -> Path:
+    """Where jars and compiled classes are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "trioha-interop"
+
+
+def class_path(version: str, *, cache: Path | None = None) -> str:
+    """The class path of the driver for RocketMQ `version`; fetches and compiles what is not there yet.
+
+    Raises `ToolchainError` with the tool's own words if Maven or javac fails.
+    """
+    folder = (cache or cache_folder()) / version
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        jars = _jars(version, folder)
+        classes = _classes(version, folder, jars)
+    return f"{classes}{os.pathsep}{jars}/*"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _jars(version: str, folder: Path) -> Path:
+    pom = _POM.format(version=version)
+    jars, stamp = folder / "lib", folder / "lib.stamp"
+    fingerprint = _fingerprint(pom, _COPY_DEPENDENCIES)
+    if stamp.is_file() and stamp.read_text() == fingerprint and any(jars.glob("rocketmq-broker-*.jar")):
+        return jars
+    shutil.rmtree(jars, ignore_errors=True)
+    stamp.unlink(missing_ok=True)
+    (folder / "pom.xml").write_text(pom)
+    _run(
+        [
+            "mvn", "--batch-mode", "--quiet", "--no-transfer-progress", _COPY_DEPENDENCIES,
+            "-DincludeScope=runtime", f"-DoutputDirectory={jars}",
+        ],
+        cwd=folder,
+        timeout_s=_MAVEN_TIMEOUT_S,
+    )  # fmt: skip
+    stamp.write_text(fingerprint)
+    return jars
+
+
+def _classes(version: str, folder: Path, jars: Path) -> Path:
+    sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / version).glob("*.java")])
+    fingerprint = _fingerprint(*(source.read_text() for source in sources))
+    classes, stamp = folder / "classes", folder / "classes.stamp"
+    if stamp.is_file() and stamp.read_text() == fingerprint:
+        return classes
+    shutil.rmtree(classes, ignore_errors=True)
+    stamp.unlink(missing_ok=True)
+    _run(
+        [
+            "javac", "--release", str(JAVA_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
+            "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources),
+        ],
+        cwd=folder,
+        timeout_s=_JAVAC_TIMEOUT_S,
+    )  # fmt: skip
+    stamp.write_text(fingerprint)
+    return classes
+
+
+def _fingerprint(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _run(command: list[str], *, cwd: Path, timeout_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ToolchainError(f"{command[0]} did not end within {timeout_s:.0f} s") from late
+    if done.returncode != 0:
+        raise ToolchainError(f"{command[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,0 +1,81 @@
+"""The harness itself: real RocketMQ beside real RocketMQ, and what happens without Maven."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.interop.java import FILE_BYTES, JavaDriver
+from tests.interop.logs import assert_same_log, blank_tails
+from tests.interop.rocketmq import VERSIONS, ToolchainError, class_path, missing_tools
+
+pytestmark = pytest.mark.interop
+
+PAIRS = (
+    list(product(VERSIONS, VERSIONS)) if os.environ.get("TRIOHA_INTEROP_ALL_PAIRS") else [("5.3.3", "4.9.7")]
+)
+
+
+@pytest.mark.parametrize(("master_version", "slave_version"), PAIRS)
+def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
+    tmp_path: Path, rocketmq: Callable[[str], JavaDriver], master_version: str, slave_version: str
+) -> None:
+    master_jvm, slave_jvm = rocketmq(master_version), rocketmq(slave_version)
+    wait_for = {"inSyncReplicas": 2, "totalReplicas": 2} if master_version == "5.3.3" else {}
+    master = master_jvm.open_store(tmp_path / "master", role="SYNC_MASTER", **wait_for)
+    slave = slave_jvm.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
+    # The first report decides where a transfer starts: only a slave that has the first bytes gets all files.
+    joined = master.put(1, size=(100, 100), wait_store_msg_ok=False)
+    slave.wait(maxOffset=joined.end_offset)
+
+    puts = master.put(200)
+    end = puts.end_offset
+    slave.wait(maxOffset=end)
+    master.wait(push2SlaveMaxOffset=end)
+    read_master, read_slave = master.read(), slave.read()
+    for closing in [slave.start_shutdown(), master.start_shutdown()]:
+        closing.result(30)
+
+    assert puts.statuses == {"PUT_OK": 200}
+    assert end > 4 * FILE_BYTES
+    assert blank_tails(master.root, end=end, file_bytes=FILE_BYTES) == end // FILE_BYTES
+    assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+    assert len(read_master.messages) == 201
+    assert read_master == read_slave
+
+
+def test_a_machine_without_maven_is_told_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lacking = missing_tools()
+    assert lacking is not None
+    assert "mvn" in lacking
+    assert "\n" not in lacking
+
+
+def test_an_old_jdk_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for tool in ("mvn", "java"):
+        _fake_tool(tmp_path / tool, "exit 0")
+    _fake_tool(tmp_path / "javac", "echo javac 11.0.2")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert missing_tools() == "interop tests need a JDK 17 or newer: `javac -version` says javac 11.0.2"
+
+
+def test_a_maven_that_fails_is_a_failure_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _fake_tool(tmp_path / "mvn", "echo Could not resolve dependencies; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ToolchainError, match=r"mvn ended with 1:\nCould not resolve dependencies"):
+        class_path("5.3.3", cache=tmp_path / "cache")
+    assert not list(tmp_path.rglob("*.stamp"))
+
+
+def _fake_tool(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
