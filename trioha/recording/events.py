@@ -131,13 +131,22 @@ class CloseReason(IntEnum):
     """A record whose length, magic, position or CRC is wrong."""
     CONNECT_FAILED = 13
     """No connection could be made."""
+    STORE_ERROR = 14
+    """The slave's own disk refused the bytes."""
 
 
 class EventSink(Protocol):
     """Whoever is told what happens. Telling never blocks and never fails."""
 
     def emit(
-        self, kind: int, *, conn: int = NO_CONNECTION, offset: int = 0, aux: int = 0, size: int = 0, flags: int = 0
+        self,
+        kind: int,
+        *,
+        conn: int = NO_CONNECTION,
+        offset: int = 0,
+        aux: int = 0,
+        size: int = 0,
+        flags: int = 0,
     ) -> None:
         """Report one event, stamped with the monotonic clock now."""
 
@@ -149,7 +158,14 @@ class NoSink:
     """Listens to nobody: what a node uses when it does not record."""
 
     def emit(
-        self, kind: int, *, conn: int = NO_CONNECTION, offset: int = 0, aux: int = 0, size: int = 0, flags: int = 0
+        self,
+        kind: int,
+        *,
+        conn: int = NO_CONNECTION,
+        offset: int = 0,
+        aux: int = 0,
+        size: int = 0,
+        flags: int = 0,
     ) -> None:
         """Nothing."""
 

@@ -1,0 +1,307 @@
+"""One replica's connection at the master (spec ha 2.2, 2.4, 3.1).
+
+Theory of operation. A connection is a nursery: a reader that takes reports and a writer that sends the log
+live and die together. The nursery stands in a cancel scope whose deadline is the housekeeping limit; every
+byte read moves it on. The first of reader, writer and deadline to end the connection says why
+(`CloseReason`); then the other is cancelled, the socket is closed and what the slave acknowledged is
+forgotten.
+
+States. HANDSHAKE from birth until the first report, which is the request; TRANSFER from then on; SHUTDOWN at
+the end. Offsets:
+
+- `request_offset`: the first report that was not negative; -1 before it. Set once.
+- `sent_offset`: everything before it was handed to the socket, or the slave had it already. Only the writer
+  moves it, only forward.
+- `ack_offset`: the slave's last report; -1 before the first. Only the reader moves it, only forward, and
+  never beyond `sent_offset`: an ack is a promise about bytes that were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import trio
+from attrs import frozen
+
+from trioha.ha.frames import ReportDecoder, encode_header
+from trioha.ha.meter import LagClock, RateMeter
+from trioha.ha.replicas import Replicas
+from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
+from trioha.store.commit_log import CommitLog
+
+log = structlog.get_logger(__name__)
+
+RECEIVE_BYTES = 16 * 1024
+COPY_BYTES_MAX = 64 * 1024
+"""Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
+
+
+@frozen
+class HaSettings:
+    """Timers and limits of the HA protocol, for both sides."""
+
+    heartbeat_interval_s: float
+    """haSendHeartbeatInterval: silence on the own sending side after which a heartbeat goes out."""
+    housekeeping_interval_s: float
+    """haHousekeepingInterval: silence of the peer after which the connection is closed."""
+    transfer_batch_bytes: int
+    """haTransferBatchSize: longest body of a frame that is sent."""
+
+
+@frozen
+class ConnectionStatus:
+    """A connection as it is at one moment."""
+
+    connection_id: int
+    address: str
+    state: HaState
+    request_offset: int
+    sent_offset: int
+    ack_offset: int
+    lag_s: float
+    """Age of the oldest byte that the slave has not acknowledged."""
+    transferred_bytes_per_s: int
+
+
+class HaConnection:
+    """The master's side of one connection. `run` is its whole life."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        connection_id: int,
+        address: str,
+        replica: str,
+        commit_log: CommitLog,
+        replicas: Replicas,
+        settings: HaSettings,
+        sink: EventSink,
+        on_refused: Callable[[CloseReason], None] = lambda _: None,
+    ) -> None:
+        self.connection_id = connection_id
+        self.address = address
+        """The peer, `host:port`."""
+        self.replica = replica
+        """Which replica this is: several connections of one replica are one copy."""
+        self.state = HaState.HANDSHAKE
+        self.request_offset = -1
+        self.sent_offset = -1
+        self.ack_offset = -1
+        self.close_reason = CloseReason.NONE
+        self._stream = stream
+        self._log = commit_log
+        self._replicas = replicas
+        self._settings = settings
+        self._sink = sink
+        self._on_refused = on_refused
+        self._requested = trio.Event()
+        self._lag_clock = LagClock()
+        self._rate = RateMeter(trio.current_time())
+
+    def status(self) -> ConnectionStatus:
+        """How the connection stands now."""
+        now_s = trio.current_time()
+        return ConnectionStatus(
+            connection_id=self.connection_id,
+            address=self.address,
+            state=self.state,
+            request_offset=self.request_offset,
+            sent_offset=self.sent_offset,
+            ack_offset=self.ack_offset,
+            lag_s=self._lag_clock.age_s(now_s),
+            transferred_bytes_per_s=self._rate.bytes_per_s(now_s),
+        )
+
+    async def run(self) -> CloseReason:
+        """Serve the slave until the connection ends, and say why it did. The stream is closed then.
+
+        Cancelling closes the connection with the reason SHUTDOWN.
+        """
+        self._change_state(HaState.HANDSHAKE)
+        idle = trio.CancelScope(deadline=trio.current_time() + self._settings.housekeeping_interval_s)
+        try:
+            with idle:
+                async with trio.open_nursery() as connection:
+                    connection.start_soon(self._read_reports, idle, connection.cancel_scope)
+                    connection.start_soon(self._write_log, connection.cancel_scope)
+            if idle.cancelled_caught:
+                self._end(CloseReason.HOUSEKEEPING)
+                log.warning(
+                    f"ha housekeeping, found this connection[{self.address}] expired",
+                    interval_s=self._settings.housekeeping_interval_s,
+                )
+        finally:
+            self._end(CloseReason.SHUTDOWN)
+            self._replicas.forget(self.connection_id)
+            self._sink.emit(
+                Kind.CLOSED,
+                conn=self.connection_id,
+                offset=self.ack_offset,
+                aux=self._log.max_offset,
+                flags=self.close_reason,
+            )
+            self._change_state(HaState.SHUTDOWN)
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(self._stream)
+        return self.close_reason
+
+    def _end(self, reason: CloseReason) -> None:
+        """Note why the connection ends; the first reason stays."""
+        if self.close_reason is CloseReason.NONE:
+            self.close_reason = reason
+
+    def _change_state(self, state: HaState) -> None:
+        self.state = state
+        self._sink.emit(
+            Kind.STATE,
+            conn=self.connection_id,
+            offset=self.ack_offset,
+            aux=self._log.max_offset,
+            flags=state,
+        )
+
+    # -- reports -----------------------------------------------------------------------------------------
+
+    async def _read_reports(self, idle: trio.CancelScope, connection: trio.CancelScope) -> None:
+        decoder = ReportDecoder()
+        housekeeping_s = self._settings.housekeeping_interval_s
+        try:
+            while self.close_reason is CloseReason.NONE:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    self._end(CloseReason.EOF)
+                    break
+                idle.deadline = trio.current_time() + housekeeping_s
+                report = decoder.feed(bytes(data))
+                if report is not None:
+                    self._take_report(report)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        finally:
+            connection.cancel()
+
+    def _take_report(self, offset: int) -> None:
+        if self.request_offset < 0:
+            self._take_request(offset)
+        elif offset < self.ack_offset:
+            self._refuse(offset, CloseReason.ACK_WENT_BACK)
+        elif offset > self.sent_offset:
+            self._refuse(offset, CloseReason.ACK_BEYOND_SENT)
+        elif offset == self.ack_offset:
+            self._sink.emit(
+                Kind.HEARTBEAT,
+                conn=self.connection_id,
+                offset=offset,
+                aux=self._log.max_offset,
+                flags=Direction.RECEIVED,
+            )
+        else:
+            self._acknowledge(offset)
+
+    def _take_request(self, offset: int) -> None:
+        """The first report says what the slave has, and so where to start (spec ha 2.2).
+
+        -1 means that it has nothing to say yet. A slave outside of the log is sent away, so that it sees the
+        fault: RocketMQ would send it heartbeats for ever.
+        """
+        commit_log = self._log
+        max_offset = commit_log.max_offset
+        if offset == -1:
+            return
+        if offset < 0:
+            self._refuse(offset, CloseReason.BAD_SIZE)
+            return
+        self._sink.emit(Kind.REQUESTED, conn=self.connection_id, offset=offset, aux=max_offset)
+        if offset > max_offset:
+            self._refuse(offset, CloseReason.REQUEST_ABOVE_MAX)
+            return
+        if 0 < offset < commit_log.min_offset:
+            self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
+            return
+        self.request_offset = offset
+        self.sent_offset = offset or max_offset - max_offset % commit_log.file_bytes
+        log.info(
+            f"slave[{self.address}] request offset {offset}",
+            start_offset=self.sent_offset,
+            max_offset=max_offset,
+        )
+        self._change_state(HaState.TRANSFER)
+        self._lag_clock.appended(max_offset, trio.current_time())
+        self._acknowledge(offset)
+        self._requested.set()
+
+    def _acknowledge(self, offset: int) -> None:
+        self.ack_offset = offset
+        self._lag_clock.acknowledged(offset)
+        self._sink.emit(Kind.ACK, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
+        self._replicas.acknowledge(self.connection_id, replica=self.replica, ack_offset=offset)
+
+    def _refuse(self, offset: int, reason: CloseReason) -> None:
+        max_offset = self._log.max_offset
+        log.warning(
+            f"slave[{self.address}] refused: report {offset} ({reason.name})",
+            ack_offset=self.ack_offset,
+            sent_offset=self.sent_offset,
+            min_offset=self._log.min_offset,
+            max_offset=max_offset,
+        )
+        self._sink.emit(Kind.REFUSED, conn=self.connection_id, offset=offset, aux=max_offset, flags=reason)
+        self._on_refused(reason)
+        self._end(reason)
+
+    # -- log ---------------------------------------------------------------------------------------------
+
+    async def _write_log(self, connection: trio.CancelScope) -> None:
+        try:
+            await self._requested.wait()
+            appended = self._log.appended
+            heartbeat_s = self._settings.heartbeat_interval_s
+            while True:
+                if appended.offset > self.sent_offset:
+                    await self._send_frame()
+                    continue
+                with trio.move_on_after(heartbeat_s) as silence:
+                    await appended.reached(self.sent_offset + 1)
+                if silence.cancelled_caught:
+                    await self._send_heartbeat()
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        except trio.TooSlowError:
+            # The slave still talks but takes nothing: as good as silent.
+            self._end(CloseReason.HOUSEKEEPING)
+        finally:
+            connection.cancel()
+
+    async def _send_frame(self) -> None:
+        offset = self.sent_offset
+        commit_log = self._log
+        body = commit_log.read(offset, self._settings.transfer_batch_bytes)
+        max_offset = commit_log.max_offset
+        now_s = trio.current_time()
+        self._lag_clock.appended(max_offset, now_s)
+        # Counted as sent before the first byte leaves: the slave's ack may be faster than our own return.
+        self.sent_offset = offset + len(body)
+        self._sink.emit(Kind.TRANSFER, conn=self.connection_id, offset=offset, aux=max_offset, size=len(body))
+        await self._send(encode_header(offset, len(body)), body)
+        self._rate.add(len(body), trio.current_time())
+
+    async def _send_heartbeat(self) -> None:
+        self._sink.emit(
+            Kind.HEARTBEAT,
+            conn=self.connection_id,
+            offset=self.sent_offset,
+            aux=self._log.max_offset,
+            flags=Direction.SENT,
+        )
+        await self._send(encode_header(self.sent_offset, 0), memoryview(b""))
+
+    async def _send(self, header: bytes, body: memoryview) -> None:
+        """Raises TooSlowError if the peer takes nothing for a whole housekeeping interval."""
+        with trio.fail_after(self._settings.housekeeping_interval_s):
+            if len(body) <= COPY_BYTES_MAX:
+                await self._stream.send_all(header + body)
+            else:
+                await self._stream.send_all(header)
+                await self._stream.send_all(body)

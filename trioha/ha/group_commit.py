@@ -1,0 +1,88 @@
+"""Group commit: what a put waits for after it was appended (design section 4, spec ha 4).
+
+`need` is the number of copies beyond the master's own. Fewer eligible replicas than that:
+SLAVE_NOT_AVAILABLE at once, the message stays stored. Otherwise the put waits for the need-th largest
+acknowledged offset to reach its end, at most slaveTimeout: FLUSH_SLAVE_TIMEOUT. With SYNC_FLUSH it also waits for the disk, at most
+syncFlushTimeout: FLUSH_DISK_TIMEOUT. Both waits run side by side, each put has its own deadlines, and if both
+fail the replicas' status is the answer.
+"""
+
+from __future__ import annotations
+
+import trio
+from attrs import frozen
+
+from trioha.ha.replicas import Replicas
+from trioha.recording.events import EventSink, Kind
+from trioha.store.status import PutStatus
+from trioha.watermark import Watermark
+
+
+@frozen
+class GroupCommitSettings:
+    """What puts of this master wait for."""
+
+    copies_needed: int
+    """Replicas that must hold a put before it is answered PUT_OK; 0 for an ASYNC_MASTER."""
+    slave_timeout_s: float
+    sync_flush: bool
+    sync_flush_timeout_s: float
+
+
+class GroupCommit:
+    """Waits for replicas and disk on behalf of puts."""
+
+    def __init__(
+        self, settings: GroupCommitSettings, *, replicas: Replicas, flushed: Watermark, sink: EventSink
+    ) -> None:
+        self._settings = settings
+        self._replicas = replicas
+        self._flushed = flushed
+        self._sink = sink
+
+    async def wait(self, *, end_offset: int, request_id: int, wait_store_ok: bool) -> PutStatus:
+        """Wait until the record that ends at `end_offset` is as safe as the settings ask.
+
+        Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. A put with the
+        property WAIT=false (`wait_store_ok` False) waits for nothing. Cancelling leaves nothing behind.
+        """
+        settings = self._settings
+        need = settings.copies_needed
+        if not wait_store_ok or (need == 0 and not settings.sync_flush):
+            return PutStatus.PUT_OK
+        sink = self._sink
+        sink.emit(Kind.WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
+        started_s = trio.current_time()
+        if not settings.sync_flush:
+            status = await self._wait_for_replicas(end_offset, need)
+        elif need == 0:
+            status = await self._wait_for_disk(end_offset)
+        else:
+            status = await self._wait_for_both(end_offset, need)
+        waited_us = min(round((trio.current_time() - started_s) * 1e6), 2**31 - 1)
+        sink.emit(Kind.WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
+        return status
+
+    async def _wait_for_replicas(self, end_offset: int, need: int) -> PutStatus:
+        if self._replicas.eligible_count(end_offset) < need:
+            return PutStatus.SLAVE_NOT_AVAILABLE
+        with trio.move_on_after(self._settings.slave_timeout_s) as wait:
+            await self._replicas.copies(need).reached(end_offset)
+        return PutStatus.FLUSH_SLAVE_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
+
+    async def _wait_for_disk(self, end_offset: int) -> PutStatus:
+        with trio.move_on_after(self._settings.sync_flush_timeout_s) as wait:
+            await self._flushed.reached(end_offset)
+        return PutStatus.FLUSH_DISK_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
+
+    async def _wait_for_both(self, end_offset: int, need: int) -> PutStatus:
+        disk_status = PutStatus.UNKNOWN_ERROR
+
+        async def wait_for_disk() -> None:
+            nonlocal disk_status
+            disk_status = await self._wait_for_disk(end_offset)
+
+        async with trio.open_nursery() as waits:
+            waits.start_soon(wait_for_disk)
+            replica_status = await self._wait_for_replicas(end_offset, need)
+        return replica_status if replica_status is not PutStatus.PUT_OK else disk_status

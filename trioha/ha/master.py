@@ -1,0 +1,130 @@
+"""The master's side of replication: accepts slaves and keeps what they acknowledged (spec ha 3.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import structlog
+import trio
+from attrs import field, frozen
+
+from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
+from trioha.ha.replicas import Replicas
+from trioha.recording.events import CloseReason, EventSink
+from trioha.store.commit_log import CommitLog
+
+log = structlog.get_logger(__name__)
+
+SEND_UNSENT_BYTES = 1 << 20
+"""How much unsent data the kernel may hold for a slave before the writer waits: trio's 16 KiB is meant for
+fair chat between peers, a log transfer wants the socket full."""
+
+LOOPBACK_PREFIXES = ("127.", "::1", "::ffff:127.")
+
+
+@frozen
+class MasterStatistics:
+    """What happened at the HA port since the node started."""
+
+    accepted: int
+    """Connections accepted."""
+    closed: dict[str, int] = field(factory=dict)
+    """Connections ended, by `CloseReason` name."""
+
+
+class HaMaster:
+    """Serves the log to every slave that connects."""
+
+    def __init__(
+        self,
+        *,
+        commit_log: CommitLog,
+        replicas: Replicas,
+        settings: HaSettings,
+        sink: EventSink,
+        distinct_by_connection: bool = False,
+    ) -> None:
+        """`distinct_by_connection`: each connection is a replica of its own, for several on one host."""
+        self._log = commit_log
+        self._replicas = replicas
+        self._settings = settings
+        self._sink = sink
+        self._distinct_by_connection = distinct_by_connection
+        self._ids = count(1)
+        self._connections: dict[int, HaConnection] = {}
+        self._closed: Counter[str] = Counter()
+        self._accepted = 0
+
+    def connections(self) -> list[ConnectionStatus]:
+        """Every connection that is open now, oldest first."""
+        return [connection.status() for connection in self._connections.values()]
+
+    def statistics(self) -> MasterStatistics:
+        """What happened since the start."""
+        return MasterStatistics(accepted=self._accepted, closed=dict(self._closed))
+
+    async def serve(
+        self,
+        listeners: list[trio.SocketListener],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept slaves for ever; cancelling closes every connection."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, self._serve_socket, listeners)
+            task_status.started()
+
+    async def _serve_socket(self, stream: trio.SocketStream) -> None:
+        try:
+            peer = stream.socket.getpeername()
+        except OSError:
+            # Gone before it was served.
+            await trio.aclose_forcefully(stream)
+            return
+        if hasattr(trio.socket, "TCP_NOTSENT_LOWAT"):
+            stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, SEND_UNSENT_BYTES)
+        await self.serve_stream(stream, host=peer[0], port=peer[1])
+
+    async def serve_stream(self, stream: trio.abc.Stream, *, host: str, port: int) -> CloseReason:
+        """Serve one slave over any stream until its connection ends; says why it did.
+
+        A fault of our own in one connection ends that connection, with its traceback in the log.
+        """
+        connection_id = next(self._ids)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        connection = HaConnection(
+            stream,
+            connection_id=connection_id,
+            address=address,
+            replica=self._replica_name(host=host, connection_id=connection_id),
+            commit_log=self._log,
+            replicas=self._replicas,
+            settings=self._settings,
+            sink=self._sink,
+        )
+        self._accepted += 1
+        self._connections[connection_id] = connection
+        self._sink.fact("connection", conn=connection_id, address=address, role="master")
+        log.info("slave connected", address=address, connection=connection_id)
+        try:
+            await connection.run()
+        except* Exception:
+            log.exception("connection ended by a fault of this node", address=address)
+        finally:
+            del self._connections[connection_id]
+            self._closed[connection.close_reason.name] += 1
+            log.info(
+                "slave disconnected",
+                address=address,
+                connection=connection_id,
+                reason=connection.close_reason.name,
+                ack_offset=connection.ack_offset,
+            )
+        return connection.close_reason
+
+    def _replica_name(self, *, host: str, connection_id: int) -> str:
+        """What makes a replica distinct: its address, or on one host each connection (design section 4)."""
+        if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
+            return f"connection {connection_id}"
+        return host

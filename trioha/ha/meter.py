@@ -1,0 +1,81 @@
+"""Small measures of a connection: its speed, and how old its oldest unacknowledged byte is."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 1.0
+NOTE_INTERVAL_S = 0.01
+NOTES_MAX = 8192
+
+
+class RateMeter:
+    """Bytes per second over the last whole second, as RocketMQ's flow monitor shows it."""
+
+    def __init__(self, now_s: float) -> None:
+        self._window_start_s = now_s
+        self._bytes = 0
+        self._last_bytes_per_s = 0.0
+
+    def add(self, count: int, now_s: float) -> None:
+        """`count` bytes went by now."""
+        self._roll(now_s)
+        self._bytes += count
+
+    def bytes_per_s(self, now_s: float) -> int:
+        """Speed in the last window that is over; 0 when nothing went by for two windows."""
+        self._roll(now_s)
+        return round(self._last_bytes_per_s)
+
+    def _roll(self, now_s: float) -> None:
+        elapsed_s = now_s - self._window_start_s
+        if elapsed_s < WINDOW_S:
+            return
+        self._last_bytes_per_s = self._bytes / elapsed_s if elapsed_s < 2 * WINDOW_S else 0.0
+        self._window_start_s = now_s
+        self._bytes = 0
+
+
+class LagClock:
+    """When bytes were seen at the log's end, to tell the age of the oldest one that is not acknowledged.
+
+    Notes closer than 10 ms are one note, and beyond 8192 notes every second one is dropped: ages stay exact
+    to that spacing, memory stays bounded however long a replica is behind.
+    """
+
+    def __init__(self) -> None:
+        self._notes: deque[tuple[int, float]] = deque()
+        """End offset of bytes and when the first of them was seen, oldest first."""
+
+    def appended(self, end_offset: int, now_s: float) -> None:
+        """The log now ends at `end_offset`."""
+        notes = self._notes
+        if notes:
+            last_end, last_s = notes[-1]
+            if end_offset <= last_end:
+                return
+            if now_s - last_s < NOTE_INTERVAL_S:
+                notes[-1] = (end_offset, last_s)
+                return
+        notes.append((end_offset, now_s))
+        if len(notes) > NOTES_MAX:
+            self._thin()
+
+    def acknowledged(self, offset: int) -> None:
+        """Everything before `offset` is acknowledged."""
+        notes = self._notes
+        while notes and notes[0][0] <= offset:
+            notes.popleft()
+
+    def age_s(self, now_s: float) -> float:
+        """Age of the oldest byte that is not acknowledged, 0 if all are."""
+        return now_s - self._notes[0][1] if self._notes else 0.0
+
+    def _thin(self) -> None:
+        """Join each two notes into one with the later end and the earlier time."""
+        notes = list(self._notes)
+        pairs = zip(notes[::2], notes[1::2], strict=False)
+        joined = [(later[0], earlier[1]) for earlier, later in pairs]
+        if len(notes) % 2:
+            joined.append(notes[-1])
+        self._notes = deque(joined)

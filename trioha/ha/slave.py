@@ -1,0 +1,333 @@
+"""The slave's side of replication: dials the master, takes its log, reports how far it is (spec ha 2.3, 3.2).
+
+Theory of operation. While the node runs, the slave is READY (no connection), or in TRANSFER with one. A
+connection is a nursery like the master's: a reader that appends what the master sends and a writer that
+reports the log's end whenever it has grown, or as a heartbeat. The first report goes out at once: it is the
+request, and names the exact byte to go on from. Silence of the master beyond the housekeeping interval ends
+the connection; after any end the slave waits (0.1 s, doubling to 5 s, back to 0.1 s once a frame was taken)
+and dials again.
+
+An ack is a promise: what is reported is the end of whole, checked records in the own log. The bytes of a
+frame are checked record by record before they are appended; a bad one ends the connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import structlog
+import trio
+from attrs import frozen
+
+from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.connection import HaSettings
+from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
+from trioha.ha.meter import RateMeter
+from trioha.recording.events import (
+    NO_CONNECTION,
+    CloseReason,
+    Direction,
+    EventSink,
+    HaState,
+    Kind,
+    LinkEvent,
+)
+from trioha.store.commit_log import CommitLog
+from trioha.store.record import RecordError
+from trioha.store.replica import ReplicaAppender
+
+log = structlog.get_logger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+BACK_OFF_MIN_S = 0.1
+BACK_OFF_MAX_S = 5.0
+RECEIVE_BYTES = 256 * 1024
+
+Connect = Callable[[], Awaitable[trio.abc.Stream]]
+
+
+@frozen
+class SlaveStatus:
+    """The slave's link as it is at one moment."""
+
+    state: HaState
+    master_address: str
+    reported_offset: int
+    """Last offset reported on the current or last connection, -1 before the first."""
+    reconnects: int
+    """Connections made after the first one."""
+    transferred_bytes_per_s: int
+    last_read_ms: int
+    """Wall time of the last byte from the master, 0 before the first."""
+    last_write_ms: int
+    """Wall time of the last report, 0 before the first."""
+    last_close_reason: CloseReason
+    """Why the last connection ended, NONE while none has."""
+
+
+class HaSlave:
+    """Keeps this node's log a copy of the master's."""
+
+    def __init__(
+        self,
+        *,
+        master_address: str,
+        connect: Connect,
+        commit_log: CommitLog,
+        settings: HaSettings,
+        sink: EventSink,
+    ) -> None:
+        """`connect` opens a stream to the master's HA port; OSError and TooSlowError mean it is not there."""
+        self._master_address = master_address
+        self._connect = connect
+        self._log = commit_log
+        self._settings = settings
+        self._sink = sink
+        self._appender = ReplicaAppender(commit_log)
+        self._ids = count(1)
+        self._connection_id = NO_CONNECTION
+        self._connections = 0
+        self._state = HaState.READY
+        self._reported_offset = -1
+        self._reason = CloseReason.NONE
+        self._last_reason = CloseReason.NONE
+        self._frame_taken = False
+        self._rate = RateMeter(0.0)
+        self._last_read_ms = 0
+        self._last_write_ms = 0
+
+    def status(self) -> SlaveStatus:
+        """How the link stands now."""
+        return SlaveStatus(
+            state=self._state,
+            master_address=self._master_address,
+            reported_offset=self._reported_offset,
+            reconnects=max(0, self._connections - 1),
+            transferred_bytes_per_s=self._rate.bytes_per_s(trio.current_time()),
+            last_read_ms=self._last_read_ms,
+            last_write_ms=self._last_write_ms,
+            last_close_reason=self._last_reason,
+        )
+
+    async def run(self) -> None:
+        """Replicate for ever, whatever master or disk do meanwhile."""
+        back_off_s = BACK_OFF_MIN_S
+        try:
+            while True:
+                self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
+                self._frame_taken = False
+                reason = await self._connect_and_replicate()
+                if self._frame_taken:
+                    back_off_s = BACK_OFF_MIN_S
+                self._sink.emit(
+                    Kind.LINK,
+                    conn=self._connection_id,
+                    size=round(back_off_s * 1000),
+                    flags=LinkEvent.BACK_OFF,
+                )
+                log.info(
+                    "no connection to the master",
+                    master=self._master_address,
+                    reason=reason.name,
+                    next_try_s=back_off_s,
+                )
+                await trio.sleep(back_off_s)
+                back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
+        finally:
+            self._state = HaState.SHUTDOWN
+
+    async def _connect_and_replicate(self) -> CloseReason:
+        self._connection_id = NO_CONNECTION
+        try:
+            with trio.fail_after(CONNECT_TIMEOUT_S):
+                stream = await self._connect()
+        except (OSError, trio.TooSlowError) as error:
+            log.debug("connect failed", master=self._master_address, error=str(error) or "timed out")
+            self._last_reason = CloseReason.CONNECT_FAILED
+            return CloseReason.CONNECT_FAILED
+        self._connection_id = next(self._ids)
+        self._connections += 1
+        return await self.replicate(stream)
+
+    async def replicate(self, stream: trio.abc.Stream) -> CloseReason:
+        """Take the log over one stream until the connection ends, and say why. The stream is closed then."""
+        self._reason = CloseReason.NONE
+        self._reported_offset = -1
+        self._appender.discard()
+        self._rate = RateMeter(trio.current_time())
+        self._sink.fact("connection", conn=self._connection_id, address=self._master_address, role="slave")
+        self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
+        self._change_state(HaState.TRANSFER)
+        log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
+        idle = trio.CancelScope(deadline=trio.current_time() + self._settings.housekeeping_interval_s)
+        try:
+            with idle:
+                async with trio.open_nursery() as connection:
+                    connection.start_soon(self._read_log, stream, idle, connection.cancel_scope)
+                    connection.start_soon(self._write_reports, stream, connection.cancel_scope)
+            if idle.cancelled_caught:
+                self._end(CloseReason.HOUSEKEEPING)
+                log.warning(
+                    f"ha housekeeping, found this connection[{self._master_address}] expired",
+                    interval_s=self._settings.housekeeping_interval_s,
+                )
+        finally:
+            self._end(CloseReason.SHUTDOWN)
+            self._last_reason = self._reason
+            self._sink.emit(
+                Kind.CLOSED,
+                conn=self._connection_id,
+                offset=self._log.max_offset,
+                aux=self._log.max_offset,
+                flags=self._reason,
+            )
+            self._change_state(HaState.READY)
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+        return self._reason
+
+    def _end(self, reason: CloseReason) -> None:
+        if self._reason is CloseReason.NONE:
+            self._reason = reason
+
+    def _change_state(self, state: HaState) -> None:
+        self._state = state
+        max_offset = self._log.max_offset
+        self._sink.emit(Kind.STATE, conn=self._connection_id, offset=max_offset, aux=max_offset, flags=state)
+
+    # -- the master's log ----------------------------------------------------------------------------------
+
+    async def _read_log(
+        self, stream: trio.abc.Stream, idle: trio.CancelScope, connection: trio.CancelScope
+    ) -> None:
+        decoder = TransferDecoder(body_bytes_max=min(BODY_BYTES_MAX, self._log.file_bytes))
+        housekeeping_s = self._settings.housekeeping_interval_s
+        try:
+            while self._reason is CloseReason.NONE:
+                data = await stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    self._end(CloseReason.EOF)
+                    break
+                now_s = trio.current_time()
+                idle.deadline = now_s + housekeeping_s
+                self._rate.add(len(data), now_s)
+                self._last_read_ms = time.time_ns() // 1_000_000
+                decoder.feed(bytes(data))
+                self._take_events(decoder)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        except RemoteProtocolError as error:
+            self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
+        except RecordError as error:
+            self._refuse(self._log.max_offset, CloseReason.BAD_RECORD, str(error))
+        except StoreError as error:
+            # A full disk: the log stays whole, and the next tries find out when there is space again.
+            self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
+        finally:
+            connection.cancel()
+
+    def _take_events(self, decoder: TransferDecoder) -> None:
+        """Take all that the decoder has; a frame that does not fit ends the connection."""
+        header = self._header
+        while (event := decoder.next_event()) is not None:
+            match event:
+                case FrameHeader():
+                    self._header = header = event
+                    if not self._accept_header(event):
+                        return
+                case BodyPart(data, is_last):
+                    self._appender.append(data)
+                    if is_last:
+                        self._frame_taken = True
+                        self._sink.emit(
+                            Kind.RECEIVED,
+                            conn=self._connection_id,
+                            offset=header.offset,
+                            aux=self._log.max_offset,
+                            size=header.body_bytes,
+                        )
+
+    _header = FrameHeader(0, 0)
+    """Header of the frame that is being received."""
+
+    def _accept_header(self, header: FrameHeader) -> bool:
+        """Whether the frame continues the own log (spec ha 2.3); an empty log begins where the master says."""
+        commit_log = self._log
+        file_bytes = commit_log.file_bytes
+        expected_offset = self._appender.next_offset
+        if header.offset != expected_offset:
+            may_begin = commit_log.is_empty and expected_offset == commit_log.max_offset
+            if not may_begin or header.offset % file_bytes:
+                self._refuse(
+                    header.offset,
+                    CloseReason.OFFSET_MISMATCH,
+                    f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected_offset} "
+                    f"MASTER: {header.offset}",
+                )
+                return False
+            log.info("log begins at the master's offset", offset=header.offset)
+            commit_log.start_at(header.offset)
+        if header.offset % file_bytes + header.body_bytes > file_bytes:
+            self._refuse(
+                header.offset,
+                CloseReason.BAD_SIZE,
+                f"frame of {header.body_bytes} bytes at {header.offset} crosses a file's end",
+            )
+            return False
+        if header.body_bytes == 0:
+            self._sink.emit(
+                Kind.HEARTBEAT,
+                conn=self._connection_id,
+                offset=header.offset,
+                aux=commit_log.max_offset,
+                flags=Direction.RECEIVED,
+            )
+        return True
+
+    def _refuse(self, offset: int, reason: CloseReason, message: str) -> None:
+        log.warning(message, master=self._master_address, reason=reason.name)
+        self._sink.emit(
+            Kind.REFUSED,
+            conn=self._connection_id,
+            offset=offset,
+            aux=self._log.max_offset,
+            flags=reason,
+        )
+        self._end(reason)
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    async def _write_reports(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+        appended = self._log.appended
+        heartbeat_s = self._settings.heartbeat_interval_s
+        try:
+            while True:
+                await self._report(stream, appended.offset)
+                with trio.move_on_after(heartbeat_s):
+                    await appended.reached(self._reported_offset + 1)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        except trio.TooSlowError:
+            self._end(CloseReason.HOUSEKEEPING)
+        finally:
+            connection.cancel()
+
+    async def _report(self, stream: trio.abc.Stream, offset: int) -> None:
+        """Tell the master the log's end; TooSlowError if it takes nothing for a housekeeping interval."""
+        grown = offset != self._reported_offset
+        self._reported_offset = offset
+        if grown:
+            self._sink.emit(Kind.REPORTED, conn=self._connection_id, offset=offset, aux=self._log.max_offset)
+        else:
+            self._sink.emit(
+                Kind.HEARTBEAT,
+                conn=self._connection_id,
+                offset=offset,
+                aux=self._log.max_offset,
+                flags=Direction.SENT,
+            )
+        with trio.fail_after(self._settings.housekeeping_interval_s):
+            await stream.send_all(encode_report(offset))
+        self._last_write_ms = time.time_ns() // 1_000_000
