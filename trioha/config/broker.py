@@ -78,7 +78,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     loading.parse()
     if not loading.problems:
         return loading.checked()
-    raise loading.problems[0] if len(loading.problems) == 1 else InvalidConfig(loading.problems)
+    # Top to bottom, as one goes through the file; then what has no line.
+    problems = sorted(loading.problems, key=lambda problem: (problem.line is None, problem.line or 0))
+    raise problems[0] if len(problems) == 1 else InvalidConfig(problems)
 
 
 def _read(path: Path) -> bytes:
@@ -128,7 +130,7 @@ class _Loading:
     file: str
     given: dict[str, _Given] = field(factory=dict)
     """By attribute."""
-    unused: dict[str, None] = field(factory=dict)
+    unused: list[str] = field(factory=list)
     """RocketMQ's keys that trioha does not use yet, in the order of their appearance."""
     values: dict[str, Any] = field(factory=dict)
     """Parsed, by attribute: arguments of `BrokerConfig`."""
@@ -159,7 +161,7 @@ class _Loading:
     def _take(self, given: _Given) -> None:
         if given.key not in _BY_KEY:
             if given.key in ROCKETMQ_KEYS:
-                self.unused[given.key] = None
+                self.unused.append(given.key if given.line is not None else given.file)
             else:
                 self.problems.append(
                     given.problem("is not a key of RocketMQ or trioha", _did_you_mean(given.key))

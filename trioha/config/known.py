@@ -1,7 +1,7 @@
 """Which keys a RocketMQ broker understands, so that an operator's broker.conf is told from a typing error.
 
 The settable properties of BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig and
-AuthConfig of 4.9.7 and 5.3.3, what their brokers answer to GET_BROKER_CONFIG, and the two that BrokerStartup makes
+AuthConfig of 4.9.7 and 5.3.3, what their brokers answer to GET_BROKER_CONFIG, and the two that BrokerStartup
 makes environment settings of.
 """
 

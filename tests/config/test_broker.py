@@ -1,0 +1,457 @@
+"""A broker.conf is read as RocketMQ means it, and refused with place and reason where it cannot be meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from trioha.config.broker import (
+    BrokerConfig,
+    BrokerRole,
+    DistinctBy,
+    FlushDiskType,
+    InvalidConfig,
+    LoadedConfig,
+    LogFormat,
+    load_config,
+)
+from trioha.config.known import ROCKETMQ_KEYS
+from trioha.config.model import broker_settings
+from trioha.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return tmp_path / "broker.conf"
+
+
+def load(conf: Path, text: str, *overrides: str) -> LoadedConfig:
+    conf.write_text(text)
+    return load_config(conf, overrides)
+
+
+def refusals(conf: Path, text: str, *overrides: str) -> list[str]:
+    """The lines that a refused configuration is refused with, the folder of the file left out."""
+    with pytest.raises(ConfigError) as refused:
+        load(conf, text, *overrides)
+    return str(refused.value).replace(f"{conf.parent}/", "").splitlines()
+
+
+def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/operator")
+    config = load(conf, "").config
+    assert attrs.asdict(
+        config, filter=lambda field, _: field.name not in {"broker_name", "broker_ip1", "broker_ip2"}
+    ) == {
+        "broker_cluster_name": "DefaultCluster",
+        "broker_id": 0,
+        "broker_role": BrokerRole.ASYNC_MASTER,
+        "listen_port": 10911,
+        "ha_listen_port": 10912,
+        "ha_master_address": None,
+        "store_path_root_dir": Path("/home/operator/store"),
+        "store_path_commit_log": Path("/home/operator/store/commitlog"),
+        "mapped_file_size_commit_log": 1073741824,
+        "max_message_size": 4194304,
+        "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
+        "flush_interval_commit_log": 500,
+        "ha_send_heartbeat_interval": 5000,
+        "ha_housekeeping_interval": 20000,
+        "ha_transfer_batch_size": 32768,
+        "ha_max_gap_not_in_sync": 268435456,
+        "sync_flush_timeout": 5000,
+        "slave_timeout": 3000,
+        "in_sync_replicas": 1,
+        "total_replicas": 1,
+        "record_dir": None,
+        "bind_address": "0.0.0.0",
+        "ha_distinct_by": DistinctBy.ADDRESS,
+        "log_format": LogFormat.CONSOLE,
+        "given": frozenset(),
+    }
+    assert config.broker_name
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.\d+", config.broker_ip1)
+    assert config.broker_ip2 == config.broker_ip1
+
+
+def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
+    text = """
+        brokerClusterName=C
+        brokerName : b
+        brokerId 3
+        brokerRole=SLAVE
+        brokerIP1=10.0.0.1
+        brokerIP2=ha.example.org
+        listenPort=30911
+        haListenPort=30000
+        haMasterAddress=[::1]:30912
+        storePathRootDir=/data/s
+        storePathCommitLog=/log/s
+        mappedFileSizeCommitLog=65536
+        maxMessageSize=1024
+        flushDiskType=SYNC_FLUSH
+        flushIntervalCommitLog=10
+        haSendHeartbeatInterval=100
+        haHousekeepingInterval=400
+        haTransferBatchSize=4194292
+        haMaxGapNotInSync=9223372036854775807
+        syncFlushTimeout=6
+        slaveTimeout=7
+        inSyncReplicas=2
+        totalReplicas=3
+        trioha.recordDir=/rec
+        trioha.bindAddress=127.0.0.1
+        trioha.haDistinctBy=connection
+        trioha.logFormat=json
+    """
+    loaded = load(conf, text)
+    expected: dict[str, Any] = {
+        "broker_cluster_name": "C",
+        "broker_name": "b",
+        "broker_id": 3,
+        "broker_role": BrokerRole.SLAVE,
+        "broker_ip1": "10.0.0.1",
+        "broker_ip2": "ha.example.org",
+        "listen_port": 30911,
+        "ha_listen_port": 30000,
+        "ha_master_address": "[::1]:30912",
+        "store_path_root_dir": Path("/data/s"),
+        "store_path_commit_log": Path("/log/s"),
+        "mapped_file_size_commit_log": 65536,
+        "max_message_size": 1024,
+        "flush_disk_type": FlushDiskType.SYNC_FLUSH,
+        "flush_interval_commit_log": 10,
+        "ha_send_heartbeat_interval": 100,
+        "ha_housekeeping_interval": 400,
+        "ha_transfer_batch_size": 4194292,
+        "ha_max_gap_not_in_sync": 9223372036854775807,
+        "sync_flush_timeout": 6,
+        "slave_timeout": 7,
+        "in_sync_replicas": 2,
+        "total_replicas": 3,
+        "record_dir": Path("/rec"),
+        "bind_address": "127.0.0.1",
+        "ha_distinct_by": DistinctBy.CONNECTION,
+        "log_format": LogFormat.JSON,
+    }
+    settings = broker_settings()
+    assert expected.keys() == settings.keys()
+    given = frozenset(setting.key for setting in settings.values())
+    assert loaded == LoadedConfig(BrokerConfig(**expected, given=given), ())
+    assert loaded.config.ha_master_endpoint == ("::1", 30912)
+
+
+def test_every_setting_has_a_docstring_with_its_meaning() -> None:
+    source = (ROOT / "trioha/config/model.py").read_text()
+    for attribute in broker_settings():
+        assert re.search(rf'^    {attribute}: .*?\n    """', source, re.MULTILINE | re.DOTALL), attribute
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(conf: Path) -> None:
+    config = load(conf, "slaveTimeout=1\nlistenPort=5\n", "slaveTimeout = 2 ", "slaveTimeout=3").config
+    assert (config.slave_timeout, config.listen_port) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("listenPort=20000", (20000, 20001)),
+        ("listenPort=0", (0, 0)),
+        ("listenPort=20000\nhaListenPort=0", (20000, 0)),
+        ("listenPort=0\nhaListenPort=7", (0, 7)),
+        ("listenPort=65535\nhaListenPort=65534", (65535, 65534)),
+    ],
+)
+def test_the_ha_port_follows_the_listen_port(conf: Path, text: str, ports: tuple[int, int]) -> None:
+    config = load(conf, text).config
+    assert (config.listen_port, config.ha_listen_port) == ports
+
+
+@pytest.mark.parametrize(
+    ("role", "in_sync_replicas", "acks"),
+    [("ASYNC_MASTER", 3, 0), ("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 1), ("SYNC_MASTER", 3, 2)],
+)
+def test_a_sync_master_needs_the_acks_that_the_design_says(
+    conf: Path, role: str, in_sync_replicas: int, acks: int
+) -> None:
+    config = load(conf, f"brokerRole={role}\ninSyncReplicas={in_sync_replicas}").config
+    assert config.slave_acks_needed == acks
+
+
+def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> None:
+    assert load(conf, "haSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
+    assert load(conf, "haSlaveFallbehindMax=77").config.given == {"haMaxGapNotInSync"}
+    assert load(conf, "haMaxGapNotInSync=77\nhaSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
+    assert load(conf, "haMaxGapNotInSync=1", "haSlaveFallbehindMax=2").config.ha_max_gap_not_in_sync == 2
+    assert load(conf, "bindAddress=127.0.0.1").config.bind_address == "127.0.0.1"
+    assert refusals(conf, "haMaxGapNotInSync=1\nhaSlaveFallbehindMax=2") == [
+        "broker.conf:2: haSlaveFallbehindMax: contradicts haMaxGapNotInSync in line 1, another name of it; keep one"
+    ]
+
+
+def test_blanks_around_values_do_not_count(conf: Path) -> None:
+    assert load(conf, "slaveTimeout = 12 \t\nbrokerRole=SYNC_MASTER  ").config.slave_timeout == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("~/s", "/home/op/s"),
+        ("~", "/home/op"),
+        ("$HOME/s", "/home/op/s"),
+        ("${HOME}/s", "/home/op/s"),
+        ("/a/~/$HOME", "/a/~/$HOME"),
+        ("/a/$USER", "/a/$USER"),
+    ],
+)
+def test_only_a_leading_home_is_special_in_a_path(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, given: str, path: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/op")
+    config = load(conf, f"storePathRootDir={given}").config
+    assert config.store_path_root_dir == Path(path)
+    assert config.store_path_commit_log == Path(path) / "commitlog"
+
+
+@pytest.mark.parametrize("given", ["~other/s", "$HOMER/s", "s"])
+def test_other_paths_are_relative_to_the_working_directory(
+    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(conf, f"storePathRootDir={given}").config.store_path_root_dir == tmp_path / given
+
+
+def test_an_empty_optional_value_means_none(conf: Path) -> None:
+    config = load(conf, "haMasterAddress=\ntrioha.recordDir=\n").config
+    assert config.ha_master_address is None
+    assert config.record_dir is None
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("listenPort=abc", "1: listenPort: 'abc' is not a whole number; give 0 to 65535"),
+        ("listenPort=", "1: listenPort: an empty value is not a whole number; give 0 to 65535"),
+        ("listenPort=1_0", "1: listenPort: '1_0' is not a whole number; give 0 to 65535"),
+        ("listenPort=0x10", "1: listenPort: '0x10' is not a whole number; give 0 to 65535"),
+        ("listenPort=5000.0", "1: listenPort: '5000.0' is not a whole number; give 0 to 65535"),
+        ("listenPort=\u0661", "1: listenPort: '\u0661' is not a whole number; give 0 to 65535"),
+        ("listenPort=65536", "1: listenPort: 65536 is out of range; give 0 to 65535"),
+        ("listenPort=-1", "1: listenPort: -1 is out of range; give 0 to 65535"),
+        ("slaveTimeout=2147483648", "1: slaveTimeout: 2147483648 is out of range; give 1 to 2147483647"),
+        ("slaveTimeout=0", "1: slaveTimeout: 0 is out of range; give 1 to 2147483647"),
+        ("haTransferBatchSize=4194293", "1: haTransferBatchSize: 4194293 is out of range; give 1 to 4194292"),
+        (
+            "\n\nbrokerRole=master",
+            "3: brokerRole: 'master' is not one of its values; give one of ASYNC_MASTER, SYNC_MASTER, SLAVE",
+        ),
+        (
+            "flushDiskType=sync_flush",
+            "1: flushDiskType: 'sync_flush' is not one of its values; give one of ASYNC_FLUSH, SYNC_FLUSH",
+        ),
+        (
+            "trioha.logFormat=xml",
+            "1: trioha.logFormat: 'xml' is not one of its values; give one of console, json",
+        ),
+        ("brokerName=", "1: brokerName: is empty; give a name or leave the key out"),
+        (
+            "brokerName=a b",
+            "1: brokerName: 'a b' has blanks or control characters; give a plain name",
+        ),
+        ("brokerIP1=host", "1: brokerIP1: 'host' is not an IP address; give an IPv4 or IPv6 address"),
+        (
+            "brokerIP1=fe80::1%eth0",
+            "1: brokerIP1: 'fe80::1%eth0' has a zone, which a record cannot hold; leave out the %zone",
+        ),
+        (
+            "haMasterAddress=host",
+            "1: haMasterAddress: 'host' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6",
+        ),
+        (
+            "haMasterAddress=::1:10912",
+            "1: haMasterAddress: '::1:10912' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6",
+        ),
+        ("haMasterAddress=h:0", "1: haMasterAddress: 'h:0' has no port from 1 to 65535"),
+        ("storePathRootDir=", "1: storePathRootDir: is empty; give a directory or leave the key out"),
+        ("storePathRootDir=\\u0000", "1: storePathRootDir: has a NUL character; give a plain path"),
+        (
+            "storePathCommitLog=/a,/b",
+            "1: storePathCommitLog: names several directories; trioha keeps one commit log in one directory",
+        ),
+        (
+            "brokerNmae=x",
+            "1: brokerNmae: is not a key of RocketMQ or trioha; did you mean brokerName?",
+        ),
+        (
+            "haslavefallbehindmax=1",
+            "1: haslavefallbehindmax: is not a key of RocketMQ or trioha; did you mean haSlaveFallbehindMax?",
+        ),
+        ("recordDir=/x", "1: recordDir: is not a key of RocketMQ or trioha; did you mean trioha.recordDir?"),
+        ("zzz=1", "1: zzz: is not a key of RocketMQ or trioha"),
+        (
+            "brokerName=C:\\users",
+            "1: brokerName: \\u is not followed by four hexadecimal digits; a backslash itself is written \\\\",
+        ),
+        (
+            "brokerId=1",
+            "1: brokerId: is 1, but brokerRole is ASYNC_MASTER; a master has brokerId 0; a slave has brokerRole=SLAVE",
+        ),
+        (
+            "brokerRole=SLAVE\nhaMasterAddress=h:1\nbrokerId=0",
+            "3: brokerId: is 0, which is the master's, but brokerRole is SLAVE; give 1 or more",
+        ),
+        (
+            "brokerRole=SLAVE\nbrokerId=1",
+            " haMasterAddress: is missing, but brokerRole is SLAVE; give HOST:PORT of the master's HA service",
+        ),
+        (
+            "brokerRole=SLAVE\nbrokerId=40000\nhaMasterAddress=h:1\ntrioha.recordDir=/r",
+            (
+                "2: brokerId: is 40000, which a recorded session cannot hold; "
+                "give at most 32767 or leave out trioha.recordDir"
+            ),
+        ),
+        (
+            "inSyncReplicas=3\ntotalReplicas=2",
+            "1: inSyncReplicas: is 3, but totalReplicas is only 2; raise totalReplicas",
+        ),
+        (
+            "listenPort=65535",
+            "1: listenPort: leaves no port for haListenPort, which is listenPort + 1 by default; give haListenPort",
+        ),
+        (
+            "listenPort=7\nhaListenPort=7",
+            "2: haListenPort: is 7, and so is listenPort; give another port",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_file_line_key_and_reason(
+    conf: Path, text: str, refusal: str
+) -> None:
+    assert refusals(conf, text) == [f"broker.conf:{refusal}"]
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(conf: Path) -> None:
+    text = "brokerRole=SLAVE\nslaveTimeout=x\nfoo.bar=1\nbrokerId=0\n"
+    assert refusals(conf, text, "maxMessageSize=-4", "listenPort") == [
+        "broker.conf:2: slaveTimeout: 'x' is not a whole number; give 1 to 2147483647",
+        "broker.conf:3: foo.bar: is not a key of RocketMQ or trioha",
+        "broker.conf:4: brokerId: is 0, which is the master's, but brokerRole is SLAVE; give 1 or more",
+        "-p listenPort: is not of the form key=value",
+        "-p maxMessageSize: -4 is out of range; give 1 to 2147483647",
+        (
+            "broker.conf: haMasterAddress: is missing, but brokerRole is SLAVE; "
+            "give HOST:PORT of the master's HA service"
+        ),
+    ]
+    with pytest.raises(InvalidConfig) as refused:
+        load(conf, text)
+    assert [problem.line for problem in refused.value.problems] == [2, 3, 4, None]
+
+
+def test_a_refused_value_is_not_also_blamed_for_what_follows_from_it(conf: Path) -> None:
+    assert refusals(conf, "brokerRole=slave\nbrokerId=1") == [
+        "broker.conf:1: brokerRole: 'slave' is not one of its values; give one of ASYNC_MASTER, SYNC_MASTER, SLAVE"
+    ]
+
+
+def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
+    loaded = load(conf, "listenPort=bad\nslaveTimeout=1\nlistenPort=9\n")
+    assert loaded.config.listen_port == 9
+    assert loaded.warnings == (f"{conf}:1: listenPort: is overridden by line 3",)
+
+
+def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
+    loaded = load(
+        conf, "deleteWhen=04\nnamesrvAddr=a:1\nenableAutoInSyncReplicas=true", "fileReservedTime=48"
+    )
+    assert loaded.warnings == (
+        (
+            f"{conf}: known to RocketMQ, not used by trioha yet: "
+            "deleteWhen, namesrvAddr, enableAutoInSyncReplicas, -p fileReservedTime"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            "brokerRole=SYNC_MASTER\ninSyncReplicas=1",
+            (
+                "2: inSyncReplicas: a SYNC_MASTER still waits for one slave; "
+                "to wait for none, set brokerRole=ASYNC_MASTER"
+            ),
+        ),
+        (
+            "brokerRole=SYNC_MASTER\ntotalReplicas=1",
+            "2: totalReplicas: a SYNC_MASTER needs a slave: without one every put is SLAVE_NOT_AVAILABLE",
+        ),
+        ("haMasterAddress=h:1", "1: haMasterAddress: is not used by a ASYNC_MASTER"),
+        (
+            "mappedFileSizeCommitLog=65536",
+            (
+                "1: mappedFileSizeCommitLog: a file of 65536 bytes has no room for maxMessageSize=4194304: "
+                "bodies beyond 65436 bytes will be MESSAGE_ILLEGAL"
+            ),
+        ),
+        (
+            "haHousekeepingInterval=5000",
+            (
+                "1: haHousekeepingInterval: haHousekeepingInterval=5000 is not above haSendHeartbeatInterval=5000: "
+                "idle connections will be closed again and again"
+            ),
+        ),
+    ],
+)
+def test_what_may_be_meant_but_hurts_is_warned_about(conf: Path, text: str, warning: str) -> None:
+    assert load(conf, text).warnings == (f"{conf}:{warning}",)
+
+
+@pytest.mark.parametrize(
+    "text", ["brokerRole=SYNC_MASTER", "brokerRole=SYNC_MASTER\ninSyncReplicas=2", "inSyncReplicas=1"]
+)
+def test_a_usual_configuration_warns_of_nothing(conf: Path, text: str) -> None:
+    assert load(conf, text).warnings == ()
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    for path, reason in [
+        (tmp_path / "none.conf", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ]:
+        with pytest.raises(ConfigError) as refused:
+            load_config(path)
+        assert str(refused.value) == f"{path}: cannot be read: {reason}; give the path of a broker.conf"
+
+
+def test_a_file_far_too_large_is_refused_without_reading_it_all(conf: Path) -> None:
+    with conf.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"is larger than 1048576 bytes: not a broker\.conf"):
+        load_config(conf)
+
+
+def test_every_key_in_use_but_our_own_is_a_key_of_rocketmq() -> None:
+    for setting in broker_settings().values():
+        for key in (setting.key, *setting.aliases):
+            assert key in ROCKETMQ_KEYS or key.startswith("trioha."), key
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
+def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str) -> None:
+    """The body of a real GET_BROKER_CONFIG response is a broker.conf of that broker."""
+    text = (ROOT / f"tests/vectors/config/broker-{version}.properties").read_text()
+    loaded = load(conf, text)
+    assert loaded.config.broker_role is BrokerRole.SYNC_MASTER
+    assert loaded.config.broker_cluster_name == "SpecCluster"
+    assert loaded.config.mapped_file_size_commit_log == 16777216
+    (unused,) = [warning for warning in loaded.warnings if "not used by trioha yet" in warning]
+    assert "registerNameServerPeriod" in unused
+    assert "mappedFileSizeCommitLog" not in unused
