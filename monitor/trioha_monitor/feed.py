@@ -1,0 +1,133 @@
+"""Asks the nodes: one trio task, one connection and at most one question in flight for each of them.
+
+Whatever a node does (refuses, hangs, answers half, answers nonsense, goes away) ends in a sample that says
+so, a pause that grows up to `back_off_s_max`, and a new connection. No node waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+
+import trio
+from attrs import frozen
+
+from trioha.errors import PeerError, TriohaError
+from trioha.remoting.client import open_client
+from trioha.remoting.status import BrokerStatus, fetch_status
+from trioha_monitor.model import ClusterModel, Sample, Snapshot
+
+Publish = Callable[[Snapshot], None]
+"""Whoever is shown the snapshots; called in the feed's thread, returns at once."""
+Feed = Callable[[Publish], Awaitable[None]]
+"""A source of snapshots: publishes until it is cancelled."""
+Ask = Callable[[], Awaitable[BrokerStatus]]
+"""One question to one node."""
+
+
+@frozen
+class FeedTimes:
+    """How often, and how patiently. All in seconds."""
+
+    interval_s: float = 0.2
+    """Pause between two questions to one node."""
+    refresh_s: float = 0.2
+    """Pause between two snapshots, whether there are new answers or not: what is shown ages before one's eyes."""
+    connect_timeout_s: float = 1.0
+    """How long a connection may take."""
+    request_timeout_s: float = 1.0
+    """How long an answer may take; the connection is given up then, since a late answer helps nobody."""
+    back_off_s_min: float = 0.25
+    """Pause before the first new try."""
+    back_off_s_max: float = 2.0
+    """Longest pause before a new try."""
+
+
+OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
+"""Opens a connection to a node and gives the means to ask it; tests replace it."""
+
+
+@asynccontextmanager
+async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]:
+    """A session over RocketMQ's remoting protocol: 907 where the node knows it, else 28."""
+    async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
+
+        async def ask() -> BrokerStatus:
+            return await fetch_status(client, timeout_s=times.request_timeout_s)
+
+        yield ask
+
+
+def live_feed(
+    addresses: Sequence[str], *, times: FeedTimes | None = None, open_session: OpenSession = remoting_session
+) -> Feed:
+    """A feed of what the nodes at `addresses` say now; an address that is named twice is asked once."""
+    wanted = tuple(dict.fromkeys(addresses))
+    chosen = times or FeedTimes()
+
+    async def feed(publish: Publish) -> None:
+        model = ClusterModel(wanted, interval_s=chosen.interval_s)
+        async with trio.open_nursery() as nursery:
+            for address in wanted:
+                nursery.start_soon(_watch_node, address, model.observe, chosen, open_session)
+            nursery.start_soon(_publish_snapshots, model, publish, chosen)
+
+    return feed
+
+
+async def _publish_snapshots(model: ClusterModel, publish: Publish, times: FeedTimes) -> None:
+    while True:
+        publish(model.snapshot(trio.current_time(), wall_time=datetime.now().astimezone()))
+        await trio.sleep(times.refresh_s)
+
+
+async def _watch_node(
+    address: str, observe: Callable[[Sample], None], times: FeedTimes, open_session: OpenSession
+) -> None:
+    back_off_s = times.back_off_s_min
+    while True:
+        answered = False
+        fault = "closed the connection"
+
+        def answer(status: BrokerStatus) -> None:
+            nonlocal answered
+            answered = True
+            observe(Sample(address, at_s=trio.current_time(), status=status))
+
+        try:
+            async with open_session(address, times) as ask:
+                await _ask_forever(ask, answer, times)
+        except* (TriohaError, OSError, trio.TooSlowError) as group:
+            fault = _reason(group, times)
+        observe(Sample(address, at_s=trio.current_time(), fault=fault))
+        if answered:
+            back_off_s = times.back_off_s_min
+        await trio.sleep(back_off_s)
+        back_off_s = min(2 * back_off_s, times.back_off_s_max)
+
+
+async def _ask_forever(ask: Ask, answer: Callable[[BrokerStatus], None], times: FeedTimes) -> None:
+    while True:
+        asked_at_s = trio.current_time()
+        with trio.fail_after(times.request_timeout_s):
+            status = await ask()
+        answer(status)
+        # A node that answers slowly is asked less often, never twice at once.
+        await trio.sleep_until(max(asked_at_s + times.interval_s, trio.current_time()))
+
+
+def _reason(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str:
+    """A few words on the first thing that went wrong."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case trio.TooSlowError():
+            return f"no answer within {times.request_timeout_s:g} s"
+        case PeerError():
+            return error.reason.removeprefix("cannot connect: ")
+        case OSError():
+            return error.strerror or str(error) or type(error).__name__
+        case _:
+            return str(error)

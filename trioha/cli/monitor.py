@@ -1,0 +1,59 @@
+"""`trioha monitor`: replication of running nodes, live in the terminal."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from trioha.errors import TriohaError
+from trioha.remoting.address import parse_address
+
+INTERVAL_S_MIN = 0.05
+INTERVAL_S_MAX = 60.0
+
+
+def monitor(
+    *addresses: Annotated[str, Parameter(name="HOST:PORT", negative=())],
+    interval: Annotated[
+        float, Parameter(validator=validators.Number(gte=INTERVAL_S_MIN, lte=INTERVAL_S_MAX))
+    ] = 0.2,
+) -> int:
+    """Show nodes and their HA connections live: offsets, lag, rates, states.
+
+    Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen.
+
+    Parameters
+    ----------
+    addresses
+        Listen addresses of the nodes.
+    interval
+        Pause between two questions to a node, in seconds.
+    """
+    if not addresses:
+        raise TriohaError(
+            "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
+        )
+    watched = tuple(str(parse_address(address)) for address in addresses)
+    package = _monitor_package()
+    # Textual reads the keyboard from stdin and draws on stderr; whoever redirects stdout wants text, too.
+    for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        if stream is None or not stream.isatty():
+            raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
+    code: int = package.run_monitor(watched, interval_s=interval)
+    return code
+
+
+def _monitor_package() -> ModuleType:
+    """trioha_monitor with Textual below it. Imported by name: a node has neither (design, section 2)."""
+    try:
+        importlib.import_module("trioha_monitor.app")
+        return importlib.import_module("trioha_monitor")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in {"textual", "trioha_monitor"}:
+            raise
+        raise TriohaError("monitor: Textual is not installed; run: pip install 'trioha[monitor]'") from error
