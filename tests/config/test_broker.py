@@ -191,7 +191,10 @@ def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> No
     assert load(conf, "haMaxGapNotInSync=1", "haSlaveFallbehindMax=2").config.ha_max_gap_not_in_sync == 2
     assert load(conf, "bindAddress=127.0.0.1").config.bind_address == "127.0.0.1"
     assert refusals(conf, "haMaxGapNotInSync=1\nhaSlaveFallbehindMax=2") == [
-        "broker.conf:2: haSlaveFallbehindMax: contradicts haMaxGapNotInSync in line 1, another name of it; keep one"
+        (
+            "broker.conf:2: haSlaveFallbehindMax: contradicts haMaxGapNotInSync in line 1, another name of it"
+            "; keep one"
+        )
     ]
 
 
@@ -296,11 +299,17 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         ("zzz=1", "1: zzz: is not a key of RocketMQ or trioha"),
         (
             "brokerName=C:\\users",
-            "1: brokerName: \\u is not followed by four hexadecimal digits; a backslash itself is written \\\\",
+            (
+                "1: brokerName: \\u is not followed by four hexadecimal digits; "
+                "a backslash itself is written \\\\"
+            ),
         ),
         (
             "brokerId=1",
-            "1: brokerId: is 1, but brokerRole is ASYNC_MASTER; a master has brokerId 0; a slave has brokerRole=SLAVE",
+            (
+                "1: brokerId: is 1, but brokerRole is ASYNC_MASTER; "
+                "a master has brokerId 0; a slave has brokerRole=SLAVE"
+            ),
         ),
         (
             "brokerRole=SLAVE\nhaMasterAddress=h:1\nbrokerId=0",
@@ -308,7 +317,10 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         ),
         (
             "brokerRole=SLAVE\nbrokerId=1",
-            " haMasterAddress: is missing, but brokerRole is SLAVE; give HOST:PORT of the master's HA service",
+            (
+                " haMasterAddress: is missing, but brokerRole is SLAVE; "
+                "give HOST:PORT of the master's HA service"
+            ),
         ),
         (
             "brokerRole=SLAVE\nbrokerId=40000\nhaMasterAddress=h:1\ntrioha.recordDir=/r",
@@ -323,7 +335,10 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         ),
         (
             "listenPort=65535",
-            "1: listenPort: leaves no port for haListenPort, which is listenPort + 1 by default; give haListenPort",
+            (
+                "1: listenPort: leaves no port for haListenPort, which is listenPort + 1 by default; "
+                "give haListenPort"
+            ),
         ),
         (
             "listenPort=7\nhaListenPort=7",
@@ -357,7 +372,10 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(conf: Path) -> N
 
 def test_a_refused_value_is_not_also_blamed_for_what_follows_from_it(conf: Path) -> None:
     assert refusals(conf, "brokerRole=slave\nbrokerId=1") == [
-        "broker.conf:1: brokerRole: 'slave' is not one of its values; give one of ASYNC_MASTER, SYNC_MASTER, SLAVE"
+        (
+            "broker.conf:1: brokerRole: 'slave' is not one of its values; "
+            "give one of ASYNC_MASTER, SYNC_MASTER, SLAVE"
+        )
     ]
 
 
@@ -404,7 +422,8 @@ def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) ->
         (
             "haHousekeepingInterval=5000",
             (
-                "1: haHousekeepingInterval: haHousekeepingInterval=5000 is not above haSendHeartbeatInterval=5000: "
+                "1: haHousekeepingInterval: haHousekeepingInterval=5000 is not above "
+                "haSendHeartbeatInterval=5000: "
                 "idle connections will be closed again and again"
             ),
         ),
@@ -447,7 +466,7 @@ def test_every_key_in_use_but_our_own_is_a_key_of_rocketmq() -> None:
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
 def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str) -> None:
     """The body of a real GET_BROKER_CONFIG response is a broker.conf of that broker."""
-    text = (ROOT / f"tests/vectors/config/broker-{version}.properties").read_text()
+    text = (ROOT / f"tests/config/vectors/broker-{version}.properties").read_text()
     loaded = load(conf, text)
     assert loaded.config.broker_role is BrokerRole.SYNC_MASTER
     assert loaded.config.broker_cluster_name == "SpecCluster"

@@ -138,7 +138,7 @@ class PropertiesDocument:
             text = last.text
             if not _LINE_END.search(text):
                 text += end
-            if last.entry is not None and _is_continued(_lines(text)[-1]):
+            if not _is_comment(text) and _is_continued(_lines(text)[-1]):
                 text += end  # a blank line ends the continuation, or it would swallow the new entry
             self._chunks[-1] = _Chunk(text, last.entry)
         self._chunks.append(_Chunk(f"{_escape_key(key)}={_escape_value(value)}{end}", Entry(key, value, 0)))
@@ -171,7 +171,7 @@ def _chunks_of(text: str) -> Iterator[_Chunk]:
         first = at
         at += 1
         start = lines[first].lstrip(_BLANKS)
-        if start[:1] in {"", "#", "!", "\r", "\n"}:
+        if _is_comment(start) or not start.strip("\r\n"):
             yield _Chunk(lines[first])
             continue
         while _is_continued(lines[at - 1]) and at < len(lines):
@@ -185,6 +185,10 @@ def _chunks_of(text: str) -> Iterator[_Chunk]:
 def _lines(text: str) -> list[str]:
     """The natural lines of `text` without their ends."""
     return [_LINE_END.sub("", line) for line in _NATURAL_LINE.findall(text)]
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip(_BLANKS).startswith(("#", "!"))
 
 
 def _is_continued(line: str) -> bool:
