@@ -1,35 +1,71 @@
-"""Fixtures of the interop tests: one JVM per RocketMQ version for the whole run."""
+"""Fixtures of the interop tests: one JVM per RocketMQ version for the whole run, nodes for a test each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.interop.java import JavaDriver, java_driver
+from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS, missing_tools
 
 
 @pytest.fixture(scope="session")
-def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], JavaDriver]]:
-    """RocketMQ by version; each JVM is started on its first use and ends with the run."""
+def rocketmq_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, JavaDriver]]:
+    """A JVM for each version, running until the end of the run."""
     lacking = missing_tools()
     if lacking:
         pytest.skip(lacking)
-    open_drivers: dict[str, tuple[object, JavaDriver]] = {}
-
-    def get(version: str) -> JavaDriver:
-        if version not in open_drivers:
-            manager = java_driver(version, folder=tmp_path_factory.mktemp(f"rocketmq-{version}-"))
-            open_drivers[version] = (manager, manager.__enter__())
-        return open_drivers[version][1]
-
-    yield get
-    for _, driver in open_drivers.values():
-        driver.close()
+    with ExitStack() as jvms:
+        yield {
+            version: jvms.enter_context(java_driver(version, folder=tmp_path_factory.mktemp("rocketmq")))
+            for version in VERSIONS
+        }
 
 
-@pytest.fixture(scope="session", params=VERSIONS, ids=[f"rocketmq-{version}" for version in VERSIONS])
-def java(request: pytest.FixtureRequest, rocketmq: Callable[[str], JavaDriver]) -> JavaDriver:
+@pytest.fixture
+def rocketmq(rocketmq_of_this_run: dict[str, JavaDriver]) -> Iterator[dict[str, JavaDriver]]:
+    """Real RocketMQ by version; what a test leaves open is shut down behind it."""
+    yield rocketmq_of_this_run
+    for driver in rocketmq_of_this_run.values():
+        driver.retire_stores()
+
+
+@pytest.fixture(params=VERSIONS, ids=[f"rocketmq-{version}" for version in VERSIONS])
+def java(request: pytest.FixtureRequest, rocketmq: dict[str, JavaDriver]) -> JavaDriver:
     """A JVM with real RocketMQ, once for each version."""
-    return rocketmq(request.param)
+    return rocketmq[request.param]
+
+
+@pytest.fixture
+def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callable[[str], JavaDriver]]:
+    """A further JVM of a version for a test that kills or stops it; asks for it by version."""
+    with ExitStack() as jvms:
+        started = 0
+
+        def start(version: str) -> JavaDriver:
+            nonlocal started
+            started += 1
+            return jvms.enter_context(java_driver(version, folder=tmp_path / f"jvm-{started}"))
+
+        yield start
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    """Starts trioha nodes on stores of the test's folder, by name; none of them outlives the test."""
+    nodes: list[TriohaNode] = []
+
+    def start(name: str, **settings: Any) -> TriohaNode:
+        node = TriohaNode(tmp_path / name, **settings)
+        nodes.append(node)
+        return node
+
+    yield start
+    for node in nodes:
+        if node.is_running:
+            node.kill()

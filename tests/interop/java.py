@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from tests.interop.rocketmq import class_path
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
+
+_SHUTDOWN_WITHIN_S = 30.0
 
 _JVM_FLAGS = [
     "-Xms48m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -108,6 +111,8 @@ class JavaDriver:
         self._calls: dict[int, Future[dict[str, Any]]] = {}
         self._calls_lock = threading.Lock()
         self._ids = count(1)
+        self._stores: list[JavaStore] = []
+        self._retired: list[Future[dict[str, Any]]] = []
         home = folder / "home"
         home.mkdir(parents=True)
         logback = folder / "logback.xml"
@@ -127,7 +132,8 @@ class JavaDriver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=folder,
-                env={**os.environ, "NAMESRV_ADDR": "", "ROCKETMQ_HOME": str(home)},
+                # A name server that the machine's user works with is none of the tests' business.
+                env={key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"},
                 text=True,
                 encoding="utf-8",
                 bufsize=1,
@@ -192,21 +198,47 @@ class JavaDriver:
         if self.version == "5.3.3":
             config = {"timerWheelEnable": False, "enableCompaction": False, **config}
         answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address)
-        return JavaStore(
+        store = JavaStore(
             driver=self,
             name=name,
             root=root,
             ha_port=answer["haPort"],
             listen_port=answer.get("listenPort"),
         )
+        self._stores.append(store)
+        return store
+
+    def retire_stores(self) -> None:
+        """Begin to shut down what a test left open; `close` waits for it and reports what went wrong."""
+        self._retired += [store.start_shutdown() for store in self._stores if store.is_open]
+        self._stores.clear()
+
+    def hang(self) -> None:
+        """Stop the JVM where it stands (SIGSTOP): its stores keep their connections and say nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a hung JVM go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """`kill -9`: every store in this JVM ends at once."""
+        self._stores.clear()
         self._process.kill()
         self._finish()
 
     def close(self) -> None:
-        """End the JVM; stores that are still open end as in a crash. For the end of the tests only."""
+        """Shut down every store that is still open, then end the JVM. Does nothing after `kill`."""
+        if self._process.poll() is not None:
+            return
+        self.retire_stores()
+        try:
+            for shutdown in self._retired:
+                shutdown.result(_SHUTDOWN_WITHIN_S)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         stdin = self._process.stdin
         assert stdin is not None
         stdin.close()

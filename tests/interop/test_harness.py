@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -22,9 +20,9 @@ PAIRS = (
 
 @pytest.mark.parametrize(("master_version", "slave_version"), PAIRS)
 def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
-    tmp_path: Path, rocketmq: Callable[[str], JavaDriver], master_version: str, slave_version: str
+    tmp_path: Path, rocketmq: dict[str, JavaDriver], master_version: str, slave_version: str
 ) -> None:
-    master_jvm, slave_jvm = rocketmq(master_version), rocketmq(slave_version)
+    master_jvm, slave_jvm = rocketmq[master_version], rocketmq[slave_version]
     wait_for = {"inSyncReplicas": 2, "totalReplicas": 2} if master_version == "5.3.3" else {}
     master = master_jvm.open_store(tmp_path / "master", role="SYNC_MASTER", **wait_for)
     slave = slave_jvm.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
@@ -37,8 +35,6 @@ def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
     slave.wait(maxOffset=end)
     master.wait(push2SlaveMaxOffset=end)
     read_master, read_slave = master.read(), slave.read()
-    for closing in [slave.start_shutdown(), master.start_shutdown()]:
-        closing.result(30)
 
     assert puts.statuses == {"PUT_OK": 200}
     assert end > 4 * FILE_BYTES

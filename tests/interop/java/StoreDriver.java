@@ -8,6 +8,7 @@ import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.lang.reflect.Method;
+import java.net.BindException;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
@@ -163,8 +164,9 @@ public final class StoreDriver {
         BrokerConfig brokerConfig = new BrokerConfig();
         NettyServerConfig serverConfig = new NettyServerConfig();
         apply(settings, storeConfig, brokerConfig);
-        int port = freePortPair();
+        int port = freePorts();
         serverConfig.setListenPort(port);
+        storeConfig.setHaListenPort(port + 1);
         BrokerController broker = Rocket.broker(brokerConfig, serverConfig, new NettyClientConfig(), storeConfig);
         if (!broker.initialize()) {
             throw new IllegalStateException("the broker refused to initialize " + storeConfig.getStorePathRootDir());
@@ -189,14 +191,18 @@ public final class StoreDriver {
         return new LinkedHashMap<>();
     }
 
-    /** A broker needs its listen port and the one two below it (the VIP channel); 0 is not taken by 4.9.7. */
-    private static int freePortPair() throws Exception {
+    /**
+     * A broker's listen port, with the VIP channel two below and the HA port one above, as BrokerStartup has them:
+     * 4.9.7 takes no port 0.
+     */
+    private static int freePorts() throws Exception {
         InetAddress loopback = InetAddress.getByName("127.0.0.1");
         for (int attempt = 0; ; attempt++) {
-            try (ServerSocket first = new ServerSocket(0, 1, loopback);
-                ServerSocket vip = new ServerSocket(first.getLocalPort() - 2, 1, loopback)) {
-                return first.getLocalPort();
-            } catch (java.net.BindException taken) {
+            try (ServerSocket listen = new ServerSocket(0, 1, loopback);
+                ServerSocket vip = new ServerSocket(listen.getLocalPort() - 2, 1, loopback);
+                ServerSocket ha = new ServerSocket(listen.getLocalPort() + 1, 1, loopback)) {
+                return listen.getLocalPort();
+            } catch (BindException taken) {
                 if (attempt == 100) {
                     throw taken;
                 }

@@ -1,0 +1,287 @@
+"""Runs trioha as its users do: node processes and the command line."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from tests.interop.java import FILE_BYTES
+from trioha.errors import TriohaError
+from trioha.remoting.client import open_client
+from trioha.remoting.status import BrokerStatus, fetch_status
+
+# A node does not outlive the test run, even one that is killed.
+_DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+_TRIOHA = [sys.executable, "-m", "trioha"]
+_READY_WITHIN_S = 20.0
+_STOP_WITHIN_S = 2.0
+"""What trioha promises for SIGTERM."""
+_STOP_GRACE_S = 3.0
+"""What a busy machine may add."""
+
+
+@frozen
+class Loaded:
+    """What `trioha load --json` said."""
+
+    statuses: Mapping[str, int]
+    exit_code: int
+
+
+@frozen
+class Answer:
+    """What a trioha command said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def run_trioha(*arguments: str | Path, timeout_s: float = 60.0) -> Answer:
+    """Run `trioha ARGUMENTS` to its end."""
+    done = subprocess.run(
+        [*_TRIOHA, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def start_load(
+    address: str,
+    number: int,
+    *,
+    size: tuple[int, int] = (10, 4000),
+    topic: str = "TopicTest",
+    concurrency: int = 16,
+    seed: int = 1,
+) -> subprocess.Popen[str]:
+    """Start `trioha load`, which goes on while the caller does something else; see `finish_load`."""
+    return subprocess.Popen(
+        [
+            *_DIE_WITH_PARENT, *_TRIOHA, "load", "--json", "--broker", address, "--topic", topic,
+            "--count", str(number), "--size", f"{size[0]}..{size[1]}", "--concurrency", str(concurrency),
+            "--seed", str(seed),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def finish_load(process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> Loaded:
+    """Wait for a started load."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    assert process.returncode in {0, 1}, f"trioha load ended with {process.returncode}: {stderr}"
+    return Loaded(statuses=json.loads(stdout)["statuses"], exit_code=process.returncode)
+
+
+def load(
+    address: str,
+    number: int,
+    *,
+    size: tuple[int, int] = (10, 4000),
+    topic: str = "TopicTest",
+    concurrency: int = 16,
+    seed: int = 1,
+) -> Loaded:
+    """Send `number` messages with bodies of `size` bytes (both ends included) to the broker at `address`."""
+    return finish_load(
+        start_load(address, number, size=size, topic=topic, concurrency=concurrency, seed=seed)
+    )
+
+
+def broker_status(address: str) -> BrokerStatus:
+    """The status of the broker at `address`, trioha's or RocketMQ's."""
+
+    async def fetch() -> BrokerStatus:
+        async with open_client(address) as client:
+            return await fetch_status(client)
+
+    return trio.run(fetch)
+
+
+class TriohaNode:
+    """A `trioha node` process."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        role: str,
+        ha_master_address: str | None = None,
+        ha_port: int = 0,
+        **settings: object,
+    ) -> None:
+        """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys."""
+        self.root = root
+        root.parent.mkdir(parents=True, exist_ok=True)
+        config: dict[str, object] = {
+            "brokerClusterName": "interop",
+            "brokerName": "interop",
+            "brokerId": 1 if role == "SLAVE" else 0,
+            "brokerRole": role,
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "listenPort": 0,
+            "haListenPort": ha_port,
+            "storePathRootDir": root,
+            "mappedFileSizeCommitLog": FILE_BYTES,
+            "maxMessageSize": 65000,
+            "haSendHeartbeatInterval": 200,
+            "trioha.bindAddress": "127.0.0.1",
+            **settings,
+        }
+        if ha_master_address is not None:
+            config["haMasterAddress"] = ha_master_address
+        config_path = root.with_name(f"{root.name}.conf")
+        config_path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+        self._log_path = root.with_name(f"{root.name}.log")
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_DIE_WITH_PARENT, *_TRIOHA, "node", "-c", str(config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+            )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read_lines, name=f"trioha-{root.name}", daemon=True)
+        self._reader.start()
+        ready = self._wait_ready()
+        self.listen_address = ready["listen"]
+        self.ha_address = ready["ha"]
+        self.ha_port = int(self.ha_address.rpartition(":")[2])
+        self.max_offset_at_start = int(ready["max_offset"])
+
+    def log(self) -> str:
+        """The last lines of the node's log."""
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-60:])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def status(self) -> BrokerStatus:
+        """What the node says of itself."""
+        return broker_status(self.listen_address)
+
+    @property
+    def max_offset(self) -> int:
+        """End of the node's log, in bytes."""
+        return self.status().max_offset
+
+    def wait(
+        self,
+        *,
+        max_offset: int | None = None,
+        ack_offset: int | None = None,
+        connections: int | None = None,
+        within_s: float = 15.0,
+    ) -> BrokerStatus:
+        """Wait for the log's end and the best slave's ack (at least), and the number of HA connections."""
+
+        async def poll() -> BrokerStatus:
+            async with open_client(self.listen_address) as client:
+                while True:
+                    status = await fetch_status(client)
+                    best_ack = max((connection.ack_offset for connection in status.connections), default=-1)
+                    if (
+                        (max_offset is None or status.max_offset >= max_offset)
+                        and (ack_offset is None or best_ack >= ack_offset)
+                        and (connections is None or len(status.connections) == connections)
+                    ):
+                        return status
+                    if trio.current_time() > deadline:
+                        raise AssertionError(
+                            f"not reached within {within_s} s: {max_offset=} {ack_offset=} {connections=}: "
+                            f"{status}\n{self.log()}"
+                        )
+                    await trio.sleep(0.02)
+
+        async def bounded() -> BrokerStatus:
+            nonlocal deadline
+            deadline = trio.current_time() + within_s
+            return await poll()
+
+        deadline = 0.0
+        try:
+            return trio.run(bounded)
+        except TriohaError as problem:
+            raise AssertionError(f"{problem}\n{self.log()}") from problem
+
+    def load(self, number: int, **options: Any) -> Loaded:
+        """`trioha load` on this node."""
+        return load(self.listen_address, number, **options)
+
+    def stop(self) -> None:
+        """SIGTERM: a clean stop, with exit code 0 and in the time that trioha promises."""
+        began = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(_STOP_WITHIN_S + _STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            took = time.monotonic() - began
+            raise AssertionError(f"still running {took:.1f} s after SIGTERM\n{self.log()}") from None
+        self._finish()
+        assert code == 0, f"exit code {code} after SIGTERM\n{self.log()}"
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._process.kill()
+        self._finish()
+
+    def hang(self) -> None:
+        """Stop the process where it stands (SIGSTOP): it keeps its connections and says nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a hung process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def _finish(self) -> None:
+        self._process.wait(10)
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read_lines(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _wait_ready(self) -> dict[str, str]:
+        try:
+            line = self._lines.get(timeout=_READY_WITHIN_S)
+        except queue.Empty:
+            line = None
+        if line is None or not line.startswith("ready "):
+            self.kill()
+            raise AssertionError(f"trioha node said {line!r} instead of ready\n{self.log()}")
+        return dict(field.split("=", 1) for field in line.split()[1:])
