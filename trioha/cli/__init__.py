@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from trioha import __version__
 from trioha.errors import TriohaError
@@ -33,20 +34,26 @@ COMMANDS: Final = {
 }
 """The commands, each a function of its own name in a module of its own name, with its line in the help."""
 
+FLAGS: Final = ("--help", "-h", "--version")
 
-def _app() -> App:
+
+def _app(called: str | None) -> App:
+    """The commands; the one that is `called` speaks of itself in its docstring, the others by their summary."""
     app = App(
         name="trioha",
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
         version=__version__,
         help_format="plaintext",
+        default_parameter=Parameter(negative=()),
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
         result_action="return_int_as_exit_code_else_zero",
     )
     for command, summary in COMMANDS.items():
-        app.command(f"trioha.cli.{command}:{command}", name=command, help=summary)
+        app.command(
+            f"trioha.cli.{command}:{command}", name=command, help=None if command == called else summary
+        )
     return app
 
 
@@ -57,8 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bug of ours shows a traceback.
     """
     tokens = sys.argv[1:] if arguments is None else list(arguments)
+    if tokens and tokens[0] not in COMMANDS and tokens[0] not in FLAGS:
+        # Told here: the parser would import every command to find out what else might have been meant.
+        meant = get_close_matches(tokens[0], COMMANDS, n=1)
+        return _refuse(
+            f"there is no command {tokens[0]!r}",
+            hint=f"did you mean {meant[0]}?" if meant else "see trioha --help",
+        )
     try:
-        code = _app()(tokens)
+        code = _app(tokens[0] if tokens else None)(tokens)
         sys.stdout.flush()
     except CycloptsError as error:
         return _refuse(" ".join(str(error).split()), hint=_help_hint(tokens))
@@ -98,5 +112,4 @@ def _refuse(text: str, *, hint: str | None = None) -> int:
 
 
 def _help_hint(tokens: Sequence[str]) -> str:
-    command = f"{tokens[0]} " if tokens and tokens[0] in COMMANDS else ""
-    return f"see trioha {command}--help"
+    return f"see trioha {tokens[0]} --help" if tokens else "see trioha --help"

@@ -1,0 +1,213 @@
+"""The command root: what it refuses and how, what it imports, and how every end becomes an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+import trio
+
+from trioha import __version__
+from trioha.cli import COMMANDS, main
+from trioha.errors import ConfigError, PeerError
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., object]], None]:
+    """Put a function in the place of the `status` command."""
+
+    def install(function: Callable[..., object]) -> None:
+        module = ModuleType("trioha.cli.status")
+        module.status = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "trioha.cli.status", module)
+
+    return install
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command_without_importing_any(arguments: list[str]) -> None:
+    code = (
+        "import sys; from trioha.cli import main; code = main(sys.argv[1:]);"
+        "print('IMPORTED', [name for name in sys.modules if name.startswith('trioha.cli.')]); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    for command, summary in COMMANDS.items():
+        assert command in done.stdout
+        assert summary in done.stdout
+    assert done.stdout.endswith("IMPORTED []\n")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_spec(f"trioha.cli.{command}") is not None
+    assert main([command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"Usage: trioha {command}")
+    assert err == ""
+
+
+def test_the_help_of_a_command_is_its_docstring(
+    status: Callable[[Callable[..., object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*, json: bool = False) -> None:
+        """First line.
+
+        Second paragraph.
+
+        Parameters
+        ----------
+        json
+            For machines.
+        """
+
+    status(command)
+    assert main(["status", "--help"]) == 0
+    out = capsys.readouterr().out
+    for text in ("First line.", "Second paragraph.", "--json", "For machines."):
+        assert text in out
+    assert "--no-json" not in out
+
+
+def test_python_m_trioha_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trioha", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nod"], "there is no command 'nod'; did you mean node?"),
+        (["xyzzy"], "there is no command 'xyzzy'; see trioha --help"),
+        (["--frob"], "there is no command '--frob'; see trioha --help"),
+    ],
+)
+def test_an_unknown_command_is_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"trioha: {line}\n")
+
+
+@pytest.mark.parametrize("arguments", [["status", "--frob"], ["status", "--count", "x"], ["status"]])
+def test_bad_arguments_are_one_line_that_points_to_the_help(
+    arguments: list[str],
+    status: Callable[[Callable[..., object]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def command(address: str, *, count: int = 1) -> int:
+        raise AssertionError("called with bad arguments")
+
+    status(command)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("trioha: ")
+    assert err.endswith("; see trioha status --help\n")
+
+
+@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_the_result_of_a_command_is_the_exit_code(
+    result: int | None, code: int, status: Callable[[Callable[..., object]], None]
+) -> None:
+    status(lambda: result)
+    assert main(["status"]) == code
+
+
+def raiser(error: BaseException) -> Callable[[], NoReturn]:
+    def command() -> NoReturn:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("is wrong", file="a.conf", line=3, key="k", hint="mend it"),
+        BaseExceptionGroup(
+            "nursery", [ConfigError("is wrong", file="a.conf", line=3, key="k", hint="mend it")]
+        ),
+    ],
+)
+def test_an_expected_error_is_one_line_and_exit_code_2(
+    error: BaseException,
+    status: Callable[[Callable[..., object]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status(raiser(error))
+    assert main(["status"]) == 2
+    assert capsys.readouterr() == ("", "trioha: a.conf:3: k: is wrong; mend it\n")
+
+
+def test_each_of_several_errors_has_its_line(
+    status: Callable[[Callable[..., object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = ExceptionGroup("inner", [PeerError("gone", address="a:1"), PeerError("gone", address="b:2")])
+    status(raiser(ExceptionGroup("outer", [inner])))
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err == "trioha: a:1: gone\ntrioha: b:2: gone\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])
+def test_an_interrupt_is_quiet_and_exit_code_130(
+    error: BaseException,
+    status: Callable[[Callable[..., object]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status(raiser(error))
+    assert main(["status"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_keeps_its_traceback(status: Callable[[Callable[..., object]], None]) -> None:
+    status(raiser(ExceptionGroup("nursery", [ConfigError("is wrong"), ZeroDivisionError("a bug")])))
+    with pytest.raises(ExceptionGroup) as raised:
+        main(["status"])
+    assert raised.group_contains(ZeroDivisionError)
+
+
+def test_an_interrupt_inside_a_nursery_ends_quietly(status: Callable[[Callable[..., object]], None]) -> None:
+    async def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    async def command() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(interrupted)
+            await trio.sleep_forever()
+
+    status(lambda: trio.run(command))
+    assert main(["status"]) == 130
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly() -> None:
+    code = (
+        "import sys, types; module = types.ModuleType('trioha.cli.status');"
+        "module.status = lambda: [print('x' * 100) for _ in range(100000)] and None;"
+        "sys.modules['trioha.cli.status'] = module;"
+        "from trioha.cli import main; sys.exit(main(['status']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"x" * 100 + b"\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 1
