@@ -38,7 +38,7 @@ FLAGS: Final = ("--help", "-h", "--version")
 
 
 def _app(called: str | None) -> App:
-    """The commands; the one that is `called` speaks of itself in its docstring, the others by their summary."""
+    """The commands: the one `called` is explained by its docstring, the others by their summary."""
     app = App(
         name="trioha",
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
