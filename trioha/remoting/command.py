@@ -7,7 +7,8 @@ from enum import IntEnum
 
 from attrs import Factory, field, frozen
 
-from trioha.remoting.codes import OUR_VERSION, LanguageCode
+from trioha.errors import TriohaError
+from trioha.remoting.codes import OUR_VERSION, LanguageCode, ResponseCode
 
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
@@ -55,6 +56,15 @@ class RemotingCommand:
     def is_oneway(self) -> bool:
         """A request that must never be answered."""
         return self.flag & ONEWAY_FLAG != 0
+
+
+class BadRequestError(TriohaError):
+    """A request that is well-formed and cannot be carried out as it is; the server answers with `code`."""
+
+    def __init__(self, reason: str, *, code: int = ResponseCode.SYSTEM_ERROR) -> None:
+        self.reason = reason
+        self.code = code
+        super().__init__(reason)
 
 
 def request(

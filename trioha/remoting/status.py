@@ -2,9 +2,9 @@
 
 GET_BROKER_HA_STATUS (907, 5.x and trioha) answers with RocketMQ's HARuntimeInfo, to which trioha adds what
 the broker it copies does not say: connection states, lag in time, put results. fastjson ignores keys that it
-does not know, so Java's `mqadmin haStatus` reads trioha's answer too. Of a real broker, runtime info (28) tells
-the minimum offset and version, and all offsets where 907 is not known (4.9); its configuration (26) tells the
-exact role and the names.
+does not know, so Java's `mqadmin haStatus` reads trioha's answer too. Of a real broker, runtime info (28)
+tells the minimum offset and version, and all offsets where 907 is not known (4.9); its configuration (26)
+tells the exact role and the names.
 
 Mirrors spec ha 7 and remoting 5, 5.1.
 """
