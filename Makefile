@@ -1,0 +1,69 @@
+# Everything runs in a virtual environment of its own, .venv, which each target makes when it is missing or older
+# than what it is made from. Python 3.11 or newer and make must be there; demo and test also want Java 17.
+#
+#   make test ARGS="tests/store -x"        arguments for pytest
+#   make demo ARGS="--watch"               options of trioha demo
+#   PYTHON=/opt/python3.12/bin/python3     this Python and no other
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint bench java
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## make the virtual environment .venv with all dependencies
+
+demo: java $(INSTALLED) ## replicate, break, recover, verify, replay
+	@$(BIN)/trioha demo $(ARGS)
+
+test: java $(INSTALLED) ## run all tests
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(INSTALLED) ## check format, style, types and the order of imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(INSTALLED) ## measure; prints figures, asserts none
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
+
+# Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.
+java:
+	@java=java; [ -z "$$JAVA_HOME" ] || java="$$JAVA_HOME/bin/java"; \
+	line=$$("$$java" -version 2>&1 | grep -E ' version "[0-9]' | head -n 1); \
+	version=$$(printf '%s\n' "$$line" | sed -E 's/.* version "(1\.)?([0-9]+).*/\2/'); \
+	if [ "$${version:-0}" -lt 17 ]; then \
+		found="no Java ($$java)"; [ -z "$$line" ] || found="Java $$version ($$java)"; \
+		echo "trioha needs a Java 17 JDK or newer and found $$found:" \
+			"install one (Debian, Ubuntu: apt-get install openjdk-17-jdk-headless; macOS: brew install openjdk@17)" \
+			"or set JAVA_HOME to it." >&2; \
+		exit 1; \
+	fi
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@found=; \
+	for python in $${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "trioha needs Python 3.11 or newer and found none ($${PYTHON:-python3, python3.11 to python3.14}):" \
+			"install it or set PYTHON to it." >&2; \
+		exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "trioha needs the venv module of $$found: install it (Debian, Ubuntu: apt-get install python3-venv)." >&2; \
+		exit 1; \
+	fi; \
+	if ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		"$$found" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@echo "Installing the locked dependencies into $(VENV): some minutes the first time."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
