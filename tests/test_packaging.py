@@ -1,0 +1,109 @@
+"""The wheel is whole, runs away from the checkout, and a node does not drag in what only others need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from trioha import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin` of a fresh environment with the wheel; its third-party packages come from the tests' own."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    run(
+        sys.executable, "-m", "pip", "--python", folder / "bin/python", "install",
+        "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel,
+        cwd=folder,
+    )  # fmt: skip
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A path that a .pth file adds comes last, and .pth files in it are ignored: the editable trioha of the
+    # checkout is not there.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
+def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "trioha",
+        "trioha_monitor",
+        "trioha_spark",
+        f"trioha-{__version__}.dist-info",
+    }
+    for package in ("trioha", "trioha_monitor", "trioha_spark"):
+        assert f"{package}/py.typed" in names
+        folder = next(ROOT.glob(f"{package}/")) if package == "trioha" else next(ROOT.glob(f"*/{package}/"))
+        expected = {
+            f"{package}/{file.relative_to(folder)}"
+            for file in folder.rglob("*")
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+        assert expected <= set(names)
+
+
+def test_the_wheel_carries_its_licence_and_its_extras(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        folder = f"trioha-{__version__}.dist-info"
+        assert "Apache License" in archive.read(f"{folder}/licenses/LICENSE").decode()
+        metadata = archive.read(f"{folder}/METADATA").decode()
+    assert "License-Expression: Apache-2.0\n" in metadata
+    for extra in ("monitor", "spark", "all"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "trioha", "--version", cwd=tmp_path) == f"{__version__}\n"
+    assert run(installed / "trioha", "node", "--help", cwd=tmp_path).startswith("Usage: trioha node")
+    packages = ("trioha", "trioha_monitor", "trioha_spark")
+    where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
+    for file in run(installed / "python", "-c", where, cwd=tmp_path).split():
+        assert Path(file).is_relative_to(installed.parent)
+
+
+def test_a_node_imports_nothing_that_only_the_monitor_or_spark_need() -> None:
+    code = "import json, sys, trioha.cli.node, trioha.node; print(json.dumps([*sys.modules]))"
+    modules = {name.partition(".")[0] for name in json.loads(run(sys.executable, "-c", code, cwd=ROOT))}
+    assert "trio" in modules
+    assert not modules & {
+        *("textual", "pyspark", "py4j", "pandas", "plotly", "numpy", "pyarrow"),
+        *("trioha_monitor", "trioha_spark"),
+    }
+
+
+def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    blocks = [block for block in lock.split("\n") if block and not block.startswith((" ", "#"))]
+    assert all("==" in block for block in blocks)
+    assert lock.count("--hash=sha256:") >= len(blocks)
+    for package in ("hatchling", "pyspark", "pytest", "textual", "trio"):
+        assert any(block.startswith(f"{package}==") for block in blocks), package
