@@ -15,6 +15,7 @@ from attrs import frozen
 
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
+from trioha.remoting.codes import ResponseCode
 from trioha.remoting.status import BrokerStatus, fetch_status
 from trioha_monitor.model import ClusterModel, Sample, Snapshot
 
@@ -33,7 +34,7 @@ class FeedTimes:
     interval_s: float = 0.2
     """Pause between two questions to one node."""
     refresh_s: float = 0.2
-    """Pause between two snapshots, whether there are new answers or not: what is shown ages before one's eyes."""
+    """Pause between two snapshots, with or without new answers: what is shown ages visibly."""
     connect_timeout_s: float = 1.0
     """How long a connection may take."""
     request_timeout_s: float = 1.0
@@ -125,6 +126,8 @@ def _reason(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str:
     match error:
         case trio.TooSlowError():
             return f"no answer within {times.request_timeout_s:g} s"
+        case PeerError(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            return "not a broker: it knows no request for its status"
         case PeerError():
             return error.reason.removeprefix("cannot connect: ")
         case OSError():

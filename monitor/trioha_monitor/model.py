@@ -37,6 +37,8 @@ LATE_AFTER_S = 1.0
 """A node without an answer for longer is LATE, in seconds (or three intervals, if that is more)."""
 TEXT_MAX = 64
 """Longest text of a peer that is shown, in characters."""
+REASON_MAX = 160
+"""Longest reason of a fault that is shown, in characters."""
 OFFSET_MAX = 2**63 - 1
 """Offsets are Java longs."""
 
@@ -282,7 +284,7 @@ class ClusterModel:
             node.rate.clear()
             for link in node.links:
                 link.rate.clear()
-        node.reason = _clean(fault)
+        node.reason = _clean(fault, length_max=REASON_MAX)
 
     def _observe_answer(self, node: _Node, status: BrokerStatus, *, at_s: float) -> None:
         if node.health is not Health.UP:
@@ -455,12 +457,12 @@ def _clean_slave(slave: SlaveClientStatus | None) -> SlaveClientStatus | None:
     )
 
 
-def _clean(text: str) -> str:
+def _clean(text: str, *, length_max: int = TEXT_MAX) -> str:
     """A peer's text made safe for a terminal: no control characters, a bounded length."""
     shown = "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
     )
-    return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return shown if len(shown) <= length_max else shown[: length_max - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _impossible(status: BrokerStatus) -> str | None:

@@ -1,0 +1,165 @@
+"""`trioha monitor` up to the point where the screen opens, and on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import trioha_monitor
+from tests.monitor.builders import MASTER
+from trioha.cli import monitor as command_module
+from trioha.cli.monitor import monitor
+from trioha.errors import ConfigError, TriohaError
+
+SCRIPT = "import sys; from trioha.cli.monitor import monitor; sys.exit(monitor(*sys.argv[1:]))"
+
+
+def one_line(error: TriohaError) -> str:
+    text = str(error)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+
+
+def test_without_an_address_it_says_what_to_name() -> None:
+    with pytest.raises(TriohaError) as caught:
+        monitor()
+    assert one_line(caught.value) == (
+        "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
+    )
+
+
+def test_what_is_no_address_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError) as caught:
+        monitor(MASTER, "localhost")
+    assert "'localhost' is not an address" in one_line(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["textual", "trioha_monitor"])
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"textual", "trioha_monitor"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(TriohaError) as caught:
+        monitor(MASTER)
+    assert one_line(caught.value) == "monitor: Textual is not installed; run: pip install 'trioha[monitor]'"
+
+
+def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'trioha.gone'", name="trioha.gone")
+
+    monkeypatch.setattr(command_module.importlib, "import_module", fails)
+    with pytest.raises(ModuleNotFoundError):
+        monitor(MASTER)
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_what_is_no_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getattr(sys, name), "isatty", lambda: False, raising=False)
+    with pytest.raises(TriohaError) as caught:
+        monitor(MASTER)
+    assert one_line(caught.value) == f"monitor: {name} is not a terminal; for text or JSON use: trioha status"
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_monitor(addresses: tuple[str, ...], *, interval_s: float) -> int:
+        assert (addresses, interval_s) == ((MASTER, "[::1]:10911"), 0.5)
+        return 7
+
+    monkeypatch.setattr(trioha_monitor, "run_monitor", run_monitor)
+    assert monitor(MASTER, "[::1]:10911", interval=0.5) == 7
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command on a pseudo terminal of 100 columns and 30 lines."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        os.close(ours)
+
+
+def read_until(descriptor: int, wanted: bytes | None, *, timeout_s: float = 20.0) -> bytes:
+    """What the terminal got until `wanted` appeared, or until its other end closed if that is None."""
+    deadline = time.monotonic() + timeout_s
+    seen = b""
+    while wanted is None or wanted not in seen:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AssertionError(f"{wanted!r} did not appear in: {seen[-2000:]!r}")
+        try:
+            data = os.read(descriptor, 65536)
+        except OSError:  # Linux: the other end of the terminal is closed
+            data = b""
+        if not data:
+            assert wanted is None, f"ended before {wanted!r}: {seen[-2000:]!r}"
+            return seen
+        seen += data
+    return seen
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+LEAVE_SCREEN = b"\x1b[?1049l"
+
+
+@pytest.mark.process
+def test_on_a_terminal_it_opens_shows_a_down_node_and_q_leaves_with_0() -> None:
+    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
+        read_until(descriptor, b"Connection refused")
+        os.write(descriptor, b"q")
+        rest = read_until(descriptor, None)
+        assert process.wait(10) == 0
+    assert LEAVE_SCREEN in rest
+
+
+@pytest.mark.process
+def test_sigterm_leaves_the_terminal_as_it_was() -> None:
+    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
+        read_until(descriptor, b"Connection refused")
+        process.send_signal(signal.SIGTERM)
+        rest = read_until(descriptor, None)
+        assert process.wait(10) == 0
+    assert LEAVE_SCREEN in rest

@@ -1,0 +1,191 @@
+"""The feed over real sockets, against peers that speak remoting well, badly, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import pytest
+import trio
+
+from tests.monitor.builders import connection
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.status import HaExtras, HaRuntimeInfo
+from trioha_monitor.feed import FeedTimes, live_feed
+from trioha_monitor.model import Health, NodeView, Snapshot
+
+TIMES = FeedTimes(
+    interval_s=0.02, refresh_s=0.02, request_timeout_s=0.3, back_off_s_min=0.02, back_off_s_max=0.05
+)
+Peer = Callable[[trio.SocketStream], Awaitable[None]]
+
+STATUS = HaRuntimeInfo(
+    master=True,
+    master_max_offset=5000,
+    in_sync_slaves=1,
+    connections=(connection("127.0.0.1:40000", sent=5000, ack=4900, lag=100),),
+    extras=HaExtras(
+        version="trioha 0.1.0", role="SYNC_MASTER", cluster_name="DefaultCluster", broker_name="broker-a",
+        broker_id=0, min_offset=0, flushed_offset=4950, ha_address="127.0.0.1:10912",
+    ),
+)  # fmt: skip
+
+
+async def each_request(stream: trio.SocketStream, answer: Callable[[RemotingCommand], bytes]) -> None:
+    decoder = FrameDecoder()
+    async for data in stream:
+        decoder.feed(data)
+        while (command := decoder.next_command()) is not None:
+            await stream.send_all(answer(command))
+
+
+def status_of(command: RemotingCommand) -> bytes:
+    assert command.code == RequestCode.GET_BROKER_HA_STATUS
+    return encode(response_to(command, ResponseCode.SUCCESS, body=STATUS.to_json()))
+
+
+async def trioha_node(stream: trio.SocketStream) -> None:
+    await each_request(stream, status_of)
+
+
+async def half_an_answer(stream: trio.SocketStream) -> None:
+    def half(command: RemotingCommand) -> bytes:
+        whole = status_of(command)
+        return whole[: len(whole) // 2]
+
+    await each_request(stream, half)
+
+
+async def half_an_answer_and_gone(stream: trio.SocketStream) -> None:
+    await stream.receive_some(4096)
+    await stream.send_all(b"\x00\x00\x01\x00\x00\x00")
+
+
+async def garbage(stream: trio.SocketStream) -> None:
+    await stream.receive_some(4096)
+    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await stream.receive_some(4096)
+
+
+async def silence(stream: trio.SocketStream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def hangs_up(stream: trio.SocketStream) -> None:
+    await stream.receive_some(1)
+
+
+async def not_a_broker(stream: trio.SocketStream) -> None:
+    def unsupported(command: RemotingCommand) -> bytes:
+        return encode(response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="no"))
+
+    await each_request(stream, unsupported)
+
+
+def answering(body: bytes) -> Peer:
+    async def peer(stream: trio.SocketStream) -> None:
+        await each_request(
+            stream, lambda command: encode(response_to(command, ResponseCode.SUCCESS, body=body))
+        )
+
+    return peer
+
+
+ABSURD = STATUS.to_json().replace(
+    b'"masterCommitLogMaxOffset":5000', b'"masterCommitLogMaxOffset":' + b"9" * 400
+)
+
+
+@asynccontextmanager
+async def listening(peer: Peer, *, port: int = 0) -> AsyncIterator[int]:
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                await peer(stream)
+            except trio.BrokenResourceError:
+                return
+
+    async with trio.open_nursery() as nursery:
+        start_serving = partial(trio.serve_tcp, serve, port, host="127.0.0.1")
+        listeners = await nursery.start(start_serving)
+        yield listeners[0].socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+class Watch:
+    """A feed in the background."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[Snapshot](1)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        with suppress(trio.WouldBlock):
+            self._send.send_nowait(snapshot)
+
+    async def node_that(self, is_so: Callable[[NodeView], bool]) -> NodeView:
+        """The watched node as soon as it is as wanted."""
+        with trio.fail_after(10):
+            async for snapshot in self._receive:
+                if is_so(snapshot.nodes[0]):
+                    return snapshot.nodes[0]
+        raise AssertionError("the feed ended")
+
+
+@asynccontextmanager
+async def watching(port: int) -> AsyncIterator[Watch]:
+    watch = Watch()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live_feed([f"127.0.0.1:{port}"], times=TIMES), watch.publish)
+        yield watch
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_is_shown_with_its_connection() -> None:
+    async with listening(trioha_node) as port, watching(port) as watch:
+        node = await watch.node_that(lambda node: node.health is Health.UP)
+        assert (node.role, node.name, node.max_offset, node.flushed_offset) == (
+            "SYNC_MASTER", "broker-a #0", 5000, 4950,
+        )  # fmt: skip
+        assert [
+            (link.address, link.sent_offset, link.ack_offset, link.lag_bytes) for link in node.connections
+        ] == [("127.0.0.1:40000", 5000, 4900, 100)]
+
+
+async def test_a_node_that_stops_is_down_and_one_that_starts_again_is_picked_up() -> None:
+    async with listening(trioha_node) as port:
+        pass
+    async with watching(port) as watch:
+        node = await watch.node_that(lambda node: node.health is Health.DOWN)
+        assert node.reason == "Connection refused"
+        for _ in range(2):
+            async with listening(trioha_node, port=port):
+                await watch.node_that(lambda node: node.health is Health.UP)
+            await watch.node_that(lambda node: node.health is Health.DOWN)
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        (half_an_answer, "no answer"),
+        (silence, "no answer"),
+        (half_an_answer_and_gone, "closed the connection"),
+        (hangs_up, "connection"),
+        (garbage, "does not speak remoting"),
+        (not_a_broker, "not a broker"),
+        (answering(b'{"master":"yes"}'), "true or false"),
+        (answering(b"{{{"), "JSON"),
+        (answering(ABSURD), "answered with an impossible max offset"),
+    ],
+)
+async def test_a_wrong_peer_is_down_with_its_reason_and_a_good_one_in_its_place_is_up(
+    peer: Peer, reason: str
+) -> None:
+    async with listening(peer) as port, watching(port) as watch:
+        node = await watch.node_that(lambda node: node.health is Health.DOWN)
+        assert reason in node.reason
+    async with listening(trioha_node, port=port), watching(port) as watch:
+        await watch.node_that(lambda node: node.health is Health.UP)
