@@ -43,7 +43,7 @@ class ReportDecoder:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The last report that is complete now, or None. Of several received together only the last counts."""
+        """The last report that is complete now, or None; of several fed together only the last counts."""
         buffer = self._rest + data if self._rest else data
         whole_bytes = len(buffer) - len(buffer) % REPORT_BYTES
         self._rest = buffer[whole_bytes:]

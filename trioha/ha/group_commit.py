@@ -2,9 +2,9 @@
 
 `need` is the number of copies beyond the master's own. Fewer eligible replicas than that:
 SLAVE_NOT_AVAILABLE at once, the message stays stored. Otherwise the put waits for the need-th largest
-acknowledged offset to reach its end, at most slaveTimeout: FLUSH_SLAVE_TIMEOUT. With SYNC_FLUSH it also waits for the disk, at most
-syncFlushTimeout: FLUSH_DISK_TIMEOUT. Both waits run side by side, each put has its own deadlines, and if both
-fail the replicas' status is the answer.
+acknowledged offset to reach its end, at most slaveTimeout: FLUSH_SLAVE_TIMEOUT. With SYNC_FLUSH it also waits
+for the disk, at most syncFlushTimeout: FLUSH_DISK_TIMEOUT. Both waits run side by side, each put has its own
+deadlines, and if both fail the replicas' status is the answer.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ class GroupCommit:
         self._flushed = flushed
         self._sink = sink
 
-    async def wait(self, *, end_offset: int, request_id: int, wait_store_ok: bool) -> PutStatus:
+    def must_wait(self, *, wait_store_ok: bool) -> bool:
+        """Whether a put waits at all; one with the property WAIT=false (`wait_store_ok` False) never does."""
+        return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)
+
+    async def wait(self, *, end_offset: int, request_id: int) -> PutStatus:
         """Wait until the record that ends at `end_offset` is as safe as the settings ask.
 
-        Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. A put with the
-        property WAIT=false (`wait_store_ok` False) waits for nothing. Cancelling leaves nothing behind.
+        Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling leaves
+        nothing behind.
         """
         settings = self._settings
         need = settings.copies_needed
-        if not wait_store_ok or (need == 0 and not settings.sync_flush):
-            return PutStatus.PUT_OK
         sink = self._sink
         sink.emit(Kind.WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
         started_s = trio.current_time()

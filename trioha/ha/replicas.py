@@ -23,7 +23,7 @@ class Replicas:
     """Acknowledged offsets of the replicas that are connected and have reported."""
 
     def __init__(self, *, gap_bytes_max: int) -> None:
-        """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind does not count."""
+        """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind is out."""
         self._gap_bytes_max = gap_bytes_max
         self._holders: dict[int, _Holder] = {}
         self._replicated = ReplicatedWatermarks()
@@ -56,7 +56,7 @@ class Replicas:
         return self._replicated.copies(k)
 
     def is_in_sync(self, *, ack_offset: int, end_offset: int) -> bool:
-        """Whether a replica with this ack counts for a put that ends at `end_offset`: strictly below the gap."""
+        """Whether a replica with this ack counts for a put that ends at `end_offset` (strictly below)."""
         return end_offset - ack_offset < self._gap_bytes_max
 
     def eligible_count(self, end_offset: int) -> int:

@@ -253,7 +253,7 @@ class HaSlave:
     """Header of the frame that is being received."""
 
     def _accept_header(self, header: FrameHeader) -> bool:
-        """Whether the frame continues the own log (spec ha 2.3); an empty log begins where the master says."""
+        """Whether the frame continues the log (spec ha 2.3); an empty one begins where the master says."""
         commit_log = self._log
         file_bytes = commit_log.file_bytes
         expected_offset = self._appender.next_offset

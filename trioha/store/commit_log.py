@@ -127,6 +127,11 @@ class CommitLog:
         self.flushed = Watermark(self._start_offset)
         """Everything before it is on disk. Moved by the flush task; never beyond `appended`."""
 
+    def announce(self, store_host: Host) -> None:
+        """Name `store_host` in all records from now on: a broker that takes any free port knows it late."""
+        self.store_host = store_host
+        self._store_host_packed = store_host.packed
+
     # -- where the log is ------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,75 @@
+"""Stores for tests: the recorded ones of RocketMQ, and small ones of our own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.commit_log import CommitLog, Message
+from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.record import Host
+from trioha.store.recovery import Recovered, open_commit_log
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
+FILE_BYTES = 65536
+HOST = Host.parse("127.0.0.1", 10911)
+
+
+def expected(name: str) -> dict[str, Any]:
+    """What RocketMQ itself says is in a recorded store."""
+    return json.loads((VECTORS / name / "expected.json").read_text())
+
+
+def copy_store(name: str, folder: Path, *, kind: str = "store") -> Path:
+    """A copy of a recorded store that may be changed."""
+    return Path(shutil.copytree(VECTORS / name / kind, folder / f"{name}-{kind}"))
+
+
+def open_log(
+    directory: Path,
+    *,
+    file_bytes: int = FILE_BYTES,
+    message_bytes_max: int = 4 << 20,
+    clean_exit: bool = True,
+    checkpoint: Checkpoint | None = None,
+    store_host: Host = HOST,
+) -> tuple[CommitLog, Recovered]:
+    """A recovered log with the settings of the recorded stores."""
+    return open_commit_log(
+        directory,
+        file_bytes=file_bytes,
+        message_bytes_max=message_bytes_max,
+        store_host=store_host,
+        clean_exit=clean_exit,
+        checkpoint=checkpoint or Checkpoint(),
+    )
+
+
+def open_store(root: Path, *, file_bytes: int = FILE_BYTES) -> MessageStore:
+    """A store with the settings of the recorded ones."""
+    return MessageStore.open(
+        StoreSettings(
+            root=root,
+            commit_log_directory=root / "commitlog",
+            file_bytes=file_bytes,
+            message_bytes_max=4 << 20,
+            store_host=HOST,
+        )
+    )
+
+
+def message(body: bytes = b"hello", *, topic: str = "Orders", queue_id: int = 0, **fields: Any) -> Message:
+    """A message that nothing is wrong with."""
+    return Message(topic=topic, queue_id=queue_id, body=body, **fields)
+
+
+def log_bytes(log: CommitLog) -> bytes:
+    """All bytes of a log."""
+    data = bytearray()
+    while view := log.read(log.min_offset + len(data), FILE_BYTES * 100):
+        data += view
+    return bytes(data)

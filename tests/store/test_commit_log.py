@@ -1,0 +1,163 @@
+"""The commit log: appends, limits, rolling and reading."""
+
+import pytest
+
+from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
+from trioha.errors import StoreError
+from trioha.store.mapped_file import MappedFile
+from trioha.store.record import Blank, Host, Record, decode_record, encode_record
+from trioha.store.status import PutStatus
+
+# Everything of a record but body, topic "Orders" and no properties.
+OVERHEAD = 91 + 6
+
+
+def test_an_append_gives_the_record_its_offsets_and_moves_the_end(tmp_path):
+    log, _ = open_log(tmp_path)
+    first = log.append(message(b"one", queue_id=3))
+    second = log.append(message(b"two", queue_id=3, properties=b"TAGS\x01x\x02", flag=9))
+    assert (first.status, first.physical_offset, first.queue_offset) == (PutStatus.PUT_OK, 0, 0)
+    assert (second.physical_offset, second.queue_offset) == (first.end_offset, 1)
+    assert log.max_offset == second.end_offset == first.size + second.size
+    record = decode_record(log.read(second.physical_offset, FILE_BYTES))
+    assert isinstance(record, Record)
+    assert (record.body, record.flag, record.queue_id, record.store_host) == (b"two", 9, 3, HOST)
+    assert record.message_id == second.message_id
+    assert encode_record(record) == bytes(log.read(second.physical_offset, second.size))
+
+
+def test_queue_offsets_are_counted_per_topic_and_queue(tmp_path):
+    log, _ = open_log(tmp_path)
+    found = [
+        log.append(message(topic=t, queue_id=int(q))).queue_offset for t, q in ("A0", "A0", "A1", "B0", "A0")
+    ]
+    assert found == [0, 1, 0, 0, 2]
+
+
+@pytest.mark.parametrize(("sys_flag", "counted"), [(0x0, True), (0x4, False), (0x8, True), (0xC, False)])
+def test_prepared_and_rolled_back_messages_take_no_queue_offset(tmp_path, sys_flag, counted):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    assert log.append(message(sys_flag=sys_flag)).queue_offset == (1 if counted else 0)
+    assert log.append(message()).queue_offset == (2 if counted else 1)
+
+
+def test_ipv6_hosts_are_stored_with_their_flags(tmp_path):
+    log, _ = open_log(tmp_path, store_host=Host.parse("fe80::1", 9))
+    result = log.append(message(born_host=Host.parse("::1", 5)))
+    record = decode_record(log.read(0, FILE_BYTES))
+    assert (record.sys_flag, result.size) == (0x30, OVERHEAD + 5 + 24)
+    assert len(result.message_id) == 56
+
+
+def test_a_record_that_leaves_less_than_eight_bytes_goes_to_the_next_file(tmp_path):
+    log, _ = open_log(tmp_path)
+    fits = log.append(message(bytes(FILE_BYTES - OVERHEAD - 8 - OVERHEAD)))
+    assert log.append(message(b"")).end_offset == FILE_BYTES - 8
+    rolled = log.append(message(b"next"))
+    assert (fits.physical_offset, rolled.physical_offset) == (0, FILE_BYTES)
+    assert decode_record(log.read(FILE_BYTES - 8, 100)) == Blank(-1, 8)
+    assert [file.path.name for file in log.files] == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+
+
+def test_a_record_of_exactly_the_file_less_eight_bytes_fits(tmp_path):
+    log, _ = open_log(tmp_path)
+    assert log.append(message(bytes(FILE_BYTES - OVERHEAD - 8))).end_offset == FILE_BYTES - 8
+
+
+def test_a_record_that_no_file_could_hold_is_illegal_and_changes_nothing(tmp_path):
+    log, _ = open_log(tmp_path)
+    refused = log.append(message(bytes(FILE_BYTES - OVERHEAD - 7)))
+    assert refused.status is PutStatus.MESSAGE_ILLEGAL
+    assert "never fits" in refused.reason
+    assert (log.max_offset, log.queue_offsets, list(tmp_path.iterdir())) == (0, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"body": bytes(1001)}, PutStatus.MESSAGE_ILLEGAL),
+        ({"topic": "t" * 128}, PutStatus.MESSAGE_ILLEGAL),
+        ({"topic": "%RETRY%" + "t" * 249}, PutStatus.MESSAGE_ILLEGAL),
+        ({"topic": ""}, PutStatus.MESSAGE_ILLEGAL),
+        ({"properties": bytes(32768)}, PutStatus.PROPERTIES_SIZE_EXCEEDED),
+        ({"body": bytes(1000)}, PutStatus.PUT_OK),
+        ({"topic": "t" * 127}, PutStatus.PUT_OK),
+        ({"topic": "%RETRY%" + "t" * 248}, PutStatus.PUT_OK),
+        ({"properties": b"a\x01" + b"b" * 32764 + b"\x02"}, PutStatus.PUT_OK),
+        ({"body": b""}, PutStatus.PUT_OK),
+    ],
+)
+def test_limits_are_those_of_the_broker(tmp_path, fields, status):
+    log, _ = open_log(tmp_path, message_bytes_max=1000)
+    assert log.append(message(**fields)).status is status
+
+
+def test_a_long_retry_topic_makes_a_v2_record(tmp_path):
+    log, _ = open_log(tmp_path)
+    topic = "%RETRY%" + "g" * 150
+    log.append(message(topic=topic))
+    assert decode_record(log.read(0, FILE_BYTES)).topic == topic
+
+
+def test_a_read_never_crosses_a_file_and_never_leaves_the_log(tmp_path):
+    log, _ = open_log(tmp_path)
+    for _ in range(40):
+        log.append(message(bytes(3000)))
+    assert len(log.read(0, 10)) == 10
+    assert len(log.read(0, 10**9)) == FILE_BYTES
+    assert len(log.read(FILE_BYTES - 5, 100)) == 5
+    assert len(log.read(log.max_offset - 7, 100)) == 7
+    assert len(log.read(log.max_offset, 100)) == 0
+    assert len(log.read(log.max_offset + 1, 100)) == 0
+    assert len(log.read(-1, 100)) == 0
+    assert len(log_bytes(log)) == log.max_offset
+
+
+def test_a_file_that_cannot_be_made_refuses_the_put_and_keeps_the_log_as_it_was(tmp_path, monkeypatch):
+    log, _ = open_log(tmp_path)
+    log.append(message(bytes(60000)))
+    end_offset = log.max_offset
+
+    def no_space(directory, *, start_offset, size):
+        raise StoreError("no space left", path=directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MappedFile, "create", no_space)
+        assert log.append(message(bytes(60000))).status is PutStatus.CREATE_MAPPED_FILE_FAILED
+        assert log.max_offset == end_offset
+        assert log.append(message(b"small one still fits")).status is PutStatus.PUT_OK
+    assert log.append(message(bytes(60000))).physical_offset == FILE_BYTES
+
+
+def test_a_file_made_ahead_is_used_once_and_a_late_one_is_dropped(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message(bytes(60000)))
+    ahead = MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES)
+    log.offer_next_file(ahead)
+    assert log.has_offer
+    log.append(message(bytes(60000)))
+    assert not log.has_offer
+    assert log.files[-1] is ahead
+    log.offer_next_file(MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES))
+    assert decode_record(log.read(FILE_BYTES, FILE_BYTES)).body == bytes(60000)
+    log.offer_next_file(MappedFile.create(tmp_path, start_offset=2 * FILE_BYTES, size=FILE_BYTES))
+    log.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+
+
+def test_store_timestamps_never_go_back(tmp_path, monkeypatch):
+    log, _ = open_log(tmp_path)
+    first = log.append(message())
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    assert log.append(message()).store_timestamp_ms == first.store_timestamp_ms
+
+
+def test_an_empty_log_can_begin_at_any_file_start(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.start_at(3 * FILE_BYTES)
+    assert (log.min_offset, log.max_offset, log.is_empty) == (3 * FILE_BYTES, 3 * FILE_BYTES, True)
+    assert log.append(message()).physical_offset == 3 * FILE_BYTES
+    assert not log.is_empty
+    with pytest.raises(AssertionError):
+        log.start_at(0)

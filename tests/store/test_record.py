@@ -1,0 +1,234 @@
+"""The record codec, against RocketMQ's own bytes and against damage."""
+
+import base64
+from contextlib import suppress
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.store.support import FILE_BYTES, STORES, VECTORS, expected
+from trioha.store.properties import encode_properties, join_properties, parse_properties
+from trioha.store.record import (
+    BAD_CRC,
+    BAD_LENGTH,
+    BAD_MAGIC,
+    BAD_POSITION,
+    MAGIC_V1,
+    MAGIC_V2,
+    Blank,
+    Host,
+    Record,
+    RecordError,
+    body_crc,
+    check_record,
+    decode_record,
+    encode_record,
+)
+
+
+def stored(name: str) -> list[tuple[dict, memoryview]]:
+    """Each expected message of a recorded store with the bytes that are stored for it."""
+    directory = VECTORS / name / "store" / "commitlog"
+    files = {int(path.name): memoryview(path.read_bytes()) for path in directory.iterdir()}
+    found = []
+    for message in expected(name)["messages"]:
+        offset = message["physicalOffset"]
+        at = offset % FILE_BYTES
+        found.append((message, files[offset - at][at : at + message["size"]]))
+    return found
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_every_stored_message_decodes_to_what_rocketmq_says_it_is(name):
+    for message, data in stored(name):
+        record = decode_record(data)
+        if message.get("blank"):
+            assert record == Blank(-1, message["size"])
+            continue
+        assert record == Record(
+            magic=int(message["magic"], 16),
+            body_crc=message["bodyCRC"],
+            queue_id=message["queueId"],
+            flag=message["flag"],
+            queue_offset=message["queueOffset"],
+            physical_offset=message["physicalOffset"],
+            sys_flag=message["sysFlag"],
+            born_timestamp_ms=message["bornTimestamp"],
+            born_host=Host.parse(message["bornHost"].split("|")[0], int(message["bornHost"].split("|")[1])),
+            store_timestamp_ms=message["storeTimestamp"],
+            store_host=Host.parse(
+                message["storeHost"].split("|")[0], int(message["storeHost"].split("|")[1])
+            ),
+            reconsume_times=message["reconsumeTimes"],
+            prepared_transaction_offset=message["preparedTransactionOffset"],
+            body=base64.b64decode(message["body"]),
+            topic=message["topic"],
+            properties_raw=base64.b64decode(message["propertiesRaw"]),
+        )
+        assert record.total_size == message["size"]
+        assert record.message_id == message["msgId"]
+        assert parse_properties(record.properties_raw) == message["properties"]
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_encoding_the_decoded_fields_gives_the_stored_bytes(name):
+    for message, data in stored(name):
+        if not message.get("blank"):
+            assert encode_record(decode_record(data)) == bytes(data)
+
+
+def test_the_recorded_stores_hold_both_versions_and_both_kinds_of_hosts():
+    records = [decode_record(data) for name in STORES for message, data in stored(name) if "topic" in message]
+    assert {record.magic for record in records} == {MAGIC_V1, MAGIC_V2}
+    assert {(record.born_host.is_ipv6, record.store_host.is_ipv6) for record in records} >= {
+        (False, False),
+        (True, True),
+        (True, False),
+    }
+
+
+hosts = st.builds(Host, st.ip_addresses(), st.integers(0, 65535))
+
+
+@st.composite
+def records(draw):
+    version_2 = draw(st.booleans())
+    born_host, store_host = draw(hosts), draw(hosts)
+    sys_flag = draw(st.integers(0, 0xFFFF)) & ~0x30
+    body = draw(st.binary(max_size=300))
+    return Record(
+        magic=MAGIC_V2 if version_2 else MAGIC_V1,
+        body_crc=body_crc(body),
+        queue_id=draw(st.integers(-(2**31), 2**31 - 1)),
+        flag=draw(st.integers(-(2**31), 2**31 - 1)),
+        queue_offset=draw(st.integers(0, 2**63 - 1)),
+        physical_offset=draw(st.integers(0, 2**63 - 1)),
+        sys_flag=sys_flag | 0x10 * born_host.is_ipv6 | 0x20 * store_host.is_ipv6,
+        born_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
+        born_host=born_host,
+        store_timestamp_ms=draw(st.integers(0, 2**62)),
+        store_host=store_host,
+        reconsume_times=draw(st.integers(0, 100)),
+        prepared_transaction_offset=draw(st.integers(0, 2**62)),
+        body=body,
+        topic=draw(st.text(max_size=60 if version_2 else 30)),
+        properties_raw=draw(st.binary(max_size=200)),
+    )
+
+
+@given(records(), st.binary(max_size=20), st.binary(max_size=20))
+def test_a_record_survives_encoding_and_decoding_anywhere_in_a_buffer(record, before, behind):
+    data = encode_record(record)
+    assert len(data) == record.total_size
+    assert decode_record(before + data + behind, len(before)) == record
+
+
+@given(records(), st.data())
+def test_a_mutated_record_is_refused_or_decodes_to_fields_of_the_same_length(record, data):
+    encoded = bytearray(encode_record(record))
+    for _ in range(data.draw(st.integers(1, 4))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(encoded)))
+    with suppress(RecordError):
+        decoded = decode_record(encoded[:cut])
+        assert decoded.total_size <= cut or isinstance(decoded, Blank)
+
+
+@pytest.fixture
+def record():
+    return Record(
+        magic=MAGIC_V1,
+        body_crc=body_crc(b"body"),
+        queue_id=1,
+        flag=0,
+        queue_offset=7,
+        physical_offset=4096,
+        sys_flag=0,
+        born_timestamp_ms=1,
+        born_host=Host.parse("10.0.0.1", 1),
+        store_timestamp_ms=2,
+        store_host=Host.parse("10.0.0.2", 2),
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        body=b"body",
+        topic="T",
+        properties_raw=b"",
+    )
+
+
+def faults(data: bytes, physical_offset: int = 4096) -> int:
+    view = memoryview(data)
+    return check_record(view, 0, len(view), physical_offset)
+
+
+def test_each_kind_of_damage_has_its_name(record):
+    data = encode_record(record)
+    assert faults(data) == len(data)
+    assert faults(data, 4097) == BAD_POSITION
+    assert faults(data[:-1]) == BAD_LENGTH
+    assert faults(data[:4] + b"\0\0\0\0" + data[8:]) == BAD_MAGIC
+    assert faults(data[:88] + b"Body" + data[92:]) == BAD_CRC
+    assert faults(data[:92] + b"\x02" + data[93:]) == BAD_LENGTH
+    assert faults(data[:84] + b"\xff\xff\xff\xff" + data[88:]) == BAD_LENGTH
+    assert faults(b"") == BAD_LENGTH
+    assert faults(bytes(200)) == BAD_MAGIC
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"magic": 1}, "magic"),
+        ({"topic": "t" * 128}, "topic of 128 bytes"),
+        ({"properties_raw": b"x" * 32768}, "properties of 32768 bytes"),
+        ({"sys_flag": 0x10}, "born host"),
+        ({"sys_flag": 0x20}, "store host"),
+    ],
+)
+def test_fields_that_the_format_cannot_hold_are_refused(record, change, said):
+    with pytest.raises(RecordError, match=said):
+        encode_record(evolve(record, **change))
+
+
+def test_a_v2_record_takes_a_longer_topic(record):
+    longer = evolve(record, magic=MAGIC_V2, topic="t" * 200)
+    assert decode_record(encode_record(longer)) == longer
+
+
+names = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=8)
+values = st.text(st.characters(exclude_characters="\x02", codec="utf-8"), min_size=1, max_size=8)
+
+
+@given(st.dictionaries(names, values, max_size=6))
+def test_properties_survive_encoding_and_parsing(properties):
+    assert parse_properties(encode_properties(properties)) == properties
+
+
+@pytest.mark.parametrize(
+    ("raw", "parsed"),
+    [
+        (b"", {}),
+        (b"a\x01b", {"a": "b"}),
+        (b"a\x01b\x02", {"a": "b"}),
+        (b"a\x01\x02\x01b\x02ab\x02c\x01d", {"c": "d"}),
+        (b"a\x011\x02a\x012\x02", {"a": "2"}),
+        (b"a\x01b\x01c\x02", {"a": "b\x01c"}),
+        (b"\xff\x01b\x02", {"�": "b"}),
+    ],
+)
+def test_properties_are_parsed_as_the_broker_does(raw, parsed):
+    assert parse_properties(raw) == parsed
+
+
+@pytest.mark.parametrize("properties", [{"": "x"}, {"x": ""}, {"a\x01": "x"}, {"a": "x\x02"}])
+def test_properties_that_readers_would_misread_are_refused(properties):
+    with pytest.raises(ValueError, match="propert"):
+        encode_properties(properties)
+
+
+def test_joined_properties_are_separated_once():
+    more = encode_properties({"CLUSTER": "c"})
+    assert join_properties(b"a\x01b", more) == b"a\x01b\x02CLUSTER\x01c\x02"
+    assert join_properties(b"a\x01b\x02", more) == b"a\x01b\x02CLUSTER\x01c\x02"
+    assert join_properties(b"", more) == more

@@ -1,0 +1,237 @@
+"""Finding a log's end: real stores, torn tails, damage, and what must not be cut."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.support import (
+    FILE_BYTES,
+    STORES,
+    VECTORS,
+    copy_store,
+    expected,
+    log_bytes,
+    message,
+    open_log,
+    open_store,
+)
+from trioha.errors import StoreError
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.record import decode_record
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "store") for name in STORES), *((name, "crash-store") for name in STORES[:2])]
+)
+def test_real_stores_end_where_rocketmq_says(tmp_path, name, kind):
+    log, recovered = open_log(copy_store(name, tmp_path, kind=kind) / "commitlog", clean_exit=kind == "store")
+    said = expected(name)
+    if kind == "store":
+        assert log.max_offset == said["maxPhyOffset"]
+        assert recovered.records == sum(not found.get("blank", False) for found in said["messages"])
+        used = {queue: found["maxOffset"] for queue, found in said["queues"].items() if found["maxOffset"]}
+        counted = {f"{topic}@{queue}": next_ for (topic, queue), next_ in log.queue_offsets.items()}
+        # Multi-dispatch queues (LMQ) have no records of their own.
+        assert counted == {queue: top for queue, top in used.items() if not queue.startswith("%LMQ%")}
+    else:
+        # What RocketMQ itself reports after it loaded this store.
+        cases = json.loads((VECTORS / name / "recovery-cases.json").read_text())
+        intact = next(case for case in cases if case["case"] == "crash-intact")
+        assert log.max_offset == intact["afterLoad"]["maxPhyOffset"]
+    assert recovered.cut_bytes == 0
+    assert log.appended.offset == log.flushed.offset == recovered.end_offset
+
+
+def filled(tmp_path, count=60, body_bytes=3000):
+    log, _ = open_log(tmp_path)
+    results = [
+        log.append(message(bytes([number]) * body_bytes, queue_id=number % 4)) for number in range(count)
+    ]
+    return log, results
+
+
+def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
+    log, _ = filled(tmp_path)
+    again, recovered = open_log(tmp_path)
+    assert (again.max_offset, again.queue_offsets) == (log.max_offset, log.queue_offsets)
+    assert again.last_store_timestamp_ms == log.last_store_timestamp_ms
+    assert (recovered.records, recovered.cut_bytes) == (60, 0)
+    assert log_bytes(again) == log_bytes(log)
+
+
+# Up to the topic's length field: beyond it, lengths and CRC are all there and only zeros stand for text. Such
+# bytes are never left behind by an append of ours, which writes a record's first eight bytes last.
+@given(cut=st.integers(0, 388))
+@settings(max_examples=60, deadline=None)
+def test_a_torn_last_record_is_cut_and_what_follows_is_zero(tmp_path_factory, cut):
+    tmp_path = tmp_path_factory.mktemp("torn")
+    log, _ = open_log(tmp_path)
+    results = [log.append(message(b"x" * 300, queue_id=number)) for number in range(3)]
+    last = results[-1]
+    kept = min(cut, last.size - 1)
+    log.files[0].view[last.physical_offset + kept : last.end_offset] = bytes(last.size - kept)
+    again, recovered = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == last.physical_offset
+    assert recovered.records == 2
+    assert not any(again.files[0].view[last.physical_offset :])
+
+
+@pytest.mark.parametrize("at", [4, 28, 88, 300])
+@pytest.mark.parametrize("clean_exit", [True, False])
+def test_a_damaged_last_record_is_cut_after_any_stop(tmp_path, at, clean_exit):
+    log, results = filled(tmp_path)
+    damaged = results[-1]
+    log.files[-1].view[damaged.physical_offset % FILE_BYTES + at] ^= 1
+    again, recovered = open_log(tmp_path, clean_exit=clean_exit)
+    assert again.max_offset == damaged.physical_offset
+    assert recovered.cut_bytes > 0
+    assert recovered.cut_reason
+    third, recovered_again = open_log(tmp_path)
+    assert (third.max_offset, recovered_again.cut_bytes) == (damaged.physical_offset, 0)
+
+
+def test_queue_offsets_after_a_cut_are_those_of_what_is_left(tmp_path):
+    log, results = filled(tmp_path)
+    log.files[-1].view[results[-1].physical_offset % FILE_BYTES + 100] ^= 1
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.append(message(queue_id=59 % 4)).queue_offset == results[-1].queue_offset
+
+
+def test_a_file_made_ahead_is_removed(tmp_path):
+    filled(tmp_path)
+    (tmp_path / f"{3 * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
+    log, recovered = open_log(tmp_path, clean_exit=False)
+    assert recovered.cut_bytes == 0
+    assert len(list(tmp_path.iterdir())) == len(log.files) == 3
+
+
+def test_a_full_last_file_ends_the_log_at_its_end(tmp_path):
+    log, _ = filled(tmp_path, count=22)
+    assert log.max_offset > FILE_BYTES
+    log.files[-1].remove()
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == FILE_BYTES
+    assert again.append(message()).physical_offset == FILE_BYTES
+
+
+def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path):
+    log, results = filled(tmp_path)
+    damaged = results[5]
+    log.files[0].view[damaged.physical_offset + 20] ^= 0xFF
+    log.files[0].view[damaged.physical_offset] ^= 0xFF
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StoreError, match=str(damaged.physical_offset)) as raised:
+        open_log(tmp_path, clean_exit=True)
+    assert raised.value.offset == damaged.physical_offset
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_after_a_crash_records_that_no_flush_covered_are_cut_even_in_an_earlier_file(tmp_path):
+    log, results = filled(tmp_path)
+    damaged = results[5]
+    log.files[0].view[damaged.physical_offset] ^= 0xFF
+    again, recovered = open_log(tmp_path, clean_exit=False, checkpoint=Checkpoint())
+    assert again.max_offset == damaged.physical_offset
+    assert recovered.cut_bytes > 2 * FILE_BYTES - damaged.physical_offset
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"{0:020d}"]
+
+
+def test_a_missing_file_in_the_middle_is_named(tmp_path):
+    log, _ = filled(tmp_path)
+    log.files[1].path.unlink()
+    with pytest.raises(StoreError, match="the file before it ends at 65536"):
+        open_log(tmp_path)
+
+
+def test_a_file_of_another_length_is_named_with_both_lengths(tmp_path):
+    filled(tmp_path)
+    with pytest.raises(StoreError, match="has 65536 bytes, the configuration says 131072"):
+        open_log(tmp_path, file_bytes=131072)
+
+
+def test_an_empty_last_file_from_an_unfinished_start_is_removed(tmp_path):
+    log, _ = filled(tmp_path)
+    (tmp_path / f"{3 * FILE_BYTES:020d}").touch()
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == log.max_offset
+
+
+def test_other_names_in_the_folder_are_left_alone(tmp_path):
+    log, _ = filled(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "00000000000000000000.bak").write_text("mine too")
+    again, _ = open_log(tmp_path)
+    assert again.max_offset == log.max_offset
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_blank_that_does_not_reach_the_files_end_is_damage(tmp_path):
+    log, _ = filled(tmp_path, count=22)
+    blank_at = next(
+        at for at in range(FILE_BYTES) if bytes(log.files[0].view[at + 4 : at + 8]) == b"\xcb\xd4\x31\x94"
+    )
+    log.files[0].view[blank_at + 3] ^= 1
+    with pytest.raises(StoreError, match=f"offset {blank_at}"):
+        open_log(tmp_path, clean_exit=True)
+
+
+# -- the store around the log --------------------------------------------------------------------------------
+
+
+def test_a_second_user_of_the_store_is_refused_by_the_lock(tmp_path):
+    import subprocess
+    import sys
+
+    store = open_store(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from tests.store.support import open_store\n"
+        "from trioha.errors import StoreError\n"
+        "try: open_store(Path(sys.argv[1]))\n"
+        "except StoreError as error: print(error)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "locked by another process" in found.stdout
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_clean_close_leaves_no_abort_and_a_checkpoint_of_the_last_message(tmp_path):
+    store = open_store(tmp_path)
+    assert (tmp_path / "abort").exists()
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    stored = store.commit_log.append(message())
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    checkpoint = Checkpoint.load(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint").stat().st_size == 4096
+    assert checkpoint == Checkpoint(physic_msg_timestamp_ms=stored.store_timestamp_ms)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_checkpoint_of_a_real_store_is_read_as_rocketmq_does(name, tmp_path):
+    said = expected(name)["checkpointAfterShutdown"]
+    found = Checkpoint.load(copy_store(name, tmp_path) / "checkpoint")
+    assert found.physic_msg_timestamp_ms == said["physicMsgTimestamp"]
+    assert found.logics_msg_timestamp_ms == said["logicsMsgTimestamp"]
+    assert found.index_msg_timestamp_ms == said["indexMsgTimestamp"]
+
+
+def test_a_checkpoint_that_is_too_short_is_named(tmp_path):
+    (tmp_path / "checkpoint").write_bytes(b"short")
+    with pytest.raises(StoreError, match="5 bytes"):
+        Checkpoint.load(tmp_path / "checkpoint")
+
+
+def test_appends_to_a_store_with_consume_queues_leave_abort_so_that_brokers_rebuild_them(tmp_path):
+    root = copy_store("store-5.3.3", tmp_path)
+    open_store(root).close()
+    assert not (root / "abort").exists()
+    store = open_store(root)
+    result = store.commit_log.append(message())
+    assert decode_record(store.commit_log.read(result.physical_offset, 1000)).body == b"hello"
+    store.close()
+    assert (root / "abort").exists()

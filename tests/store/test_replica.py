@@ -1,0 +1,125 @@
+"""A replica's log is its master's, byte for byte, however the bytes arrive, and never holds half a record."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.support import FILE_BYTES, STORES, copy_store, log_bytes, message, open_log
+from trioha.store.record import RecordError
+from trioha.store.replica import ReplicaAppender
+
+
+@pytest.fixture(scope="module")
+def master_bytes(tmp_path_factory):
+    """Three files with blank ends, the last one part full, and one blank with a filler that is not zero."""
+    log, _ = open_log(tmp_path_factory.mktemp("master"))
+    rng = random.Random(5)
+    for number in range(120):
+        log.append(message(rng.randbytes(rng.randrange(3000)), queue_id=number % 3))
+    data = bytearray(log_bytes(log))
+    assert log.max_offset > 2 * FILE_BYTES
+    assert data[FILE_BYTES - 1] == 0
+    data[FILE_BYTES - 5 : FILE_BYTES] = b"stale"
+    return bytes(data)
+
+
+def feed(appender, data, rng, start=0):
+    """Hand over `data[start:]` in random pieces that no file end lies in."""
+    offset = start
+    while offset < len(data):
+        size = min(rng.choice([1, 7, 100, 5000, 32768]), FILE_BYTES - offset % FILE_BYTES, len(data) - offset)
+        assert appender.next_offset == offset
+        appender.append(memoryview(data)[offset : offset + size])
+        offset += size
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed):
+    directory = tmp_path_factory.mktemp("replica")
+    log, _ = open_log(directory)
+    feed(ReplicaAppender(log), master_bytes, random.Random(seed))
+    assert log.max_offset == len(master_bytes)
+    assert log_bytes(log) == master_bytes
+    again, recovered = open_log(directory, clean_exit=False)
+    assert (again.max_offset, recovered.cut_bytes) == (len(master_bytes), 0)
+    assert again.queue_offsets
+    log.close()
+
+
+@given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
+    tmp_path_factory, master_bytes, stop, seed
+):
+    directory = tmp_path_factory.mktemp("replica")
+    log, _ = open_log(directory)
+    feed(ReplicaAppender(log), master_bytes[:stop], random.Random(seed))
+    # No close, no flush: what a kill -9 leaves is what is in the files now.
+    again, _ = open_log(directory, clean_exit=False)
+    assert again.max_offset <= min(stop, len(master_bytes))
+    assert again.max_offset == log.max_offset
+    feed(ReplicaAppender(again), master_bytes, random.Random(seed), start=again.max_offset)
+    assert log_bytes(again) == master_bytes
+    log.close()
+    again.close()
+
+
+def test_the_end_is_always_behind_a_whole_record(tmp_path, master_bytes):
+    log, _ = open_log(tmp_path)
+    appender = ReplicaAppender(log)
+    ends = set()
+    for offset in range(20000):
+        appender.append(memoryview(master_bytes)[offset : offset + 1])
+        ends.add(log.max_offset)
+    assert appender.next_offset == 20000
+    for end in ends:
+        cut, _ = open_log(tmp_path, clean_exit=False)
+        assert end <= cut.max_offset
+    appender.discard()
+    assert appender.next_offset == log.max_offset == max(ends)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_log_of_a_real_broker_is_taken_as_it_is(tmp_path, name):
+    real, _ = open_log(copy_store(name, tmp_path) / "commitlog")
+    log, _ = open_log(tmp_path / "replica")
+    feed(ReplicaAppender(log), log_bytes(real), random.Random(1))
+    assert log_bytes(log) == log_bytes(real)
+    assert log.last_store_timestamp_ms == real.last_store_timestamp_ms
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 30, 100])
+def test_a_bad_record_is_refused_with_its_offset_and_those_before_it_are_kept(tmp_path, master_bytes, at):
+    log, _ = open_log(tmp_path)
+    reference, _ = open_log(tmp_path / "reference")
+    first = reference.append(message(b"good" * 100))
+    second = reference.append(message(b"bad!" * 100))
+    data = bytearray(log_bytes(reference))
+    data[second.physical_offset + at] ^= 0x41
+    with pytest.raises(RecordError, match=f"offset {first.end_offset}"):
+        ReplicaAppender(log).append(memoryview(data))
+    assert log.max_offset == first.end_offset
+
+
+def test_a_record_longer_than_its_file_is_refused_before_it_is_waited_for(tmp_path):
+    log, _ = open_log(tmp_path)
+    head = (FILE_BYTES + 1).to_bytes(4, "big") + bytes.fromhex("daa320a7")
+    with pytest.raises(RecordError, match="65537 bytes"):
+        ReplicaAppender(log).append(memoryview(head))
+
+
+def test_a_blank_of_a_wrong_length_is_refused(tmp_path):
+    log, _ = open_log(tmp_path)
+    with pytest.raises(RecordError, match="blank of 9 bytes"):
+        ReplicaAppender(log).append(memoryview(bytes.fromhex("00000009cbd43194")))
+
+
+def test_garbage_is_refused_as_soon_as_its_magic_is_there(tmp_path):
+    log, _ = open_log(tmp_path)
+    appender = ReplicaAppender(log)
+    appender.append(memoryview(b"\0\0\x10"))
+    with pytest.raises(RecordError, match="magic"):
+        appender.append(memoryview(b"\0GET "))

@@ -1,0 +1,1 @@
+"""What remoting requests do: puts, and what a broker says of itself."""

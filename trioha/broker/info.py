@@ -1,0 +1,186 @@
+"""What a broker says of itself: runtime info (28) and HA status (907) (spec remoting 5.1, ha 7)."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from trioha import __version__
+from trioha.broker.puts import PutService
+from trioha.ha.master import HaMaster
+from trioha.ha.replicas import Replicas
+from trioha.ha.slave import HaSlave
+from trioha.remoting.codes import OUR_VERSION
+from trioha.remoting.status import (
+    ConnectionStatus,
+    HaClientExtras,
+    HaExtras,
+    HaRuntimeInfo,
+    SlaveClientStatus,
+)
+from trioha.store.commit_log import CommitLog
+from trioha.store.scan import store_timestamp_ms
+
+GIB = 1 << 30
+
+
+@frozen
+class Identity:
+    """Who this broker is."""
+
+    role: str
+    """brokerRole."""
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    ha_address: str
+    """`host:port` that slaves dial."""
+    store_path: Path
+
+
+class BrokerInfo:
+    """Answers questions about this broker from the parts that know."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        commit_log: CommitLog,
+        puts: PutService,
+        master: HaMaster,
+        replicas: Replicas,
+        slave: HaSlave | None,
+    ) -> None:
+        self._identity = identity
+        self._log = commit_log
+        self._puts = puts
+        self._master = master
+        self._replicas = replicas
+        self._slave = slave
+        self._boot_ms = time.time_ns() // 1_000_000
+
+    def ha_status(self) -> HaRuntimeInfo:
+        """Replication as it stands now."""
+        identity = self._identity
+        commit_log = self._log
+        max_offset = commit_log.max_offset
+        slave = None if self._slave is None else self._slave.status()
+        connections = tuple(
+            ConnectionStatus(
+                address=connection.address,
+                sent_offset=connection.sent_offset,
+                ack_offset=connection.ack_offset,
+                lag_bytes=max_offset - max(connection.ack_offset, 0),
+                in_sync=connection.request_offset >= 0
+                and self._replicas.is_in_sync(ack_offset=connection.ack_offset, end_offset=max_offset),
+                transferred_bytes_per_s=connection.transferred_bytes_per_s,
+                state=connection.state.name,
+                lag_ms=round(connection.lag_s * 1000),
+                connection_id=connection.connection_id,
+            )
+            for connection in self._master.connections()
+        )
+        client = SlaveClientStatus(None, 0, 0, 0, 0)
+        client_extras = None
+        if slave is not None:
+            client = SlaveClientStatus(
+                master_address=slave.master_address,
+                max_offset=max_offset,
+                transferred_bytes_per_s=slave.transferred_bytes_per_s,
+                last_read_ms=slave.last_read_ms,
+                last_write_ms=slave.last_write_ms,
+            )
+            client_extras = HaClientExtras(
+                state=slave.state.name,
+                reported_offset=slave.reported_offset,
+                reconnects=slave.reconnects,
+            )
+        return HaRuntimeInfo(
+            master=slave is None,
+            master_max_offset=max_offset if slave is None else 0,
+            in_sync_slaves=self._replicas.eligible_count(max_offset),
+            connections=connections,
+            client=client,
+            extras=HaExtras(
+                version=__version__,
+                role=identity.role,
+                cluster_name=identity.cluster_name,
+                broker_name=identity.broker_name,
+                broker_id=identity.broker_id,
+                min_offset=commit_log.min_offset,
+                flushed_offset=commit_log.flushed.offset,
+                ha_address=identity.ha_address,
+                client=client_extras,
+                put_statuses=self._puts.statistics().statuses,
+            ),
+        )
+
+    async def runtime_info(self) -> dict[str, str]:
+        """The table of GET_BROKER_RUNTIME_INFO: what `mqadmin` needs and this broker knows, all as text."""
+        commit_log = self._log
+        puts = self._puts.statistics()
+        disk = await trio.to_thread.run_sync(partial(shutil.disk_usage, self._identity.store_path))
+        disk_ratio = str(disk.used / disk.total) if disk.total else "0.0"
+        rates = " ".join(str(rate) for rate in puts.messages_per_s)
+        none_per_s = "0.0 0.0 0.0"
+        stored = puts.messages_stored
+        now_ms = time.time_ns() // 1_000_000
+        return {
+            "bootTimestamp": str(self._boot_ms),
+            "brokerActive": "true",
+            "brokerVersion": str(int(OUR_VERSION)),
+            "brokerVersionDesc": f"trioha-{__version__}",
+            "commitLogDirCapacity": f"Total : {disk.total / GIB:.1f} GiB, Free : {disk.free / GIB:.1f} GiB.",
+            "commitLogDiskRatio": disk_ratio,
+            "commitLogMaxOffset": str(commit_log.max_offset),
+            "commitLogMinOffset": str(commit_log.min_offset),
+            "earliestMessageTimeStamp": str(self._earliest_ms()),
+            "getFoundTps": none_per_s,
+            "getMissTps": none_per_s,
+            "getTotalTps": none_per_s,
+            "getTransferedTps": none_per_s,
+            "getTransferredTps": none_per_s,
+            "msgGetTotalTodayMorning": "0",
+            "msgGetTotalTodayNow": "0",
+            "msgGetTotalYesterdayMorning": "0",
+            "msgPutTotalTodayMorning": str(puts.stored_until_today),
+            "msgPutTotalTodayNow": str(stored),
+            "msgPutTotalYesterdayMorning": str(puts.stored_until_yesterday),
+            "pageCacheLockTimeMills": "0",
+            "pullThreadPoolQueueHeadWaitTimeMills": "0",
+            "pullThreadPoolQueueSize": "0",
+            "putMessageAverageSize": str(puts.bytes_appended / stored if stored else 0.0),
+            "putMessageFailedTimes": str(puts.messages_refused),
+            "putMessageSizeTotal": str(puts.bytes_appended),
+            "putMessageTimesTotal": str(stored),
+            "putTps": rates,
+            "queryThreadPoolQueueHeadWaitTimeMills": "0",
+            "queryThreadPoolQueueSize": "0",
+            "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed.offset} B",
+            "runtime": _runtime_text(now_ms - self._boot_ms),
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "sendThreadPoolQueueSize": "0",
+            "startAcceptSendRequestTimeStamp": "0",
+            "timerCongestNum": "0",
+            "timerDequeueTps": "0.0",
+            "timerEnqueueTps": "0.0",
+            "timerOffsetBehind": "0",
+            "timerReadBehind": "0",
+        }
+
+    def _earliest_ms(self) -> int:
+        """storeTimestamp of the first record, -1 without one."""
+        view = self._log.read(self._log.min_offset, self._log.file_bytes)
+        return store_timestamp_ms(view, 0) if len(view) else -1
+
+
+def _runtime_text(elapsed_ms: int) -> str:
+    days, rest = divmod(elapsed_ms // 1000, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

@@ -1,0 +1,42 @@
+"""Which request is answered by whom; what nobody answers is not supported (spec remoting 1.3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+
+from trioha.broker.info import BrokerInfo
+from trioha.broker.send import SendProcessor
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.server import Peer
+
+
+class BrokerProcessor:
+    """The handler of the broker's remoting server."""
+
+    def __init__(self, *, send: SendProcessor, info: BrokerInfo) -> None:
+        self._send = send
+        self._info = info
+
+    def __call__(
+        self, request: RemotingCommand, peer: Peer
+    ) -> RemotingCommand | Awaitable[RemotingCommand | None]:
+        """The response to `request`, or an awaitable of it."""
+        match request.code:
+            case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2:
+                return self._send.answer(request, peer)
+            case RequestCode.GET_BROKER_HA_STATUS:
+                return response_to(request, ResponseCode.SUCCESS, body=self._info.ha_status().to_json())
+            case RequestCode.GET_BROKER_RUNTIME_INFO:
+                return self._runtime_info(request)
+            case code:
+                return response_to(
+                    request,
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                    remark=f" request type {code} not supported",
+                )
+
+    async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
+        table = await self._info.runtime_info()
+        return response_to(request, ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())

@@ -1,0 +1,121 @@
+"""A put from the append to its answer (design section 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable
+from datetime import date, datetime, timedelta
+from itertools import count
+
+import trio
+from attrs import field, frozen
+
+from trioha.broker.stats import RateWindows
+from trioha.ha.group_commit import GroupCommit
+from trioha.recording.events import EventSink, Kind
+from trioha.store.commit_log import AppendResult, CommitLog, Message
+from trioha.store.status import PutStatus
+
+
+@frozen
+class PutStatistics:
+    """What became of the puts since the node started."""
+
+    statuses: dict[str, int] = field(factory=dict)
+    """Puts by the name of their status."""
+    messages_stored: int = 0
+    messages_refused: int = 0
+    """Puts that stored nothing."""
+    stored_until_today: int = 0
+    """Of `messages_stored`, those before the last local midnight."""
+    stored_until_yesterday: int = 0
+    """And those before the midnight before it."""
+    bytes_appended: int = 0
+    """Bytes of the records that were stored."""
+    messages_per_s: tuple[float, ...] = ()
+    """Puts per second over the last 10 s, 60 s and 600 s."""
+
+
+@frozen
+class PutResult:
+    """Where a message is and how safe: `append` says the first, `status` both."""
+
+    status: PutStatus
+    append: AppendResult
+
+
+class PutService:
+    """Stores messages on a master; a slave refuses them."""
+
+    def __init__(
+        self,
+        *,
+        commit_log: CommitLog,
+        group_commit: GroupCommit,
+        sink: EventSink,
+        is_slave: bool,
+    ) -> None:
+        self._log = commit_log
+        self._group_commit = group_commit
+        self._sink = sink
+        self._is_slave = is_slave
+        self._request_ids = count(1)
+        self._statuses: Counter[PutStatus] = Counter()
+        self._stored = 0
+        self._refused = 0
+        self._bytes = 0
+        self._today = datetime.now().astimezone().date()
+        self._stored_until_today = 0
+        self._stored_until_yesterday = 0
+        self._rates = RateWindows(trio.current_time())
+
+    def put(self, message: Message, *, wait_store_ok: bool) -> PutResult | Awaitable[PutResult]:
+        """Append `message` now; the result, or an awaitable of it where its safety must be waited for.
+
+        Every outcome is a status. Whoever drops the awaitable leaves the message stored, unanswered.
+        """
+        if self._is_slave:
+            appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
+        else:
+            appended = self._log.append(message)
+        if appended.status is not PutStatus.PUT_OK:
+            self._refused += 1
+            return self._counted(appended.status, appended)
+        request_id = next(self._request_ids)
+        self._stored += 1
+        self._bytes += appended.size
+        self._sink.emit(Kind.PUT, offset=appended.end_offset, aux=request_id, size=appended.size)
+        if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
+            return self._counted(PutStatus.PUT_OK, appended)
+        return self._wait(appended, request_id)
+
+    async def _wait(self, appended: AppendResult, request_id: int) -> PutResult:
+        status = await self._group_commit.wait(end_offset=appended.end_offset, request_id=request_id)
+        return self._counted(status, appended)
+
+    def _counted(self, status: PutStatus, appended: AppendResult) -> PutResult:
+        self._statuses[status] += 1
+        self._rates.add(1, trio.current_time())
+        return PutResult(status, appended)
+
+    def statistics(self) -> PutStatistics:
+        """What became of the puts up to now."""
+        self._turn_day(datetime.now().astimezone().date())
+        return PutStatistics(
+            messages_stored=self._stored,
+            messages_refused=self._refused,
+            stored_until_today=self._stored_until_today,
+            stored_until_yesterday=self._stored_until_yesterday,
+            statuses={status.name: number for status, number in sorted(self._statuses.items())},
+            bytes_appended=self._bytes,
+            messages_per_s=self._rates.rates_per_s(trio.current_time()),
+        )
+
+    def _turn_day(self, today: date) -> None:
+        """Take the day's morning figures, exact to the first look at them after midnight."""
+        if today == self._today:
+            return
+        one_day_later = today - self._today == timedelta(days=1)
+        self._stored_until_yesterday = self._stored_until_today if one_day_later else self._stored
+        self._stored_until_today = self._stored
+        self._today = today

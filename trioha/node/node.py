@@ -1,0 +1,288 @@
+"""A node: store, replication and remoting server of one broker, in one nursery tree.
+
+```
+run_node
++- recorder                       (only with trioha.recordDir; ends last, so that it sees all ends)
+   +- flush                       moves `flushed` towards `appended`
+   +- allocate                    makes the next log file ahead
+   +- HA server                   a nursery per replica's connection
+   +- HA client                   on a slave
+   +- remoting server             a nursery per client
+```
+
+Cancelling is the only way to stop: everything in the tree ends, then the store is flushed and closed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import structlog
+import trio
+from attrs import frozen
+
+from trioha.broker.info import BrokerInfo, Identity
+from trioha.broker.processor import BrokerProcessor
+from trioha.broker.puts import PutService
+from trioha.broker.send import SendProcessor
+from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
+from trioha.errors import ConfigError
+from trioha.ha.connection import HaSettings
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.master import HaMaster
+from trioha.ha.replicas import Replicas
+from trioha.ha.slave import HaSlave
+from trioha.recording.events import EventSink, Kind, NoSink
+from trioha.recording.layout import SessionIdentity
+from trioha.recording.recorder import Recorder
+from trioha.remoting.address import Address
+from trioha.remoting.server import RemotingServer
+from trioha.store.allocate import allocate_ahead
+from trioha.store.flush import FlushService
+from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.record import Host
+
+log = structlog.get_logger(__name__)
+
+HA_BACKLOG = 50
+"""As RocketMQ's listener (spec ha 2.6)."""
+ANY_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared with, not bound to
+
+
+@frozen
+class Ready:
+    """A node that serves."""
+
+    role: str
+    listen: Address
+    """Where clients reach it."""
+    ha: Address
+    """Where slaves reach it."""
+    store: Path
+    max_offset: int
+    session: Path | None
+    """Folder of the recording, None if nothing is recorded."""
+
+    def line(self) -> str:
+        """The one line on stdout that says so: `ready` and `key=value` pairs, quoted as for a shell."""
+        pairs = {
+            "role": self.role,
+            "listen": str(self.listen),
+            "ha": str(self.ha),
+            "store": str(self.store),
+            "max_offset": str(self.max_offset),
+        }
+        if self.session is not None:
+            pairs["session"] = str(self.session)
+        return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
+
+
+async def run_node(config: BrokerConfig, *, on_ready: Callable[[Ready], None]) -> None:
+    """Run one node until cancelled; `on_ready` is called once, when it serves.
+
+    Raises StoreError if the store cannot be opened, or when its disk fails later; ConfigError if it cannot
+    listen where it should.
+    """
+    store = await _open_store(config)
+    try:
+        async with _recording(config) as (sink, session):
+            await _serve(config, store, sink=sink, session=session, on_ready=on_ready)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(store.close)
+        log.info("store closed", max_offset=store.commit_log.flushed.offset)
+
+
+async def _open_store(config: BrokerConfig) -> MessageStore:
+    settings = StoreSettings(
+        root=config.store_path_root_dir,
+        commit_log_directory=config.store_path_commit_log,
+        file_bytes=config.mapped_file_size_commit_log,
+        message_bytes_max=config.max_message_size,
+        store_host=Host.parse(config.broker_ip1, config.listen_port),
+    )
+    opened: list[MessageStore] = []
+
+    def open_store() -> None:
+        opened.append(MessageStore.open(settings, on_progress=_log_progress))
+
+    # Not abandoned when cancelled: the lock and the abort file must have an owner.
+    await trio.to_thread.run_sync(open_store)
+    store = opened[0]
+    log.info(
+        "store opened",
+        path=str(config.store_path_root_dir),
+        records=store.recovered.records,
+        min_offset=store.commit_log.min_offset,
+        max_offset=store.commit_log.max_offset,
+    )
+    return store
+
+
+def _log_progress(files_done: int, files_total: int) -> None:
+    if files_done % 8 == 0:
+        log.info("checking the commit log", files_done=files_done, files_total=files_total)
+
+
+@asynccontextmanager
+async def _recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path | None]]:
+    """The sink for this node's events; the recorder behind it ends after everything that reports to it."""
+    if config.record_dir is None:
+        yield NoSink(), None
+        return
+    recorder = Recorder(
+        config.record_dir,
+        identity=SessionIdentity(
+            cluster_name=config.broker_cluster_name,
+            broker_name=config.broker_name,
+            broker_id=config.broker_id,
+            role=config.broker_role.value,
+            settings={
+                "haSendHeartbeatInterval": config.ha_send_heartbeat_interval,
+                "haHousekeepingInterval": config.ha_housekeeping_interval,
+                "haTransferBatchSize": config.ha_transfer_batch_size,
+                "haMaxGapNotInSync": config.ha_max_gap_not_in_sync,
+                "slaveTimeout": config.slave_timeout,
+                "syncFlushTimeout": config.sync_flush_timeout,
+                "inSyncReplicas": config.in_sync_replicas,
+                "flushDiskType": config.flush_disk_type.value,
+                "mappedFileSizeCommitLog": config.mapped_file_size_commit_log,
+            },
+        ),
+        node_id=config.broker_id,
+    )
+    # Shielded: a cancelled node ends first, and the recorder with it.
+    scope = trio.CancelScope(shield=True)
+
+    async def record(*, task_status: trio.TaskStatus[None]) -> None:
+        with scope:
+            await recorder.run(task_status=task_status)
+
+    async with trio.open_nursery() as recording:
+        await recording.start(record)
+        try:
+            yield recorder, recorder.path
+        finally:
+            scope.cancel()
+
+
+async def _serve(
+    config: BrokerConfig,
+    store: MessageStore,
+    *,
+    sink: EventSink,
+    session: Path | None,
+    on_ready: Callable[[Ready], None],
+) -> None:
+    commit_log = store.commit_log
+    is_slave = config.broker_role is BrokerRole.SLAVE
+    sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    ha_settings = HaSettings(
+        heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
+        housekeeping_interval_s=config.ha_housekeeping_interval / 1000,
+        transfer_batch_bytes=config.ha_transfer_batch_size,
+    )
+    replicas = Replicas(gap_bytes_max=config.ha_max_gap_not_in_sync)
+    master = HaMaster(
+        commit_log=commit_log,
+        replicas=replicas,
+        settings=ha_settings,
+        sink=sink,
+        distinct_by_connection=config.ha_distinct_by is DistinctBy.CONNECTION,
+    )
+    slave = _slave(config, store, settings=ha_settings, sink=sink) if is_slave else None
+    group_commit = GroupCommit(
+        GroupCommitSettings(
+            copies_needed=config.slave_acks_needed,
+            slave_timeout_s=config.slave_timeout / 1000,
+            sync_flush=sync_flush,
+            sync_flush_timeout_s=config.sync_flush_timeout / 1000,
+        ),
+        replicas=replicas,
+        flushed=commit_log.flushed,
+        sink=sink,
+    )
+    puts = PutService(commit_log=commit_log, group_commit=group_commit, sink=sink, is_slave=is_slave)
+    flush = FlushService(
+        store,
+        sync_flush=sync_flush,
+        interval_s=config.flush_interval_commit_log / 1000,
+        on_flushed=lambda offset, duration_ns: sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns),
+    )
+    ha_listeners = await _open_ha_listeners(config)
+    ha_address = Address(
+        _announced(config.bind_address, config.broker_ip2), ha_listeners[0].socket.getsockname()[1]
+    )
+    info = BrokerInfo(
+        Identity(
+            role=config.broker_role.value,
+            cluster_name=config.broker_cluster_name,
+            broker_name=config.broker_name,
+            broker_id=config.broker_id,
+            ha_address=str(ha_address),
+            store_path=config.store_path_root_dir,
+        ),
+        commit_log=commit_log,
+        puts=puts,
+        master=master,
+        replicas=replicas,
+        slave=slave,
+    )
+    send = SendProcessor(puts, cluster_name=config.broker_cluster_name)
+    server = RemotingServer(BrokerProcessor(send=send, info=info))
+    async with trio.open_nursery() as node:
+        node.start_soon(flush.run)
+        node.start_soon(allocate_ahead, commit_log)
+        await node.start(master.serve, ha_listeners)
+        if slave is not None:
+            node.start_soon(slave.run)
+        listening = await node.start(partial(server.serve, host=config.bind_address, port=config.listen_port))
+        listen_port = listening[0][1]
+        # Records name the port that clients reach, also where any free one was asked for.
+        commit_log.announce(Host.parse(config.broker_ip1, listen_port))
+        on_ready(
+            Ready(
+                role=config.broker_role.value,
+                listen=Address(_announced(config.bind_address, config.broker_ip1), listen_port),
+                ha=ha_address,
+                store=config.store_path_root_dir,
+                max_offset=commit_log.max_offset,
+                session=session,
+            )
+        )
+
+
+def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, sink: EventSink) -> HaSlave:
+    endpoint = config.ha_master_endpoint
+    assert endpoint is not None, "load_config refuses a SLAVE without haMasterAddress"
+    host, port = endpoint
+    return HaSlave(
+        master_address=str(Address(host, port)),
+        connect=partial(trio.open_tcp_stream, host, port),
+        commit_log=store.commit_log,
+        settings=settings,
+        sink=sink,
+    )
+
+
+async def _open_ha_listeners(config: BrokerConfig) -> list[trio.SocketListener]:
+    host, port = config.bind_address, config.ha_listen_port
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=HA_BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(
+            f"cannot listen for slaves on {host}:{port}: {reason}",
+            key="haListenPort",
+            hint="choose another port or stop who uses it",
+        ) from error
+
+
+def _announced(bind_address: str, broker_ip: str) -> str:
+    """The host to tell others: brokerIP where all addresses are listened on, else the only one that is."""
+    return broker_ip if bind_address in ANY_ADDRESSES else bind_address
