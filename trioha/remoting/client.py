@@ -61,16 +61,23 @@ class RemotingClient:
     """One connection to a broker or name server; made by `open_client`."""
 
     def __init__(
-        self, stream: trio.abc.Stream, address: str, *, frame_bytes_max: int = FRAME_BYTES_MAX
+        self,
+        stream: trio.abc.Stream,
+        address: str,
+        *,
+        local_address: Address | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self._stream = stream
         self._address = address
+        self._local_address = local_address
         self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
         self._waiting: dict[int, _Waiter] = {}
         self._outbox: list[bytes] = []
         self._outbox_filled = trio.Event()
         self._opaque = 0
         self._lost_because: str | None = None
+        self._lost = trio.Event()
         self._requests = 0
         self._responses = 0
         self._late_responses = 0
@@ -85,6 +92,17 @@ class RemotingClient:
     def is_connected(self) -> bool:
         """False once the connection has ended; it does not come back."""
         return self._lost_because is None
+
+    @property
+    def local_address(self) -> Address | None:
+        """Our own end of the connection; None if the stream is no socket."""
+        return self._local_address
+
+    async def wait_lost(self) -> str:
+        """Return as soon as the connection has ended, with the reason."""
+        await self._lost.wait()
+        assert self._lost_because is not None, "the event is set with the reason"
+        return self._lost_because
 
     @property
     def statistics(self) -> ClientStatistics:
@@ -191,6 +209,7 @@ class RemotingClient:
         if self._lost_because is not None:
             return
         self._lost_because = reason
+        self._lost.set()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting.values():
             trio.lowlevel.reschedule(waiter.task)
@@ -211,7 +230,10 @@ async def open_client(
     """
     where = parse_address(address) if isinstance(address, str) else address
     stream = await _connect(where, connect_timeout_s)
-    client = RemotingClient(stream, str(where), frame_bytes_max=frame_bytes_max)
+    local_host, local_port = stream.socket.getsockname()[:2]
+    client = RemotingClient(
+        stream, str(where), local_address=Address(local_host, local_port), frame_bytes_max=frame_bytes_max
+    )
     block_error: Exception | None = None
     async with stream, trio.open_nursery() as nursery:
         nursery.start_soon(client._run)
