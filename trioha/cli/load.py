@@ -1,0 +1,488 @@
+"""`trioha load`: send messages to a broker, count how each put ended, and measure how long it took."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Annotated, Final
+
+import trio
+from attrs import field, frozen
+from attrs.validators import ge
+from cyclopts import Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trioha.cli.console import err, out, print_json
+from trioha.errors import ConfigError, PeerError
+from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
+from trioha.remoting.send import DEFAULT_TOPIC, SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.unique_key import UniqueKeys
+from trioha.store.properties import encode_properties
+
+PUT_OK: Final = "PUT_OK"
+TIMEOUT: Final = "TIMEOUT"
+"""Not RocketMQ's: the broker did not answer in time."""
+CONNECTION_LOST: Final = "CONNECTION_LOST"
+"""Not RocketMQ's: the connection ended before the answer; whether the message is stored is not known."""
+
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024 - 64 * 1024
+"""What fits a remoting frame with room for its header."""
+RECONNECT_PAUSE_FIRST_S: Final = 0.05
+RECONNECT_PAUSE_MAX_S: Final = 1.0
+PROGRESS_INTERVAL_S: Final = 0.1
+COUNT_DEFAULT: Final = 10_000
+_BODY_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_POOL_BYTES = 64 * 1024
+
+
+@frozen
+class LoadPlan:
+    """What to send, where to, and how fast."""
+
+    broker: Address
+    topic: str
+    count: int = field(validator=ge(0))
+    """Messages."""
+    size_bytes_min: int = field(default=1024, validator=ge(0))
+    size_bytes_max: int = field(default=1024, validator=ge(0))
+    """Bodies are of even spread between the two, both included."""
+    concurrency: int = field(default=16, validator=ge(1))
+    """Messages in flight at a time, over one connection."""
+    rate: float | None = None
+    """Messages per second at most; None for as fast as it goes."""
+    lines: tuple[bytes, ...] | None = None
+    """Bodies to send instead of made ones, over and over until `count`."""
+    queues: int = field(default=4, validator=ge(1))
+    """Queue ids 0 to `queues - 1`, in turn."""
+    timeout_s: float = 3.0
+    """For each answer."""
+    reconnect_timeout_s: float = 30.0
+    """How long a broker may be away before the load ends."""
+    seed: int = 0
+    """Same seed, same sizes and bodies in the same order."""
+
+
+@frozen
+class LoadResult:
+    """How it went."""
+
+    statuses: Mapping[str, int]
+    """How many messages ended with each put status, the most frequent first."""
+    remarks: Mapping[str, str]
+    """For each status that is not PUT_OK: what the first such answer, or error, said."""
+    latency_ms: Mapping[str, float]
+    """Percentiles from handing over a request until its answer, of answered messages; empty without any."""
+    count: int
+    """Messages that ended, one way or another."""
+    seconds: float
+    bytes: int
+    """Bodies of those messages."""
+    reconnects: int
+    complete: bool
+    """All messages of the plan have ended."""
+
+    @property
+    def all_ok(self) -> bool:
+        """Every message of the plan ended with PUT_OK."""
+        return self.complete and set(self.statuses) <= {PUT_OK}
+
+    def to_json(self) -> dict[str, object]:
+        """For machines."""
+        return {
+            "statuses": dict(self.statuses),
+            "latencyMs": {name: round(value, 3) for name, value in self.latency_ms.items()},
+            "count": self.count,
+            "seconds": round(self.seconds, 3),
+            "messagesPerSecond": round(_per_second(self.count, self.seconds), 1),
+            "bytes": self.bytes,
+            "reconnects": self.reconnects,
+            "complete": self.complete,
+            "remarks": dict(self.remarks),
+        }
+
+
+class Load:
+    """One load: its senders share one connection, which is made anew when it is lost.
+
+    A message that was in flight when the connection ended counts as CONNECTION_LOST and is not sent again: it
+    may be stored. Messages not yet sent wait for the new connection.
+    """
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._plan = plan
+        self._bodies = enumerate(islice(_bodies(plan), plan.count))
+        self._client: RemotingClient | None = None
+        self._connected = trio.Event()
+        self._keys: UniqueKeys | None = None
+        self._latencies_ns = array("q")
+        self._statuses: Counter[str] = Counter()
+        self._remarks: dict[str, str] = {}
+        self._bytes = 0
+        self._reconnects = 0
+        self._start_s = self._end_s = 0.0
+
+    @property
+    def ended(self) -> int:
+        """Messages that have ended so far."""
+        return self._statuses.total()
+
+    @property
+    def failed(self) -> int:
+        """Those of them that did not end with PUT_OK."""
+        return self._statuses.total() - self._statuses[PUT_OK]
+
+    @property
+    def is_connected(self) -> bool:
+        """Is the broker there now?"""
+        return self._connected.is_set()
+
+    def result(self) -> LoadResult:
+        """The figures so far; cancellation of `run` leaves them usable."""
+        return LoadResult(
+            statuses=dict(self._statuses.most_common()),
+            remarks=dict(self._remarks),
+            latency_ms=percentiles_ms(self._latencies_ns),
+            count=self.ended,
+            seconds=self._end_s - self._start_s,
+            bytes=self._bytes,
+            reconnects=self._reconnects,
+            complete=self.ended == self._plan.count,
+        )
+
+    async def run(self) -> None:
+        """Send everything; returns early if the broker stays away for `reconnect_timeout_s`.
+
+        Raises PeerError if the broker is not there to begin with.
+        """
+        plan = self._plan
+        self._start_s = trio.current_time()
+        try:
+            async with open_client(plan.broker, connect_timeout_s=plan.timeout_s) as first:
+                self._start_s = self._end_s = trio.current_time()
+                self._use(first)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._stay_connected, first, nursery.cancel_scope)
+                    async with trio.open_nursery() as senders:
+                        for _ in range(plan.concurrency):
+                            senders.start_soon(self._send)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._end_s = trio.current_time()
+
+    def _use(self, client: RemotingClient) -> None:
+        if self._keys is None:
+            local = client.local_address
+            ip = ip_address("127.0.0.1" if local is None else local.host.partition("%")[0])
+            self._keys = UniqueKeys(ip=ip.packed, pid=os.getpid(), salt=id(self))
+        self._client = client
+        self._connected.set()
+
+    async def _stay_connected(self, first: RemotingClient, load: trio.CancelScope) -> None:
+        await first.wait_lost()
+        while True:
+            self._client = None
+            self._connected = trio.Event()
+            give_up_s = trio.current_time() + self._plan.reconnect_timeout_s
+            pause_s = RECONNECT_PAUSE_FIRST_S
+            while self._client is None:
+                try:
+                    async with open_client(
+                        self._plan.broker, connect_timeout_s=self._plan.timeout_s
+                    ) as client:
+                        self._reconnects += 1
+                        self._use(client)
+                        await client.wait_lost()
+                except ConnectionLostError as error:
+                    if trio.current_time() >= give_up_s:
+                        self._remarks.setdefault(CONNECTION_LOST, error.reason)
+                        load.cancel()
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
+
+    async def _send(self) -> None:
+        plan = self._plan
+        for number, body in self._bodies:
+            if plan.rate is not None:
+                await trio.sleep_until(self._start_s + number / plan.rate)
+            while (client := self._client) is None or not client.is_connected:
+                await self._connected.wait()
+                await trio.lowlevel.checkpoint()
+            command = send_request(self._header(number), body)
+            start_ns = time.perf_counter_ns()
+            try:
+                answer = await client.request(command, timeout_s=plan.timeout_s)
+            except RequestTimeoutError as error:
+                self._count(TIMEOUT, body, error.reason)
+            except ConnectionLostError as error:
+                self._count(CONNECTION_LOST, body, error.reason)
+            else:
+                self._latencies_ns.append(time.perf_counter_ns() - start_ns)
+                self._count(put_status_name(answer), body, answer.remark)
+
+    def _header(self, number: int) -> SendMessageRequestHeader:
+        assert self._keys is not None, "made with the first connection"
+        now_ms = time.time_ns() // 1_000_000
+        properties = encode_properties({"UNIQ_KEY": self._keys.next_key(now_ms), "WAIT": "true"})
+        return SendMessageRequestHeader(
+            producer_group="trioha-load",
+            topic=self._plan.topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=self._plan.queues,
+            queue_id=number % self._plan.queues,
+            sys_flag=0,
+            born_timestamp_ms=now_ms,
+            flag=0,
+            properties=properties.decode(),
+        )
+
+    def _count(self, status: str, body: bytes, remark: str | None) -> None:
+        self._statuses[status] += 1
+        self._bytes += len(body)
+        if status != PUT_OK and remark and status not in self._remarks:
+            self._remarks[status] = remark.strip()
+
+
+def percentiles_ms(latencies_ns: array[int]) -> dict[str, float]:
+    """`PERCENTILES` of latencies in ns, in ms, by nearest rank; empty for none."""
+    if not latencies_ns:
+        return {}
+    ordered = sorted(latencies_ns)
+    return {
+        name: ordered[max(0, math.ceil(part * len(ordered)) - 1)] / 1e6 for name, part in PERCENTILES.items()
+    }
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """The body sizes in bytes that `A..B`, or `A` alone, stands for; both ends included.
+
+    Raises ConfigError for anything else.
+    """
+    low_text, dots, high_text = text.partition("..")
+    parts = (low_text, high_text if dots else low_text)
+    if not all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in parts):
+        raise ConfigError(
+            f"{text!r} is not a size", key="--size", hint="write A..B or A in bytes, as in 100..2000"
+        )
+    low, high = int(parts[0]), int(parts[1])
+    if low > high:
+        raise ConfigError(f"{low} is more than {high}", key="--size", hint="write the smaller size first")
+    if high > BODY_BYTES_MAX:
+        raise ConfigError(f"{high} bytes do not fit a frame", key="--size", hint=f"at most {BODY_BYTES_MAX}")
+    return low, high
+
+
+def read_lines(path: Path) -> tuple[bytes, ...]:
+    """The lines of a file without their ends; blank lines, which no client may send, are passed over.
+
+    Raises ConfigError for a file that cannot be read or has no line.
+    """
+    try:
+        lines = tuple(line for line in path.read_bytes().splitlines() if line)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=path, key="--from") from error
+    if not lines:
+        raise ConfigError("has no line to send", file=path, key="--from")
+    longest = max(map(len, lines))
+    if longest > BODY_BYTES_MAX:
+        raise ConfigError(
+            f"has a line of {longest} bytes; at most {BODY_BYTES_MAX} fit a frame", file=path, key="--from"
+        )
+    return lines
+
+
+def _bodies(plan: LoadPlan) -> Iterator[bytes]:
+    if plan.lines is not None:
+        return cycle(plan.lines)
+    return _made_bodies(plan)
+
+
+def _made_bodies(plan: LoadPlan) -> Iterator[bytes]:
+    """Bodies cut from a pool of random letters: different, printable, and cheap."""
+    chance = random.Random(plan.seed)
+    pool = bytes(chance.choices(_BODY_ALPHABET, k=_POOL_BYTES))
+    pool *= 1 + math.ceil(plan.size_bytes_max / _POOL_BYTES)
+    while True:
+        size_bytes = chance.randint(plan.size_bytes_min, plan.size_bytes_max)
+        start = chance.randrange(_POOL_BYTES)
+        yield pool[start : start + size_bytes]
+
+
+async def run_load(plan: LoadPlan, *, on_tick: Callable[[Load], None] | None = None) -> LoadResult:
+    """Run `plan` and return its figures; SIGINT and SIGTERM end it early with the figures so far.
+
+    `on_tick` is called some ten times a second and at the end. Belongs to the main thread, as signals do.
+    Raises PeerError if the broker is not there to begin with.
+    """
+    load = Load(plan)
+    failure: PeerError | None = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def stop_on_signal() -> None:
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+            async def tick() -> None:
+                while on_tick is not None:
+                    on_tick(load)
+                    await trio.sleep(PROGRESS_INTERVAL_S)
+
+            nursery.start_soon(stop_on_signal)
+            nursery.start_soon(tick)
+            try:
+                await load.run()
+            except PeerError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if on_tick is not None:
+        on_tick(load)
+    return load.result()
+
+
+def load(
+    *,
+    broker: str,
+    topic: str = "TopicLoad",
+    count: int | None = None,
+    size: str = "1024",
+    concurrency: int = 16,
+    rate: float | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+    queues: int = 4,
+    timeout: float = 3.0,
+    reconnect: float = 30.0,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Send messages to a broker and measure it.
+
+    Ends with counts per put status and latency percentiles; exit code 1 if any put was not PUT_OK. If the
+    broker goes away, what was in flight counts as CONNECTION_LOST, and the rest waits for it to come back.
+    Ctrl-C ends it with the figures so far.
+
+    Parameters
+    ----------
+    broker
+        The broker's listen address, HOST:PORT.
+    topic
+        The topic to send to.
+    count
+        How many messages; 10000, or each line of --from once, if not given.
+    size
+        Body sizes in bytes, A..B or A.
+    concurrency
+        Messages in flight at a time.
+    rate
+        Messages per second at most.
+    from_
+        Send the lines of this file (blank ones left out) instead of made bodies: each once, or over and over
+        until --count.
+    queues
+        Queues of the topic to spread the messages over, from 0.
+    timeout
+        Seconds to wait for an answer, or for the first connection.
+    reconnect
+        Seconds that the broker may be away before the load ends.
+    seed
+        Same seed, same bodies.
+    json
+        Print one JSON object instead of tables.
+    """
+    for option, number in (("--concurrency", concurrency), ("--queues", queues)):
+        if number < 1:
+            raise ConfigError(f"{number} is too few", key=option, hint="at least 1")
+    if count is not None and count < 1:
+        raise ConfigError(f"{count} is too few", key="--count", hint="at least 1")
+    for option, seconds in (("--timeout", timeout), ("--rate", rate)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ConfigError(f"{seconds:g} is not more than 0", key=option)
+    if not 0 <= reconnect < math.inf:
+        raise ConfigError(f"{reconnect:g} is not a time", key="--reconnect", hint="seconds, 0 or more")
+    lines = None if from_ is None else read_lines(from_)
+    if count is None:
+        count = COUNT_DEFAULT if lines is None else len(lines)
+    size_bytes_min, size_bytes_max = parse_size(size)
+    plan = LoadPlan(
+        broker=parse_address(broker),
+        topic=topic,
+        count=count,
+        size_bytes_min=size_bytes_min,
+        size_bytes_max=size_bytes_max,
+        concurrency=concurrency,
+        rate=rate,
+        lines=lines,
+        queues=queues,
+        timeout_s=timeout,
+        reconnect_timeout_s=reconnect,
+        seed=seed,
+    )
+    result = _run_with_progress(plan)
+    if json:
+        print_json(result.to_json())
+    else:
+        _print_tables(result)
+    for status, remark in result.remarks.items():
+        err().print(f"{status}: {remark}", markup=False)
+    if not result.complete:
+        err().print(f"ended early: {result.count} of {plan.count} messages were sent", markup=False)
+    return 0 if result.all_ok else 1
+
+
+def _run_with_progress(plan: LoadPlan) -> LoadResult:
+    if not err().is_terminal:
+        return trio.run(run_load, plan)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err(), transient=True) as progress:
+        bar = progress.add_task(f"sending to {plan.broker}", total=plan.count, note="")
+
+        def show(load: Load) -> None:
+            note = f"{load.failed} not PUT_OK" if load.failed else ""
+            progress.update(bar, completed=load.ended, note=note if load.is_connected else "reconnecting")
+
+        async def main() -> LoadResult:
+            return await run_load(plan, on_tick=show)
+
+        return trio.run(main)
+
+
+def _print_tables(result: LoadResult) -> None:
+    statuses = Table("put status", title=None, box=None)
+    statuses.add_column("messages", justify="right")
+    for status, number in result.statuses.items():
+        statuses.add_row(status, f"{number:,}", style="green" if status == PUT_OK else "red")
+    out().print(statuses)
+    if result.latency_ms:
+        latencies = Table("latency", box=None)
+        latencies.add_column("ms", justify="right")
+        for name, value in result.latency_ms.items():
+            latencies.add_row(name, f"{value:,.3f}")
+        out().print(latencies)
+    out().print(
+        f"{result.count:,} messages, {result.bytes:,} bytes in {result.seconds:.2f} s: "
+        f"{_per_second(result.count, result.seconds):,.0f} messages/s, "
+        f"{_per_second(result.bytes, result.seconds) / 1e6:,.2f} MB/s"
+    )
+
+
+def _per_second(number: int, seconds: float) -> float:
+    return number / seconds if seconds > 0 else 0.0

@@ -1,0 +1,179 @@
+"""`trioha status`: what brokers say of themselves and of their replication, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trio
+from rich.table import Table
+
+from trioha.cli.console import err, out, print_json
+from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
+from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import open_client
+from trioha.remoting.status import BrokerStatus, fetch_status
+
+UNKNOWN = "-"
+"""Shown where the peer does not say."""
+
+
+def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
+    """Show the replication of running brokers, trioha's or RocketMQ's.
+
+    Exit code 1 if a broker could not be reached; the others are shown all the same.
+
+    Parameters
+    ----------
+    addresses
+        Listen addresses of brokers, HOST:PORT.
+    timeout
+        Seconds for each broker to answer.
+    json
+        Print one JSON object instead of tables.
+    """
+    if not addresses:
+        raise ConfigError("no broker to ask", hint="write trioha status HOST:PORT ...")
+    if not 0 < timeout < math.inf:
+        raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
+    asked = [parse_address(address) for address in addresses]
+    answers = trio.run(_ask_all, asked, timeout)
+    brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
+    errors = [answer for answer in answers if isinstance(answer, TriohaError)]
+    if json:
+        print_json(
+            {"brokers": [_to_json(broker) for broker in brokers], "errors": [str(error) for error in errors]}
+        )
+    elif brokers:
+        print_statuses(brokers)
+    for error in errors:
+        err().print(f"trioha: {error}", markup=False)
+    return 1 if errors else 0
+
+
+async def _ask_all(addresses: Sequence[Address], timeout_s: float) -> list[BrokerStatus | TriohaError]:
+    """One answer or error for each address, in their order, all asked at once."""
+    answers: dict[int, BrokerStatus | TriohaError] = {}
+
+    async def ask(index: int, address: Address) -> None:
+        try:
+            async with open_client(address, connect_timeout_s=timeout_s) as client:
+                answers[index] = await fetch_status(client, timeout_s=timeout_s)
+        except RemoteProtocolError as error:
+            answers[index] = RemoteProtocolError(f"{address}: {error}")
+        except TriohaError as error:
+            answers[index] = error
+
+    async with trio.open_nursery() as nursery:
+        for index, address in enumerate(addresses):
+            nursery.start_soon(ask, index, address)
+    return [answers[index] for index in range(len(addresses))]
+
+
+def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
+    """Print tables of brokers, of their slaves, and of slaves' own view of their master."""
+    table = Table(title="Brokers", title_justify="left")
+    _add_columns(table, "broker", "role", "name", "version", "HA address")
+    _add_columns(table, "min offset", "max offset", "flushed", "slaves in sync", justify_right=True)
+    for broker in brokers:
+        table.add_row(
+            broker.address,
+            broker.role,
+            _name(broker),
+            _text(broker.version),
+            _text(broker.ha_address),
+            _number(broker.min_offset),
+            _number(broker.max_offset),
+            _number(broker.flushed_offset),
+            _number(broker.in_sync_slaves),
+        )
+    out().print(table)
+    _print_connections(brokers)
+    _print_clients(brokers)
+    for broker in brokers:
+        if broker.put_statuses:
+            counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
+            out().print(f"{broker.address} puts: {counts}", markup=False)
+
+
+def _print_connections(brokers: Sequence[BrokerStatus]) -> None:
+    rows = [(broker, connection) for broker in brokers for connection in broker.connections]
+    if not rows:
+        return
+    table = Table(title="Slaves, as their master sees them", title_justify="left")
+    _add_columns(table, "master", "slave", "state", "in sync")
+    _add_columns(table, "sent", "ack offset", "lag bytes", "lag ms", "bytes/s", justify_right=True)
+    for broker, connection in rows:
+        table.add_row(
+            broker.address,
+            connection.address,
+            _text(connection.state),
+            "yes" if connection.in_sync else "NO",
+            _number(connection.sent_offset),
+            _number(connection.ack_offset),
+            _number(connection.lag_bytes),
+            _number(connection.lag_ms),
+            _number(connection.transferred_bytes_per_s),
+            style=None if connection.in_sync else "red",
+        )
+    out().print(table)
+
+
+def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
+    rows = [(broker, broker.client) for broker in brokers if broker.client is not None]
+    if not rows:
+        return
+    table = Table(title="Slaves, as they see themselves", title_justify="left")
+    _add_columns(table, "slave", "master", "state")
+    _add_columns(table, "max offset", "reported", "reconnects", "bytes/s", justify_right=True)
+    for broker, client in rows:
+        table.add_row(
+            broker.address,
+            _text(client.master_address),
+            _text(client.state),
+            _number(client.max_offset),
+            _number(client.reported_offset),
+            _number(client.reconnects),
+            _number(client.transferred_bytes_per_s),
+        )
+    out().print(table)
+
+
+def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:
+    for name in names:
+        table.add_column(name, justify="right" if justify_right else "left", overflow="fold")
+
+
+def _name(broker: BrokerStatus) -> str:
+    if broker.broker_name is None:
+        return UNKNOWN
+    cluster = f"{broker.cluster_name}/" if broker.cluster_name else ""
+    number = "" if broker.broker_id is None else f" ({broker.broker_id})"
+    return f"{cluster}{broker.broker_name}{number}"
+
+
+def _text(value: str | None) -> str:
+    return value or UNKNOWN
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def _to_json(value: object) -> object:
+    """attrs values as JSON objects, with their fields in camel case as RocketMQ's own are."""
+    kind = type(value)
+    if attrs.has(kind):
+        names = [attribute.name for attribute in attrs.fields(kind)]
+        return {_camel(name): _to_json(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
