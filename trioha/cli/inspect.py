@@ -1,0 +1,92 @@
+"""`trioha inspect`: print the records of a store."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from trioha.cli.console import out, print_json
+from trioha.store.properties import parse_properties
+from trioha.store.record import Blank, Record
+from trioha.store.stored_log import StoredLog
+
+BODY_SHOWN_BYTES = 60
+
+
+def inspect(
+    store: Path,
+    *,
+    from_: Annotated[int | None, Parameter(name="--from")] = None,
+    limit: int | None = None,
+    json: bool = False,
+) -> int:
+    """Print the records of a commit log, one line each, in the order of their offsets.
+
+    Works on any RocketMQ store, and beside a node or broker that is using it.
+
+    Parameters
+    ----------
+    store
+        A storePathRootDir, or its commitlog folder.
+    from_
+        Physical offset of the first record to print.
+    limit
+        Print at most so many records.
+    json
+        Print a JSON object for each record, the body in base64.
+    """
+    log = StoredLog.open(store)
+    for count, record in enumerate(log.records(log.min_offset if from_ is None else from_)):
+        if limit is not None and count >= limit:
+            break
+        if json:
+            print_json(_as_json(record))
+        else:
+            out().print(_as_line(record), soft_wrap=True)
+    return 0
+
+
+def _as_json(record: Record | Blank) -> dict[str, Any]:
+    if isinstance(record, Blank):
+        return {"physicalOffset": record.physical_offset, "size": record.total_size, "blank": True}
+    return {
+        "physicalOffset": record.physical_offset,
+        "size": record.total_size,
+        "magic": f"{record.magic:08x}",
+        "topic": record.topic,
+        "queueId": record.queue_id,
+        "queueOffset": record.queue_offset,
+        "msgId": record.message_id,
+        "flag": record.flag,
+        "sysFlag": record.sys_flag,
+        "bodyCRC": record.body_crc,
+        "bornTimestamp": record.born_timestamp_ms,
+        "bornHost": str(record.born_host),
+        "storeTimestamp": record.store_timestamp_ms,
+        "storeHost": str(record.store_host),
+        "reconsumeTimes": record.reconsume_times,
+        "preparedTransactionOffset": record.prepared_transaction_offset,
+        "properties": parse_properties(record.properties_raw),
+        "body": base64.b64encode(record.body).decode(),
+    }
+
+
+def _as_line(record: Record | Blank) -> str:
+    if isinstance(record, Blank):
+        return f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  [dim]end of the file[/]"
+    stored = datetime.fromtimestamp(record.store_timestamp_ms / 1000, UTC)
+    body = record.body[:BODY_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+    shown = "".join(character if character.isprintable() else "·" for character in body)
+    more = f" [dim]+{len(record.body) - BODY_SHOWN_BYTES} B[/]" if len(record.body) > BODY_SHOWN_BYTES else ""
+    properties = " ".join(f"{key}={value}" for key, value in parse_properties(record.properties_raw).items())
+    return (
+        f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  "
+        f"[cyan]{escape(record.topic)}[/]@{record.queue_id}:{record.queue_offset}  "
+        f"{stored:%Y-%m-%d %H:%M:%S}.{record.store_timestamp_ms % 1000:03d}  "
+        f"{escape(shown)}{more}  [dim]{escape(properties)}[/]"
+    )
