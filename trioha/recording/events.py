@@ -24,7 +24,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Protocol
 
-from trioha.store.status import PutStatus as PutStatus
+from trioha.store.status import PutStatus as PutStatus  # noqa: PLC0414 (re-exported)
 
 RECORD = Struct("<qqBBHiqqiI")
 RECORD_BYTES = 48
@@ -66,7 +66,7 @@ class Kind(IntEnum):
     REPORTED = 31
     """offset: offset reported; aux: own max."""
     METADATA = 40
-    """offset: data version counter; aux: duration in ns; size: entries; flags: which table, changed or not."""
+    """offset: data version counter; aux: duration in ns; size: entries; flags: which table, changed?"""
     LINK = 50
     """aux: bytes per second; flags: `LinkEvent`."""
     KEYFRAME = 60

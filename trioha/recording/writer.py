@@ -1,0 +1,168 @@
+"""The files of a session as they grow: what the recorder's worker thread does.
+
+Records arrive in blocks, complete but for two fields that are filled in here, column by column and without a
+Python loop: `seq`, so that numbers have no gap whatever was dropped and wherever keyframes go, and `check`.
+A block reaches the file in one `write`. Nothing is buffered and nothing is written twice, so a process that
+is killed leaves whole records and at most one torn one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from io import FileIO
+from pathlib import Path
+
+from attrs import define, field
+
+from trioha.recording.events import RECORD, RECORD_BYTES
+from trioha.recording.keyframes import Mirror
+from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE, SESSION_FILE, encode_header, segment_name
+
+
+@define(eq=False)
+class Block:
+    """Some records and facts in the order in which they were reported."""
+
+    buffer: bytearray
+    used_bytes: int = 0
+    """Whole records in `buffer`."""
+    facts: list[tuple[int, str]] = field(factory=list)
+    """Index of the record that a fact precedes, and its JSON object without the seq."""
+    rolls: bool = False
+    """Whether a new segment begins with this block."""
+
+
+class SessionWriter:
+    """Writes one session folder. Used by one thread at a time; every method may block on the disk.
+
+    After an OSError the session is left as it is: whatever is written later raises that error again, since
+    bytes behind a torn record could not be read.
+    """
+
+    def __init__(self, path: Path, *, document: bytes, base_ts_ns: int, segment_records: int) -> None:
+        """Make the folder `path`, which must not exist yet, with `document` as its `session.json`.
+
+        Raises OSError (FileExistsError if the folder exists).
+        """
+        path.mkdir(parents=True)
+        (path / EVENTS_FOLDER).mkdir()
+        _write_whole(path / SESSION_FILE, document)
+        self._path = path
+        self._segment_records_max = segment_records
+        self._mirror = Mirror()
+        self._next_seq = 0
+        self._segment_records = 0
+        self._rolls = False
+        self._error: OSError | None = None
+        # Open for the session's life, and closed by `close`.
+        self._facts: FileIO = FileIO(path / FACTS_FILE, "xb")
+        self._segment = self._new_segment(base_ts_ns)
+
+    @property
+    def next_seq(self) -> int:
+        """How many records were written, keyframes included."""
+        return self._next_seq
+
+    def write(self, blocks: list[Block]) -> None:
+        """Append `blocks`. Raises OSError."""
+        if self._error is not None:
+            raise self._error
+        try:
+            for block in blocks:
+                self._write_block(block)
+        except OSError as error:
+            self._error = error
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        self._segment.close()
+        self._facts.close()
+
+    def _write_block(self, block: Block) -> None:
+        if block.used_bytes == 0:
+            self._write_facts(block.facts, self._next_seq)
+            self._rolls |= block.rolls
+            return
+        records = memoryview(block.buffer)[: block.used_bytes]
+        count = block.used_bytes // RECORD_BYTES
+        done = 0
+        facts = block.facts
+        self._rolls |= block.rolls
+        while done < count:
+            if self._rolls or self._segment_records >= self._segment_records_max:
+                self._roll(RECORD.unpack_from(records, done * RECORD_BYTES)[0])
+                self._rolls = False
+            # A new segment may be full of keyframes already: it takes one record all the same.
+            room = max(1, self._segment_records_max - self._segment_records)
+            end = min(count, done + room)
+            here = [fact for fact in facts if fact[0] <= end]
+            facts = facts[len(here) :]
+            self._write_facts(here, self._next_seq - done)
+            part = records[done * RECORD_BYTES : end * RECORD_BYTES]
+            self._mirror.follow(part)
+            self._append(part)
+            done = end
+
+    def _roll(self, ts_ns: int) -> None:
+        self._segment.close()
+        self._segment = self._new_segment(ts_ns)
+        frames = self._mirror.keyframes(ts_ns)
+        if frames:
+            self._append(memoryview(frames))
+
+    def _new_segment(self, base_ts_ns: int) -> FileIO:
+        segment = FileIO(self._path / EVENTS_FOLDER / segment_name(self._next_seq), "xb")
+        _write_all(segment, encode_header(base_seq=self._next_seq, base_ts_ns=base_ts_ns))
+        self._segment_records = 0
+        return segment
+
+    def _append(self, records: memoryview) -> None:
+        number_records(records, self._next_seq)
+        check_records(records)
+        _write_all(self._segment, records)
+        count = len(records) // RECORD_BYTES
+        self._next_seq += count
+        self._segment_records += count
+
+    def _write_facts(self, facts: list[tuple[int, str]], base_seq: int) -> None:
+        # Before the records that they explain: whoever reads a connection's events can name its peer.
+        if facts:
+            lines = "".join(f'{{"seq": {base_seq + index}, {text[1:]}\n' for index, text in facts)
+            _write_all(self._facts, lines.encode())
+
+
+def number_records(records: memoryview, base_seq: int) -> None:
+    """Set the seq of each record, from `base_seq` on (42 ns a record)."""
+    count = len(records) // RECORD_BYTES
+    records.cast("q")[1::6] = memoryview(array("q", range(base_seq, base_seq + count)))
+
+
+def check_records(records: memoryview) -> None:
+    """Set the check word of each record: the xor of its other eleven 32-bit words (80 ns a record).
+
+    The xor runs over whole columns, each one large integer. The check words may hold anything before.
+    """
+    count = len(records) // RECORD_BYTES
+    halves = records.cast("I")
+    halves[11::12] = memoryview(bytes(4 * count)).cast("I")
+    words = records.cast("Q")
+    xor = 0
+    for column in range(6):
+        xor ^= int.from_bytes(words[column::6].tobytes(), "little")
+    xor ^= xor >> 32
+    halves[11::12] = memoryview(xor.to_bytes(8 * count, "little")).cast("I")[0::2]
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    written = file.write(data)
+    while written < len(data):
+        # A short write is what a full disk answers first; the next one says so.
+        written += file.write(memoryview(data)[written:])
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
