@@ -1,0 +1,495 @@
+"""The server and the client against each other, and the server against peers that misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from struct import pack
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve
+from structlog.testing import capture_logs
+
+from trioha.errors import ConfigError, LocalProtocolError
+from trioha.remoting.address import Address
+from trioha.remoting.client import (
+    ConnectionLostError,
+    RemotingClient,
+    RequestTimeoutError,
+    open_client,
+)
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import (
+    BadRequestError,
+    RemotingCommand,
+    SerializeType,
+    request,
+    response_to,
+)
+from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits, serve
+
+PEER_ADDRESS = Address("192.0.2.1", 4711)
+
+
+def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    return response_to(asked, 0, ext_fields=asked.ext_fields, body=asked.body)
+
+
+@asynccontextmanager
+async def serving(
+    handler: Handler, limits: ServerLimits | None = None
+) -> AsyncIterator[tuple[RemotingServer, str]]:
+    """A server on loopback, and its address."""
+    server = RemotingServer(handler, limits=limits)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(_start, server)
+            yield server, f"{host}:{port}"
+            nursery.cancel_scope.cancel()
+
+
+async def _start(server: RemotingServer, task_status: trio.TaskStatus[object]) -> None:
+    await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def served_stream(
+    server: RemotingServer,
+) -> AsyncIterator[trio.StapledStream[trio.abc.SendStream, trio.abc.ReceiveStream]]:
+    """Our end of a stream in memory that `server` serves at the other."""
+    ours, theirs = trio.testing.memory_stream_pair()
+
+    async def run() -> None:
+        await server.serve_stream(theirs, PEER_ADDRESS)
+        await theirs.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield ours
+        nursery.cancel_scope.cancel()
+
+
+async def read_command(stream: trio.abc.ReceiveStream, decoder: FrameDecoder) -> RemotingCommand | None:
+    """The next command, or None at the end of the stream."""
+    while (command := decoder.next_command()) is None:
+        data = await stream.receive_some(65536)
+        if not data:
+            return None
+        decoder.feed(data)
+    return command
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once `condition` holds; bounded by the caller's deadline."""
+    while not condition():  # noqa: ASYNC110 - what is waited for are counters, which tell nobody
+        await trio.sleep(0.005)
+
+
+@pytest.mark.parametrize("serialize_type", SerializeType)
+async def test_a_request_is_answered_in_the_serialization_it_came_in(serialize_type: SerializeType) -> None:
+    async with serving(echo) as (_, address), open_client(address) as client:
+        asked = request(310, ext_fields={"b": "T"}, body=b"body", serialize_type=serialize_type)
+        answer = await client.request(asked)
+    assert answer.is_response
+    assert (answer.code, answer.ext_fields, answer.body) == (0, {"b": "T"}, b"body")
+    assert answer.serialize_type is serialize_type
+
+
+async def test_many_requests_in_flight_each_get_their_own_answer() -> None:
+    async def slow_if_even(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        if asked.body[-1] % 2 == 0:
+            await trio.sleep(0.02)
+        return echo(asked, peer)
+
+    got: dict[int, bytes] = {}
+
+    async def ask(client: RemotingClient, number: int) -> None:
+        answer = await client.request(request(310, body=b"x" * number + bytes([number])))
+        got[number] = bytes(answer.body)
+
+    async with serving(slow_if_even) as (server, address), open_client(address) as client:
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                nursery.start_soon(ask, client, number)
+        assert client.statistics.responses == 200
+        assert client.statistics.late_responses == 0
+        assert server.statistics.requests == server.statistics.responses == 200
+    assert got == {number: b"x" * number + bytes([number]) for number in range(200)}
+
+
+async def test_a_request_that_waits_does_not_hold_the_next(autojump_clock: trio.testing.MockClock) -> None:
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+        return wait(asked, peer) if asked.code == 1 else echo(asked, peer)
+
+    async def wait(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(3)
+        return echo(asked, peer)
+
+    async with served_stream(RemotingServer(handler)) as stream:
+        await stream.send_all(b"".join(encode(request(code), opaque=code) for code in (1, 2)))
+        decoder = FrameDecoder()
+        moments = []
+        for _ in range(2):
+            answer = await read_command(stream, decoder)
+            assert answer is not None
+            moments.append((answer.opaque, trio.current_time()))
+    assert moments == [(2, 0.0), (1, 3.0)]
+
+
+async def test_a_frame_in_pieces_is_one_request() -> None:
+    async with served_stream(RemotingServer(echo)) as stream:
+        for byte in encode(request(310, body=b"body"), opaque=5):
+            await stream.send_all(bytes([byte]))
+        answer = await read_command(stream, FrameDecoder())
+    assert answer is not None
+    assert (answer.opaque, answer.body) == (5, b"body")
+
+
+async def test_a_oneway_request_is_never_answered() -> None:
+    seen: list[int] = []
+
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+        seen.append(asked.code)
+        if asked.code == 2:
+            raise ValueError("a oneway request may fail, too")
+        return later(asked) if asked.code == 3 else echo(asked, peer)
+
+    async def later(asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked, 0)
+
+    server = RemotingServer(handler)
+    with capture_logs():
+        async with served_stream(server) as stream:
+            for code in (1, 2, 3):
+                await stream.send_all(encode(request(code, oneway=True), opaque=code))
+            await stream.send_all(encode(request(4), opaque=4))
+            answer = await read_command(stream, FrameDecoder())
+            assert answer is not None
+            assert answer.opaque == 4
+            await trio.testing.wait_all_tasks_blocked()
+    assert seen == [1, 2, 3, 4]
+    assert server.statistics.oneway_requests == 3
+    assert server.statistics.responses == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_handler_that_fails_is_answered_with_system_error_and_logged(at_once: bool) -> None:
+    def handler(asked: RemotingCommand, peer: Peer) -> Awaitable[RemotingCommand]:
+        if at_once:
+            raise KeyError("b")
+        return fail()
+
+    async def fail() -> RemotingCommand:
+        await trio.lowlevel.checkpoint()
+        raise KeyError("b")
+
+    server = RemotingServer(handler)
+    with capture_logs() as logs:
+        async with served_stream(server) as stream:
+            await stream.send_all(encode(request(10), opaque=6))
+            answer = await read_command(stream, FrameDecoder())
+    assert answer is not None
+    assert (answer.opaque, answer.code, answer.remark) == (6, 1, "KeyError: 'b'")
+    assert server.statistics.handler_errors == 1
+    assert [(entry["event"], entry["code"], entry["peer"]) for entry in logs] == [
+        ("request failed", 10, "192.0.2.1:4711")
+    ]
+
+
+async def test_a_bad_request_is_answered_with_its_code_and_is_no_handler_error() -> None:
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        raise BadRequestError("the topic is missing", code=13)
+
+    server = RemotingServer(handler)
+    async with served_stream(server) as stream:
+        await stream.send_all(encode(request(10), opaque=6))
+        answer = await read_command(stream, FrameDecoder())
+    assert answer is not None
+    assert (answer.code, answer.remark) == (13, "the topic is missing")
+    assert server.statistics.handler_errors == 0
+
+
+async def test_an_answer_that_no_frame_can_hold_becomes_system_error() -> None:
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        return response_to(asked, 0, ext_fields={"queueId": 3})  # type: ignore[dict-item]
+
+    server = RemotingServer(handler)
+    with capture_logs():
+        async with served_stream(server) as stream:
+            await stream.send_all(encode(request(10), opaque=6))
+            answer = await read_command(stream, FrameDecoder())
+    assert answer is not None
+    assert answer.code == 1
+    assert server.statistics.handler_errors == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
+        bytes.fromhex("160301020001000 1fc0303".replace(" ", "")),
+        pack(">I", 0xFFFFFFFF),
+        pack(">II", 6, 2) + b"[]",
+    ],
+)
+async def test_a_peer_that_breaks_the_protocol_is_closed_and_counted(garbage: bytes) -> None:
+    with capture_logs() as logs:
+        async with serving(echo) as (server, address):
+            host, _, port = address.rpartition(":")
+            stream = await trio.open_tcp_stream(host, int(port))
+            async with stream:
+                await stream.send_all(garbage)
+                assert await stream.receive_some() == b""
+            await until(lambda: server.statistics.connections_open == 0)
+            assert server.statistics.protocol_errors == 1
+            async with open_client(address) as client:
+                assert (await client.request(request(28))).code == 0
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+
+
+async def test_half_a_frame_and_silence_ends_after_the_idle_timeout(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    server = RemotingServer(echo)
+    async with served_stream(server) as stream:
+        await stream.send_all(encode(request(28), opaque=1)[:20])
+        assert await stream.receive_some(100) == b""
+        assert trio.current_time() == 120.0
+    assert server.statistics.idle_closes == 1
+    assert server.statistics.connections_open == 0
+
+
+async def test_reading_and_writing_put_the_idle_timeout_off(autojump_clock: trio.testing.MockClock) -> None:
+    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(100)
+        return echo(asked, peer)
+
+    server = RemotingServer(handler)
+    async with served_stream(server) as stream:
+        await trio.sleep(110)
+        await stream.send_all(encode(request(28), opaque=1))
+        decoder = FrameDecoder()
+        assert await read_command(stream, decoder) is not None
+        assert trio.current_time() == 210.0
+        assert await read_command(stream, decoder) is None
+        assert trio.current_time() == 330.0
+
+
+async def test_a_peer_that_reads_nothing_stops_itself_and_is_closed() -> None:
+    limits = ServerLimits(in_flight_max=8, send_timeout_s=0.3)
+    server = RemotingServer(echo, limits=limits)
+    frame = encode(request(310, body=b"x" * 1_000_000))
+    with capture_logs() as logs:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                addresses = await nursery.start(_start, server)
+                stream = await trio.open_tcp_stream(*addresses[0])
+                with pytest.raises(trio.BrokenResourceError):
+                    await stream.send_all(frame * 200)
+                await stream.aclose()
+                await until(lambda: server.statistics.connections_open == 0)
+                nursery.cancel_scope.cancel()
+    assert server.statistics.send_timeouts == 1
+    assert "took nothing" in logs[0]["reason"]
+    # What was taken is bounded by what the sockets hold and the requests in flight.
+    assert server.statistics.requests < 100
+
+
+@pytest.mark.parametrize("limits", [ServerLimits(in_flight_max=3), ServerLimits(in_flight_bytes_max=30)])
+async def test_a_connection_is_not_read_beyond_its_requests_in_flight(limits: ServerLimits) -> None:
+    go = trio.Event()
+    started: list[int] = []
+
+    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        started.append(asked.opaque)
+        await go.wait()
+        return echo(asked, peer)
+
+    async with served_stream(RemotingServer(handler, limits=limits)) as stream:
+        for number in range(10):
+            await stream.send_all(encode(request(10, body=b"0123456789"), opaque=number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(started) == [0, 1, 2]
+        go.set()
+        decoder = FrameDecoder()
+        answers = [await read_command(stream, decoder) for _ in range(10)]
+        assert sorted(answer.opaque for answer in answers if answer is not None) == list(range(10))
+
+
+async def test_a_request_larger_than_the_bytes_in_flight_is_still_served() -> None:
+    async with served_stream(RemotingServer(echo, limits=ServerLimits(in_flight_bytes_max=10))) as stream:
+        await stream.send_all(encode(request(10, body=b"x" * 100), opaque=1))
+        assert await read_command(stream, FrameDecoder()) is not None
+
+
+async def test_one_connection_too_many_is_closed_and_counted() -> None:
+    async with serving(echo, ServerLimits(connections_max=2)) as (server, address):
+        async with open_client(address) as first, open_client(address) as second:
+            await first.request(request(28))
+            await second.request(request(28))
+            async with open_client(address) as third:
+                with pytest.raises(ConnectionLostError):
+                    await third.request(request(28))
+            assert server.statistics.connections_refused == 1
+            assert server.statistics.connections_open == 2
+        await until(lambda: server.statistics.connections_open == 0)
+        async with open_client(address) as fourth:
+            await fourth.request(request(28))
+        assert server.statistics.connections_accepted == 3
+
+
+async def test_a_handler_in_flight_is_cancelled_when_its_peer_leaves() -> None:
+    cancelled = trio.Event()
+
+    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+        raise AssertionError("sleeps forever")
+
+    async with serving(handler) as (server, address):
+        async with open_client(address) as client:
+            with pytest.raises(RequestTimeoutError):
+                await client.request(request(310), timeout_s=0.05)
+        await cancelled.wait()
+        await until(lambda: server.statistics.connections_open == 0)
+
+
+async def test_responses_that_nobody_asked_for_are_counted_and_ignored() -> None:
+    server = RemotingServer(echo)
+    async with served_stream(server) as stream:
+        await stream.send_all(encode(response_to(request(40), 0)))
+        await stream.send_all(encode(request(28), opaque=3))
+        answer = await read_command(stream, FrameDecoder())
+    assert answer is not None
+    assert answer.opaque == 3
+    assert server.statistics.unasked_responses == 1
+
+
+async def test_an_address_in_use_is_told_in_one_line() -> None:
+    async with serving(echo) as (_, address):
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            await serve(echo, host="127.0.0.1", port=port)
+
+
+async def test_a_peer_is_named_by_its_address_and_connection() -> None:
+    peers: list[Peer] = []
+
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        peers.append(peer)
+        return echo(asked, peer)
+
+    async with serving(handler) as (_, address):
+        for _ in range(2):
+            async with open_client(address) as client:
+                await client.request(request(28))
+                assert peers[-1].address == client.local_address
+    assert [peer.connection for peer in peers] == [1, 2]
+
+
+# The client.
+
+
+@asynccontextmanager
+async def client_and_peer() -> AsyncIterator[tuple[RemotingClient, trio.abc.Stream]]:
+    """A client over a stream in memory, and the other end for the test to play the server."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    client = RemotingClient(ours, "192.0.2.1:10911")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client._run)
+        yield client, theirs
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_late_answer_is_ignored_and_counted(autojump_clock: trio.testing.MockClock) -> None:
+    async with client_and_peer() as (client, peer):
+        with pytest.raises(RequestTimeoutError, match=r"192.0.2.1:10911: no answer to request 28 in 3 s"):
+            await client.request(request(28), timeout_s=3.0)
+        assert trio.current_time() == 3.0
+        asked = await read_command(peer, FrameDecoder())
+        assert asked is not None
+        await peer.send_all(encode(response_to(asked, 0)))
+        await peer.send_all(encode(response_to(evolve(asked, opaque=999), 0)))
+        await peer.send_all(encode(request(40, oneway=True)))
+        await trio.testing.wait_all_tasks_blocked()
+        statistics = client.statistics
+        assert client.is_connected
+    assert (statistics.requests, statistics.responses) == (1, 0)
+    assert (statistics.late_responses, statistics.server_requests) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [(b"", "the peer closed the connection"), (b"HTTP/1.1 400 Bad\r\n", "does not speak remoting")],
+)
+async def test_every_waiting_request_fails_when_the_connection_ends(end: bytes, says: str) -> None:
+    reasons: list[str] = []
+
+    async def ask(client: RemotingClient) -> None:
+        with pytest.raises(ConnectionLostError) as caught:
+            await client.request(request(28))
+        reasons.append(caught.value.reason)
+
+    with trio.fail_after(5):
+        async with client_and_peer() as (client, peer):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(ask, client)
+                await trio.testing.wait_all_tasks_blocked()
+                if end:
+                    await peer.send_all(end)
+                else:
+                    await peer.aclose()
+            assert not client.is_connected
+            assert says in await client.wait_lost()
+            with pytest.raises(ConnectionLostError):
+                await client.request(request(28))
+    assert len(reasons) == 5
+    assert all(says in reason for reason in reasons)
+
+
+async def test_a_cancelled_request_leaves_the_client_usable() -> None:
+    async with serving(echo) as (_, address), open_client(address) as client:
+        with trio.move_on_after(0) as scope:
+            await client.request(request(28))
+        assert scope.cancelled_caught
+        assert (await client.request(request(28))).code == 0
+
+
+async def test_opaques_wrap_without_leaving_32_bits() -> None:
+    async with client_and_peer() as (client, peer):
+        client._opaque = 2**31 - 1
+        client.send_oneway(request(34, oneway=True))
+        client.send_oneway(request(34, oneway=True))
+        decoder = FrameDecoder()
+        first, second = await read_command(peer, decoder), await read_command(peer, decoder)
+    assert first is not None
+    assert second is not None
+    assert (first.opaque, second.opaque) == (2**31 - 1, 0)
+
+
+async def test_a_request_that_wants_an_answer_is_not_sent_oneway() -> None:
+    async with client_and_peer() as (client, _):
+        with pytest.raises(LocalProtocolError, match="not one-way"):
+            client.send_oneway(request(28))
+
+
+async def test_nobody_there_is_told_in_one_line() -> None:
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()
+    with trio.fail_after(5), pytest.raises(ConnectionLostError) as caught:
+        async with open_client(f"127.0.0.1:{port}"):
+            raise AssertionError("not reached")
+    assert str(caught.value) == f"127.0.0.1:{port}: cannot connect: Connection refused"
+
+
+async def test_errors_of_the_clients_block_come_out_as_they_are() -> None:
+    async with serving(echo) as (_, address):
+        with pytest.raises(ValueError, match=r"^mine$"):
+            async with open_client(address):
+                raise ValueError("mine")
