@@ -225,7 +225,7 @@ class Recorder:
 
     def _next_block(self) -> bool:
         """Put the current block into the line for the disk and take a free one, if there is one."""
-        if not self._free:
+        if self._stopped or not self._free:
             return False
         self._block.used_bytes = self._position
         self._full.append(self._block)
@@ -252,24 +252,34 @@ class Recorder:
     async def _write_out(self, writer: SessionWriter) -> None:
         """Write all that was reported until now. Raises OSError.
 
-        If cancelled, the thread goes on with the blocks that it has, and whoever writes next waits for it.
+        If cancelled, a thread that is in the disk already goes on, and whoever writes next waits for it; what
+        it has not taken yet stays in line. Nothing is lost.
         """
         self._wake = trio.Event()
         if self._position or self._block.facts or self._dropped_now:
             self._next_block()
-        blocks = list(self._full)
-        if not blocks:
+        if not self._full:
             return
-        self._full.clear()
-        await trio.to_thread.run_sync(writer.write, blocks, abandon_on_cancel=True, limiter=self._limiter)
-        for block in blocks:
-            block.used_bytes = 0
-            block.facts.clear()
-            block.rolls = False
-        self._free += blocks
+        await trio.to_thread.run_sync(self._drain, writer, abandon_on_cancel=True, limiter=self._limiter)
         if self._position == self._block_bytes:
             # It filled up while no block was free.
             self._next_block()
+
+    def _drain(self, writer: SessionWriter) -> None:
+        """Write the blocks in line and set them free: runs in a worker thread.
+
+        The trio thread appends to `_full` and pops from `_free`, this one does the reverse, and each of these
+        is atomic.
+        """
+        full = self._full
+        while full:
+            block = full[0]
+            writer.write(block)
+            full.popleft()
+            block.used_bytes = 0
+            block.facts.clear()
+            block.rolls = False
+            self._free.append(block)
 
     # -- start and end -----------------------------------------------------------------------------------
 
@@ -313,12 +323,10 @@ class Recorder:
             log.error("recording incomplete", session=str(self._path), error=error.strerror or str(error))
 
     def _stop(self) -> None:
-        """From here on every event is dropped: the current block counts as full, and no block is free."""
+        """From here on every event is dropped: the current block counts as full, and no other is taken."""
         if self._stopped:
             return
         self._stopped = True
         waiting_bytes = self._position + sum(block.used_bytes for block in self._full)
         self._dropped += waiting_bytes // RECORD_BYTES
-        self._full.clear()
-        self._free.clear()
         self._position = self._block_bytes

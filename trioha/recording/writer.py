@@ -63,13 +63,12 @@ class SessionWriter:
         """How many records were written, keyframes included."""
         return self._next_seq
 
-    def write(self, blocks: list[Block]) -> None:
-        """Append `blocks`. Raises OSError."""
+    def write(self, block: Block) -> None:
+        """Append `block`. Raises OSError."""
         if self._error is not None:
             raise self._error
         try:
-            for block in blocks:
-                self._write_block(block)
+            self._write_block(block)
         except OSError as error:
             self._error = error
             raise

@@ -1,0 +1,491 @@
+"""The recorder: bytes as the format says, order, drops, rolls, failures, kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from functools import partial, reduce
+from operator import xor
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+
+from trioha.errors import ConfigError, StoreError
+from trioha.recording.events import CloseReason, Direction, HaState, Kind
+from trioha.recording.layout import SessionIdentity
+from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
+from trioha.recording.writer import Block, SessionWriter
+
+IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
+
+Record = tuple[int, ...]
+"""ts_ns, seq, kind, flags, node, conn, offset, aux, size, check."""
+
+
+def segments(session: Path) -> list[Path]:
+    return sorted((session / "events").iterdir())
+
+
+def sessions_below(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+def records_of(segment: Path) -> list[Record]:
+    data = segment.read_bytes()[64:]
+    return list(struct.iter_unpack("<qqBBHiqqiI", data[: len(data) // 48 * 48]))
+
+
+def all_records(session: Path) -> list[Record]:
+    return [record for segment in segments(session) for record in records_of(segment)]
+
+
+def facts_of(session: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (session / "facts.jsonl").read_text().splitlines()]
+
+
+def clock_from(start_ns: int):
+    ticks = iter(range(start_ns, 10**12))
+    return lambda: next(ticks)
+
+
+async def until(condition) -> None:
+    """Return once `condition` holds: for what a worker thread does, which wakes nobody here."""
+    while not condition():  # noqa: ASYNC110 (there is no event to wait for)
+        await trio.sleep(0.005)
+
+
+async def record(recorder: Recorder, report) -> None:
+    """Run the recorder around `report`, which gets it."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run)
+            await report(recorder)
+            nursery.cancel_scope.cancel()
+
+
+async def test_bytes_of_a_session_are_those_of_the_format(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=7, clock_ns=clock_from(1000))
+
+    async def report(recorder: Recorder) -> None:
+        recorder.fact("connection", conn=3, address="10.0.0.2:41000", role="slave")
+        recorder.emit(Kind.TRANSFER, conn=3, offset=4096, aux=8192, size=1024)
+        recorder.emit(Kind.CLOSED, conn=3, offset=-1, aux=8192, flags=CloseReason.HOUSEKEEPING)
+
+    await record(recorder, report)
+    # The clock was read for session.json, the segment and two events, in this order.
+    (segment,) = segments(recorder.path)
+    assert segment.name == "00000000000000000000.seg"
+    data = segment.read_bytes()
+    assert data[:64] == b"TRIOHAS1" + struct.pack("<HHIqq", 1, 48, 64, 0, 1001) + bytes(32)
+    first = struct.pack("<qqBBHiqqi", 1002, 0, 12, 0, 7, 3, 4096, 8192, 1024)
+    second = struct.pack("<qqBBHiqqi", 1003, 1, 16, 3, 7, 3, -1, 8192, 0)
+    expected = b"".join(
+        body + struct.pack("<I", reduce(xor, struct.unpack("<11I", body))) for body in (first, second)
+    )
+    assert data[64:] == expected
+    assert (recorder.path / "facts.jsonl").read_text() == (
+        '{"seq": 0, "type": "connection", "conn": 3, "address": "10.0.0.2:41000", "role": "slave"}\n'
+        '{"seq": 2, "type": "note", "text": "session closed"}\n'
+    )
+    assert recorder.recorded == 2
+    assert recorder.dropped == 0
+
+
+async def test_session_document_describes_the_records_and_names_the_node(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, clock_ns=clock_from(5))
+    await record(recorder, _nothing)
+    document = json.loads((recorder.path / "session.json").read_text())
+    assert document["format"] == "trioha-session"
+    assert (document["version"], document["record_bytes"], document["byte_order"]) == (1, 48, "little")
+    assert [(field["name"], field["offset"]) for field in document["fields"]] == [
+        ("ts_ns", 0),
+        ("seq", 8),
+        ("kind", 16),
+        ("flags", 17),
+        ("node", 18),
+        ("conn", 20),
+        ("offset", 24),
+        ("aux", 32),
+        ("size", 40),
+        ("check", 44),
+    ]
+    assert document["node"] == {
+        "clusterName": "cluster",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "role": "SYNC_MASTER",
+    }
+    assert document["settings"] == {"haTransferBatchSize": 32768}
+    assert document["clock"]["monotonic_ns"] == 5
+    assert document["kinds"]["12"] == "TRANSFER"
+    assert document["states"] == {str(state.value): state.name for state in HaState}
+    assert document["directions"] == {str(direction.value): direction.name for direction in Direction}
+    assert document["put_statuses"]["2"] == "FLUSH_SLAVE_TIMEOUT"
+    assert document["close_reasons"]["3"] == "HOUSEKEEPING"
+    assert document["link_events"]["2"] == "BACK_OFF"
+    assert not list(recorder.path.glob("*.tmp"))
+
+
+async def _nothing(_: Recorder) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path: Path) -> None:
+    identity = SessionIdentity("c", "a/b c", 2, "SLAVE")
+    paths = []
+    for _ in range(3):
+        recorder = Recorder(tmp_path, identity=identity, node_id=2)
+        await record(recorder, _nothing)
+        paths.append(recorder.path)
+    assert paths == sorted(set(paths))
+    assert all(path.name.endswith("Z-a_b_c-2") and path.parent == tmp_path for path in paths)
+
+
+async def test_two_recorders_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+    second = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+    second._path = first.path
+    await record(first, _nothing)
+    await record(second, _nothing)
+    assert first.path != second.path
+    assert first.path.is_dir()
+    assert second.path.is_dir()
+
+
+async def test_quiet_node_is_flushed_within_200_ms(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+
+    async def report(recorder: Recorder) -> None:
+        recorder.emit(Kind.PUT, offset=100, size=100)
+        started_s = trio.current_time()
+        await until(lambda: all_records(recorder.path))
+        # Twice the interval leaves room for a busy machine.
+        assert trio.current_time() - started_s < 2 * FLUSH_INTERVAL_S
+
+    assert FLUSH_INTERVAL_S == 0.2
+    await record(recorder, report)
+
+
+async def test_what_is_emitted_before_the_start_is_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+    recorder.emit(Kind.PUT, offset=10)
+    await record(recorder, _nothing)
+    assert [(record[2], record[6]) for record in all_records(recorder.path)] == [(Kind.PUT, 10)]
+
+
+async def test_blocks_that_fill_up_are_written_in_order(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=100)
+
+    async def report(recorder: Recorder) -> None:
+        for index in range(955):
+            if index % 100 == 0:
+                await trio.lowlevel.checkpoint()
+            recorder.emit(Kind.PUT, offset=index)
+
+    await record(recorder, report)
+    rows = all_records(recorder.path)
+    assert [row[1] for row in rows] == list(range(955))
+    assert [row[6] for row in rows] == list(range(955))
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+
+
+async def test_events_without_room_become_one_dropped_record_and_seq_stays_gapless(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=3)
+
+    async def report(recorder: Recorder) -> None:
+        for index in range(100):
+            recorder.emit(Kind.PUT, offset=index)
+        assert recorder.dropped == 70
+        # The next block is free once the others are written: what comes then is recorded behind the gap.
+        await until(lambda: recorder.recorded >= 30)
+        recorder.emit(Kind.PUT, offset=100)
+
+    await record(recorder, report)
+    rows = all_records(recorder.path)
+    assert [row[1] for row in rows] == list(range(32))
+    assert [(row[2], row[6]) for row in rows[:30]] == [(Kind.PUT, index) for index in range(30)]
+    assert (rows[30][2], rows[30][7]) == (Kind.DROPPED, 70)
+    assert (rows[31][2], rows[31][6]) == (Kind.PUT, 100)
+
+
+async def test_drops_at_the_end_are_recorded_too(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=2)
+
+    async def report(recorder: Recorder) -> None:
+        for index in range(25):
+            recorder.emit(Kind.PUT, offset=index)
+
+    await record(recorder, report)
+    rows = all_records(recorder.path)
+    assert (rows[-1][2], rows[-1][7]) == (Kind.DROPPED, 5)
+    assert len(rows) == 21
+
+
+async def test_events_after_the_end_are_counted_as_dropped(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+    await record(recorder, _nothing)
+    recorder.emit(Kind.PUT)
+    recorder.emit(Kind.PUT)
+    assert recorder.dropped == 2
+    assert recorder.recorded == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"offset": 2**70}, {"offset": 2**63 - 1}),
+        ({"offset": -(2**70)}, {"offset": -(2**63)}),
+        ({"aux": 2**63}, {"aux": 2**63 - 1}),
+        ({"size": 2**40}, {"size": 2**31 - 1}),
+        ({"flags": 256}, {"flags": 255}),
+        ({"flags": -1}, {"flags": 0}),
+        ({"conn": 2**31}, {"conn": 2**31 - 1}),
+    ],
+)
+async def test_value_that_does_not_fit_is_recorded_as_the_nearest(
+    tmp_path: Path, values: dict[str, int], expected: dict[str, int]
+) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+
+    async def report(recorder: Recorder) -> None:
+        recorder.emit(Kind.ACK, **values)
+
+    await record(recorder, report)
+    (row,) = all_records(recorder.path)
+    fields = dict(zip(("flags", "node", "conn", "offset", "aux", "size"), row[3:9], strict=True))
+    assert {name: fields[name] for name in expected} == expected
+
+
+async def test_facts_carry_the_seq_of_the_next_record(tmp_path: Path) -> None:
+    recorder = Recorder(
+        tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=50, segment_records_max=7
+    )
+
+    async def report(recorder: Recorder) -> None:
+        for index in range(20):
+            recorder.fact("note", text=str(index))
+            recorder.emit(Kind.WAIT_BEGIN, offset=index, aux=index)
+
+    await record(recorder, report)
+    by_seq = {row[1]: row for row in all_records(recorder.path)}
+    notes = [fact for fact in facts_of(recorder.path) if fact["text"] != "session closed"]
+    assert [fact["text"] for fact in notes] == [str(index) for index in range(20)]
+    assert [by_seq[fact["seq"]][6] for fact in notes] == list(range(20))
+
+
+async def test_too_many_facts_are_dropped_and_counted(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+
+    async def report(recorder: Recorder) -> None:
+        for index in range(1030):
+            recorder.fact("note", text=str(index))
+        await trio.lowlevel.checkpoint()
+
+    await record(recorder, report)
+    assert len([fact for fact in facts_of(recorder.path) if fact["text"] != "session closed"]) == 1024
+    assert [(row[2], row[7]) for row in all_records(recorder.path)] == [(Kind.DROPPED, 7)]
+
+
+async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: Path) -> None:
+    recorder = Recorder(
+        tmp_path,
+        identity=IDENTITY,
+        node_id=0,
+        segment_records_max=12,
+        block_records=5,
+        blocks_max=50,
+        clock_ns=clock_from(0),
+    )
+
+    async def report(recorder: Recorder) -> None:
+        for conn in (1, 2):
+            recorder.emit(Kind.STATE, conn=conn, offset=-1, aux=0, flags=HaState.HANDSHAKE)
+            recorder.emit(Kind.REQUESTED, conn=conn, offset=64, aux=64)
+            recorder.emit(Kind.STATE, conn=conn, offset=-1, aux=64, flags=HaState.TRANSFER)
+        recorder.emit(Kind.ACK, conn=1, offset=64, aux=64)
+        recorder.emit(Kind.HEARTBEAT, conn=1, offset=64, aux=64, flags=Direction.SENT)
+        recorder.emit(Kind.CLOSED, conn=2, offset=-1, aux=64, flags=CloseReason.EOF)
+        recorder.emit(Kind.STATE, conn=2, offset=-1, aux=64, flags=HaState.SHUTDOWN)
+        recorder.emit(Kind.PUT, offset=96, size=32)
+        recorder.emit(Kind.TRANSFER, conn=1, offset=64, aux=96, size=32)
+        recorder.emit(Kind.ACK, conn=1, offset=96, aux=96)
+
+    await record(recorder, report)
+    first, second = segments(recorder.path)
+    assert (first.name, second.name) == ("00000000000000000000.seg", "00000000000000000012.seg")
+    assert len(records_of(first)) == 12
+    rows = [row[:9] for row in records_of(second)]
+    ts_ns = rows[-1][0]
+    assert struct.unpack_from("<qq", second.read_bytes(), 16) == (12, ts_ns)
+    # Connection 2 is gone; of connection 1 the last of each kind; of the node its last put.
+    assert rows == [
+        (ts_ns, 12, Kind.KEYFRAME, Kind.PUT, 0, -1, 96, 0, 32),
+        (ts_ns, 13, Kind.KEYFRAME, Kind.STATE, 0, 1, -1, 64, HaState.TRANSFER),
+        (ts_ns, 14, Kind.KEYFRAME, Kind.REQUESTED, 0, 1, 64, 64, 0),
+        (ts_ns, 15, Kind.KEYFRAME, Kind.TRANSFER, 0, 1, 64, 96, 32),
+        (ts_ns, 16, Kind.KEYFRAME, Kind.ACK, 0, 1, 64, 64, 0),
+        (ts_ns, 17, Kind.ACK, 0, 0, 1, 96, 96, 0),
+    ]
+
+
+async def test_segment_rolls_when_asked(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+
+    async def report(recorder: Recorder) -> None:
+        recorder.emit(Kind.WAIT_BEGIN, offset=1)
+        recorder.roll()
+        recorder.fact("note", text="between")
+        await trio.sleep(2 * FLUSH_INTERVAL_S)
+        assert len(segments(recorder.path)) == 1
+        recorder.emit(Kind.WAIT_BEGIN, offset=2)
+
+    await record(recorder, report)
+    assert [[row[6] for row in records_of(segment)] for segment in segments(recorder.path)] == [[1], [2]]
+
+
+async def test_segment_with_more_keyframes_than_room_still_takes_a_record(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, segment_records_max=2)
+
+    async def report(recorder: Recorder) -> None:
+        for conn in range(1, 6):
+            recorder.emit(Kind.ACK, conn=conn, offset=conn)
+
+    await record(recorder, report)
+    rows = all_records(recorder.path)
+    assert [row[1] for row in rows] == list(range(len(rows)))
+    assert [row[5] for row in rows if row[2] == Kind.ACK] == [1, 2, 3, 4, 5]
+    assert [len(records_of(segment)) for segment in segments(recorder.path)] == [2, 3, 4, 5]
+
+
+async def test_disk_error_ends_the_recording_and_not_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=4)
+    calls = []
+
+    def full(self: SessionWriter, block: Block) -> None:
+        calls.append(block)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SessionWriter, "write", full)
+    with structlog.testing.capture_logs() as logs, trio.fail_after(10):
+        async with trio.open_nursery() as node:
+            await node.start(recorder.run)
+            recorder.emit(Kind.PUT)
+            await until(lambda: calls)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            for _ in range(100):
+                recorder.emit(Kind.PUT)
+            # The recorder's task is over; nothing was cancelled, and the nursery ends by itself.
+    errors = [line for line in logs if line["log_level"] == "error"]
+    assert [line["event"] for line in errors] == ["recording ended, replication goes on"]
+    assert errors[0]["error"] == "No space left on device"
+    assert len(calls) == 1
+    assert recorder.dropped >= 100
+
+
+async def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    recorder = Recorder(blocker, identity=IDENTITY, node_id=0)
+    with pytest.raises(StoreError, match=r"file: cannot record here: Not a directory; trioha.recordDir must"):
+        await recorder.run()
+
+
+def test_broker_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="brokerId: 32768 does not fit a recording"):
+        Recorder(tmp_path, identity=IDENTITY, node_id=32768)
+
+
+async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioha.recording.recorder.CLOSE_TIMEOUT_S", 0.1)
+    hangs = threading.Event()
+    released = threading.Event()
+
+    def hang(self: SessionWriter, block: Block) -> None:
+        hangs.set()
+        released.wait(10)
+
+    monkeypatch.setattr(SessionWriter, "write", hang)
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=2)
+    try:
+        with structlog.testing.capture_logs() as logs, trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(recorder.run)
+                recorder.emit(Kind.PUT)
+                await until(hangs.is_set)
+                for _ in range(50):
+                    recorder.emit(Kind.PUT)
+                nursery.cancel_scope.cancel()
+        assert "recording cut off: the disk does not take it" in [line["event"] for line in logs]
+    finally:
+        released.set()
+        await until(lambda: recorder._limiter.borrowed_tokens == 0)
+        assert recorder._writer is not None
+        recorder._writer.close()
+
+
+KILLED = """
+import sys, structlog, trio
+from pathlib import Path
+from trioha.recording.events import Kind
+from trioha.recording.layout import SessionIdentity
+from trioha.recording.recorder import Recorder
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+async def main():
+    recorder = Recorder(Path(sys.argv[1]), identity=SessionIdentity("c", "b", 0, "ASYNC_MASTER"), node_id=0,
+                        segment_records_max=50_000)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(recorder.run)
+        offset = 0
+        while True:
+            for _ in range(200):
+                offset += 1
+                recorder.emit(Kind.PUT, offset=offset, size=1)
+            if offset == 20_000:
+                print("busy", flush=True)
+            await trio.sleep(0.001)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("delay_s", [0.0, 0.013, 0.21])
+async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path, delay_s: float) -> None:
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            process: trio.Process = await nursery.start(
+                partial(
+                    trio.run_process,
+                    [sys.executable, "-c", KILLED, str(tmp_path)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                )
+            )
+            assert process.stdout is not None
+            assert await process.stdout.receive_some(4) == b"busy"
+            await trio.sleep(delay_s)
+            os.kill(process.pid, signal.SIGKILL)
+    (session,) = sessions_below(tmp_path)
+    rows = all_records(session)
+    # At most the last 200 ms and 64 blocks were in memory.
+    assert len(rows) > 0
+    assert [row[1] for row in rows] == list(range(len(rows)))
+    puts = [row[6] for row in rows if row[2] == Kind.PUT]
+    assert puts == list(range(1, len(puts) + 1))
+    for row in rows[:: len(rows) // 50 or 1]:
+        body = struct.pack("<qqBBHiqqi", *row[:9])
+        assert row[9] == reduce(xor, struct.unpack("<11I", body))
