@@ -1,0 +1,126 @@
+"""A master, slaves and hand-made peers over memory streams."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field
+from trio.testing import memory_stream_pair
+
+from trioha.ha.connection import HaSettings
+from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
+from trioha.ha.master import HaMaster
+from trioha.ha.replicas import Replicas
+from trioha.ha.slave import HaSlave
+from trioha.recording.events import NO_CONNECTION
+
+SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, transfer_batch_bytes=32768)
+
+
+@define
+class Events:
+    """An event sink that keeps what it is told, with the virtual time."""
+
+    seen: list[tuple] = field(factory=list)
+    facts: list[tuple] = field(factory=list)
+
+    def emit(self, kind, *, conn=NO_CONNECTION, offset=0, aux=0, size=0, flags=0):
+        self.seen.append((int(kind), conn, offset, aux, size, int(flags)))
+
+    def fact(self, type_, **fields):
+        self.facts.append((type_, fields))
+
+    def of(self, kind):
+        return [event for event in self.seen if event[0] == kind]
+
+
+@define
+class Peer:
+    """The other end of a connection, spoken by hand."""
+
+    stream: trio.abc.Stream
+    buffer: bytearray = field(factory=bytearray)
+
+    async def report(self, offset):
+        await self.stream.send_all(REPORT.pack(offset))
+
+    async def frame(self, offset, body=b""):
+        await self.stream.send_all(HEADER.pack(offset, len(body)) + body)
+
+    async def read(self, size):
+        while len(self.buffer) < size:
+            data = await self.stream.receive_some(65536)
+            if not data:
+                raise EOFError(f"the connection ended, {len(self.buffer)} of {size} bytes are there")
+            self.buffer += data
+        taken = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        return taken
+
+    async def next_frame(self):
+        offset, size = HEADER.unpack(await self.read(HEADER_BYTES))
+        return offset, await self.read(size)
+
+    async def next_report(self):
+        return REPORT.unpack(await self.read(8))[0]
+
+    async def ended(self):
+        """Wait for the other side to close, passing over what it still sends."""
+        while await self.stream.receive_some(65536):
+            pass
+
+
+def make_master(log, *, events=None, gap_bytes_max=1 << 28, settings=SETTINGS, **options):
+    events = events or Events()
+    replicas = Replicas(gap_bytes_max=gap_bytes_max)
+    master = HaMaster(commit_log=log, replicas=replicas, settings=settings, sink=events, **options)
+    return master, replicas, events
+
+
+@asynccontextmanager
+async def connected(master, *, host="127.0.0.1", port=50000):
+    """A hand-made slave of `master`; yields (peer, list that gets the close reason)."""
+    near, far = memory_stream_pair()
+    reasons = []
+
+    async def serve():
+        reasons.append(await master.serve_stream(near, host=host, port=port))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await trio.testing.wait_all_tasks_blocked()
+        yield Peer(far), reasons
+        nursery.cancel_scope.cancel()
+
+
+@define
+class Dialer:
+    """What a slave connects with: each connect gives the near end, `peers` the far ends."""
+
+    peers: list[Peer] = field(factory=list)
+    times: list[float] = field(factory=list)
+    refuse: bool = False
+
+    async def __call__(self):
+        await trio.lowlevel.checkpoint()
+        self.times.append(trio.current_time())
+        if self.refuse:
+            raise ConnectionRefusedError("nobody there")
+        near, far = memory_stream_pair()
+        self.peers.append(Peer(far))
+        return near
+
+
+def make_slave(log, *, dialer=None, events=None, settings=SETTINGS):
+    events = events or Events()
+    dialer = dialer or Dialer()
+    slave = HaSlave(
+        master_address="master:10912", connect=dialer, commit_log=log, settings=settings, sink=events
+    )
+    return slave, dialer, events
+
+
+async def settled():
+    """Let every task run until it waits."""
+    await trio.testing.wait_all_tasks_blocked()

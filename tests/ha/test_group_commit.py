@@ -1,0 +1,236 @@
+"""What a put waits for, and what it is answered (design section 4)."""
+
+from functools import partial
+
+import pytest
+import trio
+
+from tests.ha.support import Events, connected, make_master, settled
+from tests.store.support import message, open_log
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.replicas import Replicas
+from trioha.recording.events import Kind
+from trioha.store.status import PutStatus
+from trioha.watermark import Watermark
+
+
+def make(*, need=1, sync_flush=False, gap_bytes_max=1000):
+    replicas = Replicas(gap_bytes_max=gap_bytes_max)
+    flushed = Watermark()
+    events = Events()
+    settings = GroupCommitSettings(
+        copies_needed=need, slave_timeout_s=3.0, sync_flush=sync_flush, sync_flush_timeout_s=5.0
+    )
+    return GroupCommit(settings, replicas=replicas, flushed=flushed, sink=events), replicas, flushed, events
+
+
+def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
+    replicas.acknowledge(connection_id or ord(replica), replica=replica, ack_offset=ack_offset)
+
+
+async def outcome(commit, end_offset, *, request_id=1):
+    started = trio.current_time()
+    status = await commit.wait(end_offset=end_offset, request_id=request_id)
+    return status, trio.current_time() - started
+
+
+async def after(seconds, action, *args):
+    await trio.sleep(seconds)
+    action(*args)
+
+
+@pytest.mark.parametrize(
+    ("need", "sync_flush", "wait_store_ok", "waits"),
+    [
+        (0, False, True, False),
+        (1, False, True, True),
+        (0, True, True, True),
+        (1, True, True, True),
+        (2, True, False, False),
+    ],
+)
+def test_who_waits(need, sync_flush, wait_store_ok, waits):
+    commit, *_ = make(need=need, sync_flush=sync_flush)
+    assert commit.must_wait(wait_store_ok=wait_store_ok) is waits
+
+
+async def test_without_a_slave_a_put_is_answered_at_once(autojump_clock):
+    commit, *_ = make()
+    assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
+
+
+async def test_a_put_is_ok_the_moment_a_slave_has_it(autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 99)
+        nursery.start_soon(after, 2, acknowledge, replicas, "a", 100)
+        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
+
+
+async def test_a_slave_that_does_not_answer_times_out_after_3_s(autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 50)
+    assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+    assert replicas.copies(1).waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("ack_offset", "status"), [(100, "FLUSH_SLAVE_TIMEOUT"), (99, "SLAVE_NOT_AVAILABLE")]
+)
+async def test_a_slave_counts_only_if_its_lag_is_strictly_below_the_gap(ack_offset, status, autojump_clock):
+    commit, replicas, _, _ = make(gap_bytes_max=1001)
+    acknowledge(replicas, "a", ack_offset)
+    assert (await outcome(commit, 1100))[0] is PutStatus[status]
+
+
+async def test_k_copies_need_k_distinct_replicas(autojump_clock):
+    commit, replicas, _, _ = make(need=2)
+    acknowledge(replicas, "a", 100, connection_id=1)
+    acknowledge(replicas, "a", 100, connection_id=2)
+    assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
+    acknowledge(replicas, "b", 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, acknowledge, replicas, "b", 100)
+        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
+
+
+async def test_a_replica_keeps_its_ack_while_one_of_its_connections_lives(autojump_clock):
+    _, replicas, _, _ = make()
+    acknowledge(replicas, "a", 70, connection_id=1)
+    acknowledge(replicas, "a", 90, connection_id=2)
+    replicas.forget(2)
+    assert (replicas.copies(1).offset, replicas.eligible_count(100)) == (70, 1)
+    replicas.forget(1)
+    replicas.forget(1)
+    assert (replicas.copies(1).offset, replicas.eligible_count(100)) == (0, 0)
+
+
+async def test_a_slave_that_leaves_while_a_put_waits_lets_it_time_out(autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, replicas.forget, ord("a"))
+        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+
+
+async def test_one_stuck_put_delays_no_other(autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 50)
+    results = {}
+
+    async def put(end_offset):
+        results[end_offset] = await outcome(commit, end_offset)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(put, 1000)
+        nursery.start_soon(put, 100)
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 100)
+    assert results == {1000: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 100: (PutStatus.PUT_OK, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("flushed_at", "acked_at", "expected"),
+    [
+        (1, 2, (PutStatus.PUT_OK, 2.0)),
+        (2, 1, (PutStatus.PUT_OK, 2.0)),
+        (4, 1, (PutStatus.PUT_OK, 4.0)),
+        (9, 1, (PutStatus.FLUSH_DISK_TIMEOUT, 5.0)),
+        (1, 9, (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)),
+        (4, 9, (PutStatus.FLUSH_SLAVE_TIMEOUT, 4.0)),
+        (9, 9, (PutStatus.FLUSH_SLAVE_TIMEOUT, 5.0)),
+        # An ack after its deadline does not count, however long the disk takes.
+        (4.5, 3.5, (PutStatus.FLUSH_SLAVE_TIMEOUT, 4.5)),
+    ],
+)
+async def test_disk_and_replica_are_waited_for_side_by_side(flushed_at, acked_at, expected, autojump_clock):
+    commit, replicas, flushed, _ = make(sync_flush=True)
+    acknowledge(replicas, "a", 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, flushed_at, flushed.advance, 100)
+        nursery.start_soon(after, acked_at, acknowledge, replicas, "a", 100)
+        assert await outcome(commit, 100) == expected
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_a_slave_sync_flush_still_waits_for_the_disk(autojump_clock):
+    commit, _, flushed, _ = make(sync_flush=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, flushed.advance, 100)
+        assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flushed_at", "expected"), [(1, PutStatus.PUT_OK), (9, PutStatus.FLUSH_DISK_TIMEOUT)]
+)
+async def test_an_async_master_with_sync_flush_waits_for_the_disk_alone(flushed_at, expected, autojump_clock):
+    commit, _, flushed, _ = make(need=0, sync_flush=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, flushed_at, flushed.advance, 100)
+        assert (await outcome(commit, 100))[0] is expected
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_wait_is_recorded_with_one_begin_and_one_end(autojump_clock):
+    commit, replicas, _, events = make()
+    acknowledge(replicas, "a", 50)
+    await outcome(commit, 100, request_id=7)
+    await outcome(commit, 40, request_id=8)
+    await outcome(commit, 5000, request_id=9)
+    assert [(event[2], event[3], event[4]) for event in events.of(Kind.WAIT_BEGIN)] == [
+        (100, 7, 2),
+        (40, 8, 2),
+        (5000, 9, 2),
+    ]
+    assert [event[2:] for event in events.of(Kind.WAIT_END)] == [
+        (100, 7, 3_000_000, PutStatus.FLUSH_SLAVE_TIMEOUT),
+        (40, 8, 0, PutStatus.PUT_OK),
+        (5000, 9, 0, PutStatus.SLAVE_NOT_AVAILABLE),
+    ]
+
+
+# -- with a real connection below it ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    return log
+
+
+def commit_on(log, replicas, events):
+    settings = GroupCommitSettings(
+        copies_needed=1, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
+    )
+    return GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
+
+
+async def test_a_forged_ack_releases_no_put(log, autojump_clock):
+    master, replicas, events = make_master(log)
+    commit = commit_on(log, replicas, events)
+    async with connected(master) as (peer, _):
+        await peer.report(log.max_offset)
+        await settled()
+        await peer.report(10**9)
+        await settled()
+        stored = log.append(message())
+        assert (await outcome(commit, stored.end_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
+
+
+async def test_a_peer_that_never_reports_is_no_slave(log, autojump_clock):
+    master, replicas, events = make_master(log)
+    commit = commit_on(log, replicas, events)
+    async with connected(master):
+        assert (await outcome(commit, log.max_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
+
+
+async def test_several_sockets_of_one_host_are_one_copy_unless_told_otherwise(log, autojump_clock):
+    for options, copies in (({}, 1), ({"distinct_by_connection": True}, 2)):
+        master, replicas, _ = make_master(log, **options)
+        remote = partial(connected, master, host="10.1.1.1")
+        async with remote(port=1) as (one, _), remote(port=2) as (two, _):
+            await one.report(log.max_offset)
+            await two.report(log.max_offset)
+            await settled()
+            assert replicas.eligible_count(log.max_offset) == copies

@@ -1,0 +1,332 @@
+"""The master's side of a connection: start rules, frames, timers, acks and what is left behind."""
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from tests.ha.support import SETTINGS, connected, make_master, settled
+from tests.store.support import FILE_BYTES, message, open_log
+from trioha.recording.events import CloseReason, Direction, HaState, Kind
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Three files and a bit."""
+    log, _ = open_log(tmp_path)
+    while log.max_offset < 3 * FILE_BYTES:
+        log.append(message(bytes(5000)))
+    return log
+
+
+@pytest.fixture
+def small_log(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message(bytes(200)))
+    return log
+
+
+async def received(peer, end_offset):
+    """Frames up to `end_offset`."""
+    frames = [await peer.next_frame()]
+    while frames[-1][0] + len(frames[-1][1]) < end_offset:
+        frames.append(await peer.next_frame())
+    return frames
+
+
+# -- where to start (spec ha 2.2) --------------------------------------------------------------------------
+
+
+async def test_an_empty_slave_gets_the_last_file(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(0)
+        frames = await received(peer, log.max_offset)
+    assert frames[0][0] == 3 * FILE_BYTES
+    assert b"".join(body for _, body in frames) == bytes(log.read(3 * FILE_BYTES, FILE_BYTES))
+
+
+async def test_frames_are_cut_at_file_ends_and_at_the_batch_size(log, autojump_clock):
+    master, _, events = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(FILE_BYTES)
+        frames = await received(peer, log.max_offset)
+    assert frames[0][0] == FILE_BYTES
+    assert all(len(body) <= SETTINGS.transfer_batch_bytes for _, body in frames)
+    assert all(offset // FILE_BYTES == (offset + len(body) - 1) // FILE_BYTES for offset, body in frames)
+    assert [offset for offset, _ in frames if offset % FILE_BYTES == 0] == [FILE_BYTES * n for n in (1, 2, 3)]
+    sent = [(offset, size) for _, _, offset, _, size, _ in events.of(Kind.TRANSFER)]
+    assert sent == [(offset, len(body)) for offset, body in frames]
+
+
+async def test_a_slave_may_ask_from_the_middle_of_a_record(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(12345)
+        offset, body = await peer.next_frame()
+    assert (offset, body) == (12345, bytes(log.read(12345, 32768)))
+
+
+async def test_a_slave_in_step_gets_heartbeats_until_there_is_more(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    end_offset = small_log.max_offset
+    async with connected(master) as (peer, _):
+        await peer.report(end_offset)
+        await settled()
+        started = trio.current_time()
+        assert await peer.next_frame() == (end_offset, b"")
+        assert trio.current_time() - started == 5.0
+        stored = small_log.append(message(b"more"))
+        offset, body = await peer.next_frame()
+        assert (offset, len(body), trio.current_time() - started) == (end_offset, stored.size, 5.0)
+
+
+async def test_minus_one_is_no_request_yet(log, autojump_clock):
+    master, _, events = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(-1)
+        await trio.sleep(6)
+        assert events.of(Kind.REQUESTED) == events.of(Kind.HEARTBEAT) == []
+        await peer.report(2 * FILE_BYTES)
+        assert (await peer.next_frame())[0] == 2 * FILE_BYTES
+
+
+async def test_of_two_reports_in_one_segment_the_last_is_the_request(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.stream.send_all((65536).to_bytes(8, "big") + (131072).to_bytes(8, "big"))
+        assert (await peer.next_frame())[0] == 131072
+
+
+@pytest.mark.parametrize(
+    ("first_report", "reason"),
+    [
+        (10**9, CloseReason.REQUEST_ABOVE_MAX),
+        (-2, CloseReason.BAD_SIZE),
+        (100, CloseReason.REQUEST_BELOW_MIN),
+    ],
+)
+async def test_a_slave_outside_of_the_log_is_sent_away_and_named(
+    tmp_path, first_report, reason, autojump_clock
+):
+    log, _ = open_log(tmp_path)
+    log.start_at(FILE_BYTES)
+    log.append(message())
+    master, replicas, events = make_master(log)
+    async with connected(master) as (peer, reasons):
+        await peer.report(first_report)
+        await peer.ended()
+    assert reasons == [reason]
+    assert [(event[2], event[5]) for event in events.of(Kind.REFUSED)] == [(first_report, reason)]
+    assert replicas.eligible_count(log.max_offset) == 0
+    assert master.statistics().closed == {reason.name: 1}
+
+
+# -- acks ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_ack_beyond_what_was_sent_closes_the_connection_and_counts_for_nothing(
+    small_log, autojump_clock
+):
+    master, replicas, _ = make_master(small_log)
+    async with connected(master) as (peer, reasons):
+        await peer.report(small_log.max_offset)
+        await settled()
+        await peer.report(10**9)
+        await peer.ended()
+    assert reasons == [CloseReason.ACK_BEYOND_SENT]
+    assert replicas.copies(1).offset == 0
+
+
+async def test_an_ack_that_goes_back_closes_the_connection(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, reasons):
+        await peer.report(2 * FILE_BYTES)
+        await received(peer, log.max_offset)
+        await peer.report(2 * FILE_BYTES + 100)
+        await settled()
+        await peer.report(2 * FILE_BYTES + 99)
+        await peer.ended()
+    assert reasons == [CloseReason.ACK_WENT_BACK]
+
+
+async def test_acks_move_the_replicated_watermark_and_are_forgotten_with_the_connection(log, autojump_clock):
+    master, replicas, events = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(3 * FILE_BYTES)
+        await received(peer, log.max_offset)
+        assert replicas.copies(1).offset == 3 * FILE_BYTES
+        await peer.report(log.max_offset)
+        await settled()
+        assert replicas.copies(1).offset == log.max_offset
+        status = master.connections()[0]
+        assert (status.state, status.sent_offset, status.ack_offset, status.lag_s) == (
+            HaState.TRANSFER,
+            log.max_offset,
+            log.max_offset,
+            0.0,
+        )
+        await peer.stream.aclose()
+        await settled()
+        assert replicas.copies(1).offset == 0
+        assert master.connections() == []
+    assert [event[2] for event in events.of(Kind.ACK)] == [3 * FILE_BYTES, log.max_offset]
+
+
+async def test_lag_is_the_age_of_the_oldest_byte_without_an_ack(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    async with connected(master) as (peer, _):
+        await peer.report(small_log.max_offset)
+        await settled()
+        first = small_log.append(message(b"first"))
+        await trio.sleep(1)
+        second = small_log.append(message(b"second"))
+        await trio.sleep(2)
+        assert master.connections()[0].lag_s == 3.0
+        await peer.report(first.end_offset)
+        await settled()
+        assert master.connections()[0].lag_s == 2.0
+        await peer.report(second.end_offset)
+        await settled()
+        assert master.connections()[0].lag_s == 0.0
+
+
+# -- timers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_silent_slave_is_dropped_after_20_virtual_seconds(small_log, autojump_clock):
+    master, _, events = make_master(small_log)
+    started = trio.current_time()
+    async with connected(master) as (peer, reasons):
+        await peer.report(0)
+        await trio.sleep(3)
+        await peer.report(small_log.max_offset)
+        await peer.ended()
+        assert trio.current_time() - started == 23.0
+    assert reasons == [CloseReason.HOUSEKEEPING]
+    assert events.of(Kind.CLOSED)[0][5] == CloseReason.HOUSEKEEPING
+    assert [event[5] for event in events.of(Kind.STATE)] == [
+        HaState.HANDSHAKE,
+        HaState.TRANSFER,
+        HaState.SHUTDOWN,
+    ]
+
+
+async def test_a_mute_peer_is_dropped_after_20_virtual_seconds(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    started = trio.current_time()
+    async with connected(master) as (peer, reasons):
+        await peer.ended()
+        assert trio.current_time() - started == 20.0
+    assert reasons == [CloseReason.HOUSEKEEPING]
+
+
+async def test_half_a_report_counts_as_a_sign_of_life(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    started = trio.current_time()
+    async with connected(master) as (peer, _):
+        await trio.sleep(15)
+        await peer.stream.send_all(b"\0\0\0")
+        await peer.ended()
+        assert trio.current_time() - started == 35.0
+
+
+async def test_a_slave_that_reports_but_takes_nothing_is_dropped(log, autojump_clock):
+    master, _, _ = make_master(log)
+    near, far = trio.testing.lockstep_stream_pair()
+    reasons = []
+    async with trio.open_nursery() as nursery:
+
+        async def serve():
+            reasons.append(await master.serve_stream(near, host="10.0.0.1", port=1))
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(serve)
+        with suppress(trio.BrokenResourceError):
+            while True:
+                await far.send_all((2 * FILE_BYTES).to_bytes(8, "big"))
+                await trio.sleep(5)
+    assert reasons == [CloseReason.HOUSEKEEPING]
+
+
+async def test_heartbeats_follow_the_last_byte_sent(small_log, autojump_clock):
+    master, _, events = make_master(small_log)
+    async with connected(master) as (peer, _):
+        await peer.report(0)
+        await settled()
+        started = trio.current_time()
+        await trio.sleep(3)
+        small_log.append(message())
+        await peer.next_frame()
+        await peer.next_frame()
+        assert (await peer.next_frame(), trio.current_time() - started) == ((small_log.max_offset, b""), 8.0)
+    assert [event[5] for event in events.of(Kind.HEARTBEAT)] == [Direction.SENT]
+
+
+# -- ends ---------------------------------------------------------------------------------------------------
+
+
+async def test_reader_and_writer_end_together_and_nothing_remains(log, autojump_clock):
+    master, replicas, events = make_master(log)
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with connected(master) as (peer, reasons):
+        await peer.report(FILE_BYTES)
+        await peer.next_frame()
+        await peer.stream.aclose()
+        await settled()
+        assert reasons[0] in {CloseReason.EOF, CloseReason.IO_ERROR}
+        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert (master.connections(), log.appended.waiting) == ([], 0)
+        assert replicas.eligible_count(log.max_offset) == 0
+    assert events.of(Kind.CLOSED)[0][5] == reasons[0]
+
+
+async def test_a_stopping_node_closes_its_connections_with_shutdown(log, autojump_clock):
+    master, _, events = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(log.max_offset)
+        await settled()
+    assert [event[5] for event in events.of(Kind.CLOSED)] == [CloseReason.SHUTDOWN]
+    assert master.statistics().closed == {"SHUTDOWN": 1}
+
+
+async def test_a_fault_of_our_own_ends_one_connection_only(log, autojump_clock, monkeypatch):
+    master, _, _ = make_master(log)
+    async with connected(master, port=1) as (healthy, _), connected(master, port=2) as (peer, _):
+        await healthy.report(log.max_offset)
+        await settled()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(log), "read", lambda *_: 1 / 0)
+            await peer.report(0)
+            await peer.ended()
+            await settled()
+        assert [status.address for status in master.connections()] == ["127.0.0.1:1"]
+        stored = log.append(message())
+        assert len((await healthy.next_frame())[1]) == stored.size
+
+
+async def test_recorded_reports_of_a_real_slave_are_all_accepted(tmp_path, autojump_clock):
+    """The reports of `a-fresh-slave`, answered with the log that the real master sent."""
+    from tests.ha.test_frames import VECTORS, frames_of
+    from trioha.store.replica import ReplicaAppender
+
+    folder = VECTORS / "ha-wire" / "5.3.3"
+    log, _ = open_log(tmp_path)
+    appender = ReplicaAppender(log)
+    for _, body in frames_of([(folder / "a-fresh-slave.m2s.bin").read_bytes()]):
+        if body:
+            appender.append(memoryview(body))
+    reports = (folder / "a-fresh-slave.s2m.bin").read_bytes()
+    master, _, events = make_master(log)
+    # The recorded slave joined when the log was in its first file: ask from there.
+    async with connected(master) as (peer, _):
+        first = True
+        for at in range(8, len(reports), 8):
+            offset = int.from_bytes(reports[at : at + 8], "big")
+            await peer.report(offset)
+            await settled()
+            if first:
+                await received(peer, log.max_offset)
+                first = False
+        assert master.connections()[0].ack_offset == log.max_offset
+    assert events.of(Kind.REFUSED) == []

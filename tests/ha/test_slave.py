@@ -1,0 +1,295 @@
+"""The slave's side: reports, frames it takes or refuses, timers, reconnects."""
+
+from itertools import pairwise
+
+import pytest
+import trio
+
+from tests.ha.support import Dialer, make_slave, settled
+from tests.store.support import FILE_BYTES, log_bytes, message, open_log
+from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
+
+
+@pytest.fixture
+def master_log(tmp_path):
+    log, _ = open_log(tmp_path / "master")
+    for number in range(40):
+        log.append(message(bytes([number]) * 4000))
+    assert log.max_offset > 2 * FILE_BYTES
+    return log
+
+
+@pytest.fixture
+def log(tmp_path):
+    return open_log(tmp_path / "slave")[0]
+
+
+async def send_log(peer, master_log, start_offset, *, batch_bytes=32768):
+    offset = start_offset
+    while body := bytes(master_log.read(offset, batch_bytes)):
+        await peer.frame(offset, body)
+        offset += len(body)
+
+
+async def reported(peer, offset):
+    while await peer.next_report() < offset:
+        pass
+
+
+async def test_the_first_report_goes_out_at_once_and_names_the_exact_end(log, autojump_clock):
+    log.append(message())
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        assert await dialer.peers[0].next_report() == log.max_offset
+        assert trio.current_time() == dialer.times[0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_masters_log_arrives_byte_for_byte_and_is_acked(log, master_log, autojump_clock):
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        await send_log(peer, master_log, 0)
+        await reported(peer, master_log.max_offset)
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+    ends = [(offset + size) for _, _, offset, _, size, _ in events.of(Kind.RECEIVED)]
+    assert ends[-1] == master_log.max_offset
+
+
+async def test_nothing_is_acked_before_a_whole_record_is_there(log, master_log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    first = master_log.read(0, FILE_BYTES)
+    record_bytes = int.from_bytes(first[:4], "big")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await peer.frame(0, bytes(first[: record_bytes - 1]))
+        await settled()
+        assert (log.max_offset, slave.status().reported_offset) == (0, 0)
+        await peer.frame(record_bytes - 1, bytes(first[record_bytes - 1 : record_bytes]))
+        assert await peer.next_report() == record_bytes == log.max_offset
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_empty_slave_begins_at_the_file_its_master_names(log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await peer.frame(3 * FILE_BYTES)
+        assert await peer.next_report() == 3 * FILE_BYTES == log.min_offset
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("offset", "body", "reason"),
+    [
+        (FILE_BYTES + 100, b"x" * 50, CloseReason.OFFSET_MISMATCH),
+        (100, b"", CloseReason.OFFSET_MISMATCH),
+        (FILE_BYTES, bytes(FILE_BYTES + 1), CloseReason.BAD_SIZE),
+        (0, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", CloseReason.BAD_RECORD),
+    ],
+)
+async def test_a_frame_that_cannot_be_ends_the_connection_and_changes_nothing(
+    log, offset, body, reason, autojump_clock
+):
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].frame(offset, body)
+        await settled()
+        assert slave.status().last_close_reason is reason
+        assert log.is_empty
+        nursery.cancel_scope.cancel()
+    assert events.of(Kind.REFUSED)[0][5] == reason
+    assert events.of(Kind.CLOSED)[0][5] == reason
+
+
+@pytest.mark.parametrize("size", [-5, -(2**31), 4 * 1024 * 1024])
+async def test_a_size_that_cannot_be_is_refused_before_its_body(log, size, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].stream.send_all(bytes(8) + size.to_bytes(4, "big", signed=True))
+        await settled()
+        assert slave.status().last_close_reason is CloseReason.BAD_SIZE
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
+    log, master_log, autojump_clock
+):
+    log.append(message())
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].frame(log.max_offset + 1)
+        await settled()
+        assert slave.status().last_close_reason is CloseReason.OFFSET_MISMATCH
+        nursery.cancel_scope.cancel()
+
+
+async def test_after_a_cut_inside_a_record_the_slave_asks_again_from_its_start(
+    log, master_log, autojump_clock
+):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].frame(0, bytes(master_log.read(0, 10_000)))
+        await settled()
+        await dialer.peers[0].stream.aclose()
+        await trio.sleep(1)
+        assert await dialer.peers[1].next_report() == log.max_offset
+        assert 0 < log.max_offset < 10_000
+        await send_log(dialer.peers[1], master_log, log.max_offset)
+        await reported(dialer.peers[1], master_log.max_offset)
+        assert slave.status().reconnects == 1
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+
+
+async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        started = trio.current_time()
+        await trio.sleep(7)
+        await dialer.peers[0].frame(0)
+        await dialer.peers[0].ended()
+        assert trio.current_time() - started == 27.0
+        assert slave.status().last_close_reason is CloseReason.HOUSEKEEPING
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
+    log.append(message())
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        started = trio.current_time()
+        reports = []
+        for _ in range(4):
+            offset = await dialer.peers[0].next_report()
+            reports.append((trio.current_time() - started, offset))
+        nursery.cancel_scope.cancel()
+    assert reports == [(5.0 * number, log.max_offset) for number in range(4)]
+    assert [event[5] for event in events.of(Kind.HEARTBEAT)] == [Direction.SENT] * 3
+
+
+async def test_a_master_that_is_not_there_is_dialled_with_a_growing_pause_of_at_most_5_s(log, autojump_clock):
+    dialer = Dialer(refuse=True)
+    slave, _, events = make_slave(log, dialer=dialer)
+    with trio.move_on_after(30):
+        await slave.run()
+    pauses = [round(later - earlier, 3) for earlier, later in pairwise(dialer.times)]
+    assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert [event[5] for event in events.of(Kind.LINK)][:3] == [
+        LinkEvent.CONNECTING,
+        LinkEvent.BACK_OFF,
+        LinkEvent.CONNECTING,
+    ]
+    assert slave.status().state is HaState.SHUTDOWN
+
+
+async def test_the_pause_is_short_again_after_a_connection_that_worked(log, master_log, autojump_clock):
+    dialer = Dialer(refuse=True)
+    slave, _, _ = make_slave(log, dialer=dialer)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await trio.sleep(10)
+        dialer.refuse = False
+        await trio.sleep(5)
+        await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
+        await settled()
+        ended = trio.current_time()
+        await dialer.peers[0].stream.aclose()
+        await trio.sleep(2)
+        assert dialer.times[-1] - ended == pytest.approx(0.1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
+    async def hang():
+        await trio.sleep_forever()
+
+    slave, _, _ = make_slave(log, dialer=hang)
+    with trio.move_on_after(4.9):
+        await slave.run()
+    assert slave.status().last_close_reason is CloseReason.NONE
+    with trio.move_on_after(5.05):
+        await slave.run()
+    assert slave.status().last_close_reason is CloseReason.CONNECT_FAILED
+
+
+async def test_a_disk_that_refuses_ends_the_connection_and_the_slave_goes_on_later(
+    log, master_log, autojump_clock, monkeypatch
+):
+    from trioha.errors import StoreError
+    from trioha.store.mapped_file import MappedFile
+
+    slave, dialer, _ = make_slave(log)
+    create = MappedFile.create
+
+    def full(directory, *, start_offset, size):
+        raise StoreError("no space left", path=directory)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        monkeypatch.setattr(MappedFile, "create", full)
+        await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
+        await settled()
+        assert slave.status().last_close_reason is CloseReason.STORE_ERROR
+        monkeypatch.setattr(MappedFile, "create", create)
+        await trio.sleep(1)
+        await send_log(dialer.peers[1], master_log, 0)
+        await reported(dialer.peers[1], master_log.max_offset)
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+
+
+async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        with_connection = trio.lowlevel.current_statistics().tasks_living
+        await dialer.peers[0].stream.aclose()
+        await settled()
+        assert trio.lowlevel.current_statistics().tasks_living == with_connection - 2
+        assert log.appended.waiting == 0
+        assert slave.status().state is HaState.READY
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
+async def test_the_recorded_stream_of_a_real_master_is_taken_whole(log, version, autojump_clock):
+    from tests.ha.test_frames import VECTORS, frames_of
+
+    data = (VECTORS / "ha-wire" / version / "a-fresh-slave.m2s.bin").read_bytes()
+    end_offset = frames_of([data])[-1][0]
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        for at in range(0, len(data), 1000):
+            await dialer.peers[0].stream.send_all(data[at : at + 1000])
+        await reported(dialer.peers[0], end_offset)
+        nursery.cancel_scope.cancel()
+    assert events.of(Kind.REFUSED) == []
+    assert log_bytes(log) == b"".join(body for _, body in frames_of([data]))
