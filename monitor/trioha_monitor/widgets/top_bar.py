@@ -16,14 +16,28 @@ class TopBar(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._snapshot: Snapshot | None = None
+        self._line = Text()
 
     def show(self, snapshot: Snapshot) -> None:
         """Show what `snapshot` says as a whole."""
         self._snapshot = snapshot
-        self.refresh()
+        self._draw()
+
+    def on_resize(self) -> None:
+        """Lay the line out anew."""
+        self._draw()
 
     def render(self) -> Text:
         """Name and clusters on the left, the verdict in the middle, the time on the right."""
+        return self._line
+
+    def _draw(self) -> None:
+        line = self._lay_out()
+        if line != self._line:
+            self._line = line
+            self.refresh()
+
+    def _lay_out(self) -> Text:
         palette = palette_of(self.app)
         snapshot = self._snapshot
         left = Text.assemble(("trioha ", palette.strong + palette.accent), ("monitor  ", palette.muted))

@@ -1,0 +1,159 @@
+"""Takes the pictures of the monitor in docs/images, from nodes that really run.
+
+    python docs/make_screenshots.py [FOLDER]
+
+Starts a master and two slaves on free ports, sends messages for about a minute, makes one slave stumble and
+kills the other, and saves what the monitor shows at the end, in its dark and its light theme. Needs the extra
+`monitor`. Look at the pictures before you keep them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.cells import cell_len
+
+from trioha_monitor.app import MonitorApp
+from trioha_monitor.feed import live_feed
+from trioha_monitor.themes import LIGHT
+
+SIZE = (120, 33)
+CELL_WIDTH = 12.2
+"""Width of a character in the pictures, in their own units."""
+TRIOHA = (sys.executable, "-m", "trioha")
+CONFIG = """\
+brokerClusterName = DefaultCluster
+brokerName = broker-a
+listenPort = 0
+trioha.bindAddress = 127.0.0.1
+brokerIP1 = 127.0.0.1
+brokerIP2 = 127.0.0.1
+mappedFileSizeCommitLog = 67108864
+maxMessageSize = 1048576
+inSyncReplicas = 2
+totalReplicas = 3
+trioha.haDistinctBy = connection
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Take the pictures; 0 if all went well."""
+    folder = Path(arguments[0]) if arguments else Path(__file__).parent / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="trioha-screenshots-") as work, ExitStack() as processes:
+        config = Path(work) / "broker.conf"
+        config.write_text(CONFIG)
+        master, listen, ha = start_node(processes, config, role="SYNC_MASTER", broker_id=0)
+        stumbling, first, _ = start_node(processes, config, role="SLAVE", broker_id=1, master=ha)
+        dying, second, _ = start_node(processes, config, role="SLAVE", broker_id=2, master=ha)
+        load = subprocess.Popen(  # noqa: S603 - our own command
+            (
+                *TRIOHA, "load", "--broker", listen, "--topic", "Orders", "--count", "200000",
+                "--size", "200..3000", "--concurrency", "16", "--rate", "700", "--json",
+            ),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        processes.callback(end, load)
+        pictures = asyncio.run(watch((listen, first, second), stumbling=stumbling, dying=dying))
+        assert master.poll() is None, "the master ended"
+    for name, svg in pictures.items():
+        (folder / name).write_text(svg)
+        print(folder / name)
+    return 0
+
+
+def start_node(
+    processes: ExitStack, config: Path, *, role: str, broker_id: int, master: str | None = None
+) -> tuple[subprocess.Popen[str], str, str]:
+    """A running node, its listen address and its HA address."""
+    settings = [
+        f"brokerRole={role}",
+        f"brokerId={broker_id}",
+        f"storePathRootDir={config.parent / str(broker_id)}",
+    ]
+    if master is not None:
+        settings.append(f"haMasterAddress={master}")
+    options = [word for setting in settings for word in ("-p", setting)]
+    log = processes.enter_context((config.parent / f"{broker_id}.log").open("w"))
+    node = subprocess.Popen(  # noqa: S603 - our own command
+        (*TRIOHA, "node", "-c", str(config), *options), stdout=subprocess.PIPE, stderr=log, text=True
+    )
+    processes.callback(end, node)
+    assert node.stdout is not None
+    line = node.stdout.readline()
+    if not line.startswith("ready "):
+        raise SystemExit(f"{role} did not start: {Path(log.name).read_text()}")
+    said = dict(word.partition("=")[::2] for word in shlex.split(line)[1:])
+    return node, said["listen"], said["ha"]
+
+
+def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Stop a process, whatever state it is in."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+async def watch(
+    addresses: Sequence[str], *, stumbling: subprocess.Popen[str], dying: subprocess.Popen[str]
+) -> dict[str, str]:
+    """What the monitor shows after a lively minute: file name to SVG."""
+    app = MonitorApp(live_feed(addresses))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("minus")
+        for calm_s, stopped_s in ((9.0, 0.7), (6.0, 1.6), (8.0, 3.2), (11.0, 1.0)):
+            await asyncio.sleep(calm_s)
+            stumbling.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(stopped_s)
+            stumbling.send_signal(signal.SIGCONT)
+        await asyncio.sleep(8.0)
+        dying.kill()
+        await asyncio.sleep(7.0)
+        dark = app.export_screenshot()
+        app.theme = LIGHT.name
+        await pilot.pause(0.5)
+        light = app.export_screenshot()
+    if app.failure is not None:
+        raise SystemExit(f"no picture: {app.failure}")
+    return {"monitor.svg": pin_words(dark), "monitor-light.svg": pin_words(light)}
+
+
+def pin_words(svg: str) -> str:
+    """Give every word its own place.
+
+    A viewer whose font is a little narrower than the one the picture was made for, and that knows no
+    `textLength` or swallows blanks, would shift whatever stands behind them.
+    """
+
+    def split(match: re.Match[str]) -> str:
+        head, x, middle, tail, text = match.groups()
+        cells = html.unescape(text)
+        return "".join(
+            f'{head}x="{float(x) + cell_len(cells[: word.start()]) * CELL_WIDTH:.1f}"{middle}'
+            f'textLength="{cell_len(word.group()) * CELL_WIDTH:.1f}"{tail}'
+            f"{html.escape(word.group(), quote=False)}</text>"
+            for word in re.finditer(r"\S+", cells)
+        )
+
+    text_element = r'(<text class="[^"]*" )x="([^"]*)"( y="[^"]*" )textLength="[^"]*"([^>]*>)([^<]*)</text>'
+    return re.sub(text_element, split, svg)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
