@@ -1,0 +1,309 @@
+"""What a broker answers: sends in every form and outcome, its status, and what it does not do."""
+
+import json
+
+import pytest
+import trio
+
+from tests.ha.support import Events, connected, make_master, settled
+from tests.store.support import open_log
+from trioha.broker.info import BrokerInfo, Identity
+from trioha.broker.processor import BrokerProcessor
+from trioha.broker.puts import PutService
+from trioha.broker.send import SendProcessor
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.recording.events import Kind
+from trioha.remoting.address import Address
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.send import SendMessageRequestHeader, SendMessageResponseHeader
+from trioha.remoting.server import Peer
+from trioha.remoting.status import HaRuntimeInfo
+from trioha.store.properties import parse_properties
+from trioha.store.record import Record, decode_record
+
+PEER = Peer(Address("192.0.2.7", 5555), 1)
+
+
+class Broker:
+    """A processor with the parts under it in reach."""
+
+    def __init__(self, tmp_path, *, need=0, is_slave=False):
+        self.log, _ = open_log(tmp_path / "commitlog")
+        self.events = Events()
+        self.master, self.replicas, _ = make_master(self.log, events=self.events)
+        settings = GroupCommitSettings(
+            copies_needed=need, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
+        )
+        group_commit = GroupCommit(
+            settings, replicas=self.replicas, flushed=self.log.flushed, sink=self.events
+        )
+        self.puts = PutService(
+            commit_log=self.log, group_commit=group_commit, sink=self.events, is_slave=is_slave
+        )
+        info = BrokerInfo(
+            Identity(
+                role="SYNC_MASTER" if need else "ASYNC_MASTER",
+                cluster_name="cluster",
+                broker_name="broker",
+                broker_id=0,
+                ha_address="127.0.0.1:10912",
+                store_path=tmp_path,
+            ),
+            commit_log=self.log,
+            puts=self.puts,
+            master=self.master,
+            replicas=self.replicas,
+            slave=None,
+        )
+        self.processor = BrokerProcessor(send=SendProcessor(self.puts, cluster_name="cluster"), info=info)
+
+    async def ask(self, command):
+        answer = self.processor(command, PEER)
+        return answer if isinstance(answer, RemotingCommand) else await answer
+
+    async def send(self, *, code=RequestCode.SEND_MESSAGE_V2, body=b"hello", **changes):
+        fields = {
+            "producer_group": "group",
+            "topic": "Orders",
+            "default_topic": "TBW102",
+            "default_topic_queue_nums": 4,
+            "queue_id": 2,
+            "sys_flag": 0,
+            "born_timestamp_ms": 1234,
+            "flag": 5,
+            "properties": "TAGS\x01tag\x02",
+        }
+        header = SendMessageRequestHeader(**fields | changes)
+        ext = header.to_ext_fields()
+        if code == RequestCode.SEND_MESSAGE:
+            from trioha.remoting.send import _LONG_NAMES
+
+            ext = {_LONG_NAMES[name]: value for name, value in ext.items()}
+        return await self.ask(request(code, ext_fields=ext, body=body))
+
+    def stored(self, offset=0):
+        record = decode_record(self.log.read(offset, 65536))
+        assert isinstance(record, Record)
+        return record
+
+
+@pytest.fixture
+async def broker(tmp_path):
+    return Broker(tmp_path)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+async def test_a_send_is_stored_with_all_that_it_said_and_answered_with_its_place(broker, code):
+    answer = await broker.send(code=code)
+    record = broker.stored()
+    assert answer.code == ResponseCode.SUCCESS
+    header = SendMessageResponseHeader.of(answer)
+    assert (header.msg_id, header.queue_id, header.queue_offset) == (record.message_id, 2, 0)
+    assert (answer.ext_fields["MSG_REGION"], answer.ext_fields["TRACE_ON"]) == ("DefaultRegion", "true")
+    assert (record.topic, record.queue_id, record.body, record.flag) == ("Orders", 2, b"hello", 5)
+    assert (record.born_timestamp_ms, str(record.born_host)) == (1234, "192.0.2.7:5555")
+    assert parse_properties(record.properties_raw) == {"TAGS": "tag", "CLUSTER": "cluster"}
+
+
+async def test_messages_of_one_connection_are_stored_in_the_order_of_their_requests(tmp_path, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    answers = [
+        broker.processor(
+            request(
+                RequestCode.SEND_MESSAGE_V2,
+                ext_fields=SendMessageRequestHeader("g", "T", "TBW102", 4, 0, 0, number, 0).to_ext_fields(),
+            ),
+            PEER,
+        )
+        for number in range(3)
+    ]
+    offset = 0
+    for number in range(3):
+        record = broker.stored(offset)
+        assert record.born_timestamp_ms == number
+        offset += record.total_size
+    assert {(await answer).code for answer in answers} == {ResponseCode.SLAVE_NOT_AVAILABLE}
+
+
+async def test_a_negative_queue_id_lets_the_broker_choose_among_the_default_number(broker):
+    for _ in range(50):
+        await broker.send(queue_id=-1)
+    assert {queue for _, queue in broker.log.queue_offsets} == {0, 1, 2, 3}
+
+
+async def test_a_delayed_message_waits_in_the_schedule_topic(broker):
+    await broker.send(properties="DELAY\x0199\x02TAGS\x01t")
+    record = broker.stored()
+    assert (record.topic, record.queue_id) == ("SCHEDULE_TOPIC_XXXX", 17)
+    assert parse_properties(record.properties_raw) == {
+        "DELAY": "18",
+        "TAGS": "t",
+        "CLUSTER": "cluster",
+        "REAL_TOPIC": "Orders",
+        "REAL_QID": "2",
+    }
+
+
+@pytest.mark.parametrize("level", ["0", "-3"])
+async def test_no_delay_is_no_delay(broker, level):
+    await broker.send(properties=f"DELAY\x01{level}\x02")
+    assert broker.stored().topic == "Orders"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "system topic"),
+        ({"topic": "bad topic"}, ResponseCode.SYSTEM_ERROR, "bad topic"),
+        ({"topic": "t" * 128}, ResponseCode.SYSTEM_ERROR, "128"),
+        ({"sys_flag": 4}, ResponseCode.MESSAGE_ILLEGAL, "transactional"),
+        ({"sys_flag": 0x80}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
+        ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
+        ({"properties": "INNER_NUM\x012\x02"}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
+        ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "soon"),
+        ({"queue_id": 65536}, ResponseCode.SYSTEM_ERROR, "65536"),
+        ({"body": bytes(65536)}, ResponseCode.MESSAGE_ILLEGAL, "never fits"),
+        ({"body": bytes(5 << 20)}, ResponseCode.MESSAGE_ILLEGAL, "maxMessageSize"),
+        ({"properties": "a\x01" + "b" * 32768}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
+    ],
+)
+async def test_what_cannot_be_stored_is_refused_with_its_reason_and_nothing_is(broker, changes, code, said):
+    answer = await broker.send(**changes)
+    assert answer.code == code
+    assert said in answer.remark
+    # The Java client reads these without asking.
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
+    assert broker.log.is_empty
+
+
+async def test_a_missing_field_is_named(broker):
+    answer = await broker.ask(request(RequestCode.SEND_MESSAGE_V2, ext_fields={"a": "g"}))
+    assert (answer.code, "topic" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+async def test_a_slave_takes_no_messages(tmp_path):
+    broker = Broker(tmp_path, is_slave=True)
+    answer = await broker.send()
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "slave" in answer.remark
+    assert broker.puts.statistics().statuses == {"SERVICE_NOT_AVAILABLE": 1}
+
+
+async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    async with connected(broker.master) as (peer, _):
+        await peer.report(0)
+        await settled()
+        answers = []
+
+        async def send():
+            answers.append((await broker.send(), trio.current_time()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            started = trio.current_time()
+            offset, body = await peer.next_frame()
+            await trio.sleep(1.5)
+            assert answers == []
+            await peer.report(offset + len(body))
+        assert answers[0][0].code == ResponseCode.SUCCESS
+        assert answers[0][1] - started == 1.5
+
+
+async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    assert (await broker.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    async with connected(broker.master) as (peer, _):
+        await peer.report(0)
+        await settled()
+        answer = await broker.send()
+        assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert SendMessageResponseHeader.of(answer).queue_offset == 1
+        assert (await broker.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
+    statistics = broker.puts.statistics()
+    assert statistics.statuses == {"PUT_OK": 1, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 1}
+    assert (statistics.messages_stored, statistics.bytes_appended) == (3, broker.log.max_offset)
+    assert len(broker.events.of(Kind.PUT)) == 3
+
+
+async def test_ha_status_says_what_the_connections_say(tmp_path, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    await broker.send(properties="WAIT\x01false\x02")
+    async with connected(broker.master, host="10.0.0.9", port=4444) as (peer, _):
+        await peer.report(0)
+        await peer.next_frame()
+        await trio.sleep(2)
+        answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
+        info = HaRuntimeInfo.from_json(answer.body)
+        assert (info.master, info.master_max_offset, info.in_sync_slaves) == (True, broker.log.max_offset, 1)
+        connection = info.connections[0]
+        assert (connection.address, connection.ack_offset) == ("10.0.0.9:4444", 0)
+        assert connection.sent_offset == connection.lag_bytes == broker.log.max_offset
+        assert (connection.state, connection.lag_ms) == ("TRANSFER", 2000)
+        assert info.extras.put_statuses == {"PUT_OK": 1}
+
+
+async def test_a_peer_that_has_not_reported_is_not_in_sync(tmp_path, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    async with connected(broker.master):
+        info = broker.processor._info.ha_status()
+        assert (info.in_sync_slaves, info.connections[0].in_sync) == (0, False)
+        assert info.connections[0].state == "HANDSHAKE"
+
+
+async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
+    await broker.send()
+    answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    table = json.loads(bytes(answer.body))["table"]
+    assert all(isinstance(value, str) for value in table.values())
+    required = [
+        "brokerVersionDesc",
+        "putTps",
+        "getTransferedTps",
+        "getTransferredTps",
+        "sendThreadPoolQueueSize",
+        "pullThreadPoolQueueSize",
+        "sendThreadPoolQueueHeadWaitTimeMills",
+        "pullThreadPoolQueueHeadWaitTimeMills",
+        "pageCacheLockTimeMills",
+        "earliestMessageTimeStamp",
+        "commitLogDiskRatio",
+        "msgPutTotalYesterdayMorning",
+        "msgPutTotalTodayMorning",
+        "msgPutTotalTodayNow",
+        "msgGetTotalYesterdayMorning",
+        "msgGetTotalTodayMorning",
+        "msgGetTotalTodayNow",
+        "brokerActive",
+        "timerReadBehind",
+        "timerOffsetBehind",
+        "timerCongestNum",
+        "timerEnqueueTps",
+        "timerDequeueTps",
+    ]
+    assert set(required) <= table.keys()
+    assert table["commitLogMaxOffset"] == str(broker.log.max_offset)
+    assert table["msgPutTotalTodayNow"] == "1"
+    assert int(table["earliestMessageTimeStamp"]) == broker.stored().store_timestamp_ms
+
+
+@pytest.mark.parametrize("code", [11, 320, 999, -5])
+async def test_anything_else_is_not_supported(broker, code):
+    answer = await broker.ask(request(code))
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert answer.remark == f" request type {code} not supported"
+
+
+async def test_put_rates_are_those_of_the_windows(tmp_path, autojump_clock):
+    broker = Broker(tmp_path)
+    for _ in range(20):
+        await broker.send()
+        await trio.sleep(1)
+    ten, sixty, ten_minutes = broker.puts.statistics().messages_per_s
+    assert ten == sixty == ten_minutes == 1.0
+    await trio.sleep(30)
+    ten, sixty, ten_minutes = broker.puts.statistics().messages_per_s
+    assert (ten, sixty, ten_minutes) == (0.0, 20 / 50, 20 / 50)
+    await trio.sleep(1000)
+    assert broker.puts.statistics().messages_per_s == (0.0, 0.0, 0.0)

@@ -1,0 +1,159 @@
+"""Flush and the file made ahead, in virtual time: the disk is a port that the tests play."""
+
+import errno
+
+import pytest
+import trio
+
+from tests.store.support import FILE_BYTES, message, open_log, open_store
+from trioha.errors import StoreError
+from trioha.store.allocate import allocate_ahead
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.flush import FlushService
+from trioha.store.mapped_file import MappedFile
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(tmp_path)
+    yield store
+    store.close()
+
+
+class Disk:
+    """Takes its time, and may fail."""
+
+    def __init__(self, *, seconds=0.0, error=None):
+        self.seconds = seconds
+        self.error = error
+        self.calls = []
+
+    async def __call__(self, start_offset, end_offset, store_timestamp_ms):
+        self.calls.append((trio.current_time(), start_offset, end_offset))
+        await trio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+
+
+def service(store, disk, *, sync_flush, flushed=None):
+    return FlushService(
+        store,
+        sync_flush=sync_flush,
+        interval_s=0.5,
+        on_flushed=lambda offset, duration_ns: None if flushed is None else flushed.append(offset),
+        sync=disk,
+    )
+
+
+async def test_one_sync_serves_all_puts_that_came_during_the_one_before(store, autojump_clock):
+    log, disk, seen = store.commit_log, Disk(seconds=1.0), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, disk, sync_flush=True, flushed=seen).run)
+        first = log.append(message()).end_offset
+        await trio.sleep(0.1)
+        for _ in range(100):
+            last = log.append(message()).end_offset
+        await log.flushed.reached(last)
+        assert [(start, end) for _, start, end in disk.calls] == [(0, first), (first, last)]
+        assert seen == [first, last]
+        nursery.cancel_scope.cancel()
+
+
+async def test_async_flush_syncs_what_is_new_every_interval_and_rests_when_nothing_is(store, autojump_clock):
+    log, disk = store.commit_log, Disk()
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, disk, sync_flush=False).run)
+        log.append(message())
+        await trio.sleep(0.2)
+        second = log.append(message()).end_offset
+        await trio.sleep(10)
+        third = log.append(message()).end_offset
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    times = [(round(at - started, 6), end) for at, _, end in disk.calls]
+    assert times == [(0.5, second), (10.2, third)]
+
+
+async def test_nothing_counts_as_flushed_before_the_disk_has_answered(store, autojump_clock):
+    log = store.commit_log
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, Disk(seconds=3.0), sync_flush=True).run)
+        end_offset = log.append(message()).end_offset
+        await trio.sleep(2.9)
+        assert log.flushed.offset == 0
+        await trio.sleep(0.2)
+        assert log.flushed.offset == end_offset
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_failed_sync_ends_the_service_with_the_offset_and_promises_nothing(store, autojump_clock):
+    log = store.commit_log
+    log.append(message())
+    disk = Disk(error=OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(StoreError, match=r"at offset 0: fsync failed: Input/output error"):
+        await service(store, disk, sync_flush=True).run()
+    assert log.flushed.offset == 0
+
+
+async def test_the_real_disk_is_synced_in_a_thread_and_noted_in_the_checkpoint(store):
+    log = store.commit_log
+    stored = log.append(message())
+    flush = FlushService(store, sync_flush=True, interval_s=0.5, on_flushed=lambda *_: None)
+    with trio.fail_after(10):
+        await flush.flush()
+    assert log.flushed.offset == stored.end_offset
+    found = Checkpoint.load(store.settings.root / "checkpoint")
+    assert found.physic_msg_timestamp_ms == stored.store_timestamp_ms
+
+
+async def wait_for_offer(log):
+    with trio.fail_after(10):
+        while not log.has_offer:  # noqa: ASYNC110 - the log has no event for it
+            await trio.sleep(0.01)
+
+
+async def test_the_next_file_is_made_when_the_last_is_half_full(tmp_path):
+    log, _ = open_log(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(allocate_ahead, log)
+        log.append(message(bytes(1000)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not log.has_offer
+        log.append(message(bytes(FILE_BYTES // 2)))
+        await wait_for_offer(log)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+        log.append(message(bytes(FILE_BYTES // 2)))
+        assert not log.has_offer
+        log.append(message(bytes(100)))
+        await wait_for_offer(log)
+        nursery.cancel_scope.cancel()
+    log.close()
+
+
+async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeypatch, autojump_clock):
+    log, _ = open_log(tmp_path)
+    log.append(message(bytes(FILE_BYTES // 2)))
+    create = MappedFile.create
+    tries = []
+
+    def refuse_twice(directory, *, start_offset, size):
+        tries.append(start_offset)
+        if len(tries) < 3:
+            raise StoreError("no space left", path=directory)
+        return create(directory, start_offset=start_offset, size=size)
+
+    monkeypatch.setattr(MappedFile, "create", refuse_twice)
+
+    async def run_in_place(function):
+        await trio.lowlevel.checkpoint()
+        return function()
+
+    # Worker threads do not follow virtual time.
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(allocate_ahead, log)
+        await trio.sleep(2.5)
+        assert (tries, log.has_offer) == ([FILE_BYTES] * 3, True)
+        nursery.cancel_scope.cancel()
+    log.close()
