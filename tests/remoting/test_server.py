@@ -460,6 +460,24 @@ async def test_a_cancelled_request_leaves_the_client_usable() -> None:
         assert (await client.request(request(28))).code == 0
 
 
+async def test_an_answer_in_the_very_tick_of_the_timeout_is_late() -> None:
+    async def ask(client: RemotingClient, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope() as scope:
+            task_status.started(scope)
+            await client.request(request(28))
+        assert scope.cancelled_caught
+
+    async with client_and_peer() as (client, peer), trio.open_nursery() as nursery:
+        scope = await nursery.start(ask, client)
+        asked = await read_command(peer, FrameDecoder())
+        assert asked is not None
+        # Cancelled, but its task has not run yet when the answer is taken.
+        scope.cancel()
+        client._take(response_to(asked, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.statistics.late_responses == 1
+
+
 async def test_opaques_wrap_without_leaving_32_bits() -> None:
     async with client_and_peer() as (client, peer):
         client._opaque = 2**31 - 1

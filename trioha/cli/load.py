@@ -66,8 +66,8 @@ class LoadPlan:
     """Bodies to send instead of made ones, over and over until `count`."""
     queues: int = field(default=4, validator=ge(1))
     """Queue ids 0 to `queues - 1`, in turn."""
-    timeout_s: float = 3.0
-    """For each answer."""
+    timeout_s: float = 10.0
+    """For each answer; longer than a broker waits for slaves and disk, so that its own status is seen."""
     reconnect_timeout_s: float = 30.0
     """How long a broker may be away before the load ends."""
     seed: int = 0
@@ -363,7 +363,7 @@ def load(
     rate: float | None = None,
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
     queues: int = 4,
-    timeout: float = 3.0,
+    timeout: float = 10.0,
     reconnect: float = 30.0,
     seed: int = 0,
     json: bool = False,
@@ -394,7 +394,8 @@ def load(
     queues
         Queues of the topic to spread the messages over, from 0.
     timeout
-        Seconds to wait for an answer, or for the first connection.
+        Seconds to wait for a connection or an answer. Longer than the broker's slaveTimeout and
+        syncFlushTimeout, or its own answer comes too late to be seen.
     reconnect
         Seconds that the broker may be away before the load ends.
     seed

@@ -118,12 +118,15 @@ class RemotingClient:
         """
         opaque = self._send(command)
         waiter = self._waiting[opaque] = _Waiter(trio.lowlevel.current_task())
+
+        def give_up(_: object) -> trio.lowlevel.Abort:
+            # Now, not when the task runs again: an answer read in between must find nobody to wake.
+            self._waiting.pop(opaque, None)
+            return trio.lowlevel.Abort.SUCCEEDED
+
         # Sleeps here and not on an Event: with tens of thousands of requests a second each object counts.
         with trio.move_on_after(timeout_s):
-            try:
-                await trio.lowlevel.wait_task_rescheduled(_abort)
-            finally:
-                self._waiting.pop(opaque, None)
+            await trio.lowlevel.wait_task_rescheduled(give_up)
         if waiter.response is not None:
             return waiter.response
         if self._lost_because is not None:
@@ -213,10 +216,6 @@ class RemotingClient:
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting.values():
             trio.lowlevel.reschedule(waiter.task)
-
-
-def _abort(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.SUCCEEDED
 
 
 @asynccontextmanager

@@ -1,0 +1,214 @@
+"""`trioha status`: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from socket import socket
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.remoting.recorded import answers
+from trioha.cli import main
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, serve
+from trioha.remoting.status import (
+    ConnectionStatus,
+    HaClientExtras,
+    HaExtras,
+    HaRuntimeInfo,
+    SlaveClientStatus,
+)
+
+MASTER = HaRuntimeInfo(
+    master=True,
+    master_max_offset=123_456,
+    in_sync_slaves=1,
+    connections=(
+        ConnectionStatus("10.0.0.2:4000", 123_456, 123_000, 456, True, 1_000, "TRANSFER", 12, 1),
+        ConnectionStatus("10.0.0.3:4000", 99_999, 0, 123_456, False, 0, "SUSPEND", None, 2),
+    ),
+    extras=HaExtras(
+        "1.0", "SYNC_MASTER", "c", "broker-a", 0, 0, 120_000, "10.0.0.1:10912", None, {"PUT_OK": 5_000}
+    ),
+)
+SLAVE = HaRuntimeInfo(
+    master=False,
+    master_max_offset=0,
+    in_sync_slaves=0,
+    client=SlaveClientStatus("10.0.0.1:10912", 123_000, 1_000, 1, 2),
+    extras=HaExtras(
+        "1.0", "SLAVE", "c", "broker-a", 1, 0, 122_000, "", HaClientExtras("TRANSFER", 122_900, 3)
+    ),
+)
+
+
+def node(info: HaRuntimeInfo) -> dict[int, RemotingCommand]:
+    code = RequestCode.GET_BROKER_HA_STATUS
+    return {code: response_to(request(code), 0, body=info.to_json())}
+
+
+@contextmanager
+def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
+    """Brokers in a thread of their own that answer as recorded; their addresses."""
+    ready = threading.Event()
+    addresses: list[str] = []
+    tokens: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
+
+    async def one(recorded: Mapping[int, RemotingCommand], task_status: trio.TaskStatus[object]) -> None:
+        def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+            return evolve(recorded[asked.code], opaque=asked.opaque)
+
+        await serve(handler, host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            for each in recorded:
+                ((host, port),) = await nursery.start(one, each)
+                addresses.append(f"{host}:{port}")
+            tokens.append((trio.lowlevel.current_trio_token(), nursery.cancel_scope))
+            ready.set()
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield addresses
+    finally:
+        token, scope = tokens[0]
+        token.run_sync_soon(scope.cancel)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def dead_address() -> Iterator[str]:
+    with socket() as bound:
+        # Bound and not listening: nobody else gets the port, and connecting to it is refused.
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def fresh_consoles() -> Iterator[None]:
+    """The shared consoles hold the stdout and stderr of the test that made them."""
+    from trioha.cli import console
+
+    console.out.cache_clear()
+    console.err.cache_clear()
+    yield
+    console.out.cache_clear()
+    console.err.cache_clear()
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in text.splitlines()
+        if line.startswith("│")
+    ]
+
+
+def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with brokers(node(MASTER), node(SLAVE)) as (master, slave):
+        assert main(["status", master, slave]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert rows_of(out) == [
+        [master, "SYNC_MASTER", "c/broker-a (0)", "1.0", "10.0.0.1:10912", "0", "123,456", "120,000", "1"],
+        [slave, "SLAVE", "c/broker-a (1)", "1.0", "-", "0", "123,000", "122,000", "-"],
+        [master, "10.0.0.2:4000", "TRANSFER", "yes", "123,456", "123,000", "456", "12", "1,000"],
+        [master, "10.0.0.3:4000", "SUSPEND", "NO", "99,999", "0", "123,456", "-", "0"],
+        [slave, "10.0.0.1:10912", "TRANSFER", "123,000", "122,900", "3", "1,000"],
+    ]
+    assert f"{master} puts: PUT_OK 5,000" in out
+
+
+@pytest.mark.parametrize(
+    ("session", "row"),
+    [
+        (
+            "remoting-5.3.3/070-probe--master",
+            ["SYNC_MASTER", "SpecCluster/broker-a (0)", "V5_3_3", "127.0.0.1:43312", "0", "15,630", "-", "1"],
+        ),
+        (
+            "remoting-4.9.7/098-probe--master",
+            ["SYNC_MASTER", "SpecCluster/broker-a (0)", "V4_9_7", "127.0.0.1:43112", "0", "11,179", "-", "-"],
+        ),
+    ],
+)
+def test_real_brokers_are_shown(session: str, row: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with brokers(answers(session)) as (address,):
+        assert main(["status", address]) == 0
+    assert rows_of(capsys.readouterr().out)[0] == [address, *row]
+
+
+def test_a_broker_that_is_away_is_one_line_and_the_others_are_shown(
+    dead_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with brokers(node(SLAVE)) as (slave,):
+        assert main(["status", dead_address, slave]) == 1
+    out, err = capsys.readouterr()
+    assert rows_of(out)[0][0] == slave
+    assert err == f"trioha: {dead_address}: cannot connect: Connection refused\n"
+
+
+def test_a_broker_that_talks_nonsense_is_one_line_with_its_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = RequestCode.GET_BROKER_HA_STATUS
+    with brokers({code: response_to(request(code), 0, body=b"{]")}) as (address,):
+        assert main(["status", address]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"trioha: {address}: bad JSON at character 1")
+    assert err.count("\n") == 1
+
+
+def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with brokers(node(MASTER), node(SLAVE)) as (master, slave):
+        assert main(["status", master, slave, dead_address, "--json"]) == 1
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["errors"] == [f"{dead_address}: cannot connect: Connection refused"]
+    shown_master, shown_slave = whole["brokers"]
+    assert shown_master["connections"][0] == {
+        "address": "10.0.0.2:4000",
+        "sentOffset": 123_456,
+        "ackOffset": 123_000,
+        "lagBytes": 456,
+        "inSync": True,
+        "transferredBytesPerS": 1_000,
+        "state": "TRANSFER",
+        "lagMs": 12,
+        "connectionId": 1,
+    }
+    assert (shown_master["address"], shown_master["role"], shown_master["client"]) == (
+        master,
+        "SYNC_MASTER",
+        None,
+    )
+    assert (shown_master["putStatuses"], shown_master["flushedOffset"]) == ({"PUT_OK": 5_000}, 120_000)
+    assert shown_slave["client"]["reportedOffset"] == 122_900
+    assert shown_slave["address"] == slave
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no broker to ask; write trioha status HOST:PORT"),
+        (["localhost"], "'localhost' is not an address"),
+        (["127.0.0.1:1", "--timeout", "0"], "--timeout: 0 is not more than 0"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
