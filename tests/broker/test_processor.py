@@ -22,6 +22,15 @@ from trioha.remoting.status import HaRuntimeInfo
 from trioha.store.properties import parse_properties
 from trioha.store.record import Record, decode_record
 
+MQADMIN_KEYS = """
+brokerVersionDesc putTps getTransferedTps getTransferredTps sendThreadPoolQueueSize
+pullThreadPoolQueueSize sendThreadPoolQueueHeadWaitTimeMills
+pullThreadPoolQueueHeadWaitTimeMills pageCacheLockTimeMills earliestMessageTimeStamp
+commitLogDiskRatio msgPutTotalYesterdayMorning msgPutTotalTodayMorning msgPutTotalTodayNow
+msgGetTotalYesterdayMorning msgGetTotalTodayMorning msgGetTotalTodayNow brokerActive
+timerReadBehind timerOffsetBehind timerCongestNum timerEnqueueTps timerDequeueTps
+"""
+
 PEER = Peer(Address("192.0.2.7", 5555), 1)
 
 
@@ -257,31 +266,7 @@ async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
     answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
     table = json.loads(bytes(answer.body))["table"]
     assert all(isinstance(value, str) for value in table.values())
-    required = [
-        "brokerVersionDesc",
-        "putTps",
-        "getTransferedTps",
-        "getTransferredTps",
-        "sendThreadPoolQueueSize",
-        "pullThreadPoolQueueSize",
-        "sendThreadPoolQueueHeadWaitTimeMills",
-        "pullThreadPoolQueueHeadWaitTimeMills",
-        "pageCacheLockTimeMills",
-        "earliestMessageTimeStamp",
-        "commitLogDiskRatio",
-        "msgPutTotalYesterdayMorning",
-        "msgPutTotalTodayMorning",
-        "msgPutTotalTodayNow",
-        "msgGetTotalYesterdayMorning",
-        "msgGetTotalTodayMorning",
-        "msgGetTotalTodayNow",
-        "brokerActive",
-        "timerReadBehind",
-        "timerOffsetBehind",
-        "timerCongestNum",
-        "timerEnqueueTps",
-        "timerDequeueTps",
-    ]
+    required = MQADMIN_KEYS.split()
     assert set(required) <= table.keys()
     assert table["commitLogMaxOffset"] == str(broker.log.max_offset)
     assert table["msgPutTotalTodayNow"] == "1"
