@@ -1,0 +1,39 @@
+"""The script that makes the README's pictures, without the nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_screenshots", DOCS / "make_screenshots.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_word_gets_its_own_place(script: ModuleType) -> None:
+    svg = (
+        '<text class="c1" x="12.2" y="20" textLength="97.6" clip-path="url(#l)">'
+        "&#160;&#160;a&amp;b&#160;cd</text>"
+    )
+    assert script.pin_words(svg) == (
+        '<text class="c1" x="36.6" y="20" textLength="36.6" clip-path="url(#l)">a&amp;b</text>'
+        '<text class="c1" x="85.4" y="20" textLength="24.4" clip-path="url(#l)">cd</text>'
+    )
+
+
+@pytest.mark.parametrize("name", ["monitor.svg", "monitor-light.svg"])
+def test_the_pictures_show_a_node_down_and_a_connection_lost(name: str) -> None:
+    words = re.findall(r">([^<]+)</text>", (DOCS / "images" / name).read_text())
+    assert {"SYNC_MASTER", "SLAVE", "UP", "DOWN", "TRANSFER", "LOST", "Lag"} <= set(words)
