@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ from tests.interop.rocketmq import class_path
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
-
-_SHUTDOWN_WITHIN_S = 30.0
 
 _JVM_FLAGS = [
     "-Xms48m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -77,9 +76,23 @@ class JavaMessage:
     physical_offset: int
     size: int
     """Of the whole record, in bytes."""
-    body_crc: int
-    """CRC-32 & 0x7FFFFFFF, computed by the driver over the body that was read."""
-    body_bytes: int
+    record: Mapping[str, Any]
+    """All that RocketMQ's decoder finds in the record, under the names of `trioha inspect --json`. The body
+    is told by its length and by the CRC-32 & 0x7FFFFFFF that the driver computed over the bytes it read."""
+
+    @classmethod
+    def from_driver(cls, said: dict[str, Any]) -> JavaMessage:
+        """One message of the driver's answer to `read`."""
+        for key in ("bornHost", "storeHost"):
+            address, port = ip_address(said[key][0]), said[key][1]
+            said[key] = f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+        return cls(
+            queue_id=said["queueId"],
+            queue_offset=said["queueOffset"],
+            physical_offset=said["physicalOffset"],
+            size=said["size"],
+            record=said,
+        )
 
 
 @frozen
@@ -90,6 +103,15 @@ class JavaQueues:
     """Queue id -> (min, max) queue offset."""
     messages: tuple[JavaMessage, ...]
     """In order of their physical offsets."""
+
+    def gaps(self) -> list[str]:
+        """Where a queue's offsets do not go up by one from its min to its max; empty if all is well."""
+        found = []
+        for queue_id, (first, end) in self.bounds.items():
+            offsets = [message.queue_offset for message in self.messages if message.queue_id == queue_id]
+            if offsets != list(range(first, end)):
+                found.append(f"queue {queue_id} [{first}, {end}): {offsets}")
+        return found
 
 
 @frozen
@@ -209,7 +231,7 @@ class JavaDriver:
         return store
 
     def retire_stores(self) -> None:
-        """Begin to shut down what a test left open; `close` waits for it and reports what went wrong."""
+        """Begin to shut down what a test left open, so that it stops to dial and to listen."""
         self._retired += [store.start_shutdown() for store in self._stores if store.is_open]
         self._stores.clear()
 
@@ -228,17 +250,15 @@ class JavaDriver:
         self._finish()
 
     def close(self) -> None:
-        """Shut down every store that is still open, then end the JVM. Does nothing after `kill`."""
+        """End the JVM, and report a shutdown that failed; stores that are still open end as in a crash.
+
+        RocketMQ takes up to 10 s to shut down cleanly: only tests that open the store again wait for that.
+        """
         if self._process.poll() is not None:
             return
-        self.retire_stores()
-        try:
-            for shutdown in self._retired:
-                shutdown.result(_SHUTDOWN_WITHIN_S)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
+        for shutdown in self._retired:
+            if shutdown.done():
+                shutdown.result()
         stdin = self._process.stdin
         assert stdin is not None
         stdin.close()
@@ -305,16 +325,21 @@ class JavaStore:
         topic: str = "TopicTest",
         queues: int = 4,
         seed: int = 1,
+        prepared_every: int = 0,
         wait_store_msg_ok: bool = True,
         timeout_s: float = 60.0,
     ) -> JavaPuts:
-        """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn."""
+        """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn.
+
+        Each `prepared_every`-th is a prepared one, which is in the log but in no consume queue (0: none is).
+        """
         return self.start_put(
             number,
             size=size,
             topic=topic,
             queues=queues,
             seed=seed,
+            prepared_every=prepared_every,
             wait_store_msg_ok=wait_store_msg_ok,
         ).result(timeout_s)
 
@@ -326,9 +351,16 @@ class JavaStore:
         topic: str = "TopicTest",
         queues: int = 4,
         seed: int = 1,
+        prepared_every: int = 0,
         wait_store_msg_ok: bool = True,
+        ipv6_born_hosts: bool = True,
+        until_not_ok: bool = False,
     ) -> Future[JavaPuts]:
-        """`put` that goes on while the caller does something else."""
+        """`put` that goes on while the caller does something else.
+
+        Every fourth message has an IPv6 born host, unless `ipv6_born_hosts` says none. `until_not_ok` ends
+        it with the first put that is not PUT_OK, and those that wait then.
+        """
         answer = self._driver.submit(
             "put",
             store=self._name,
@@ -338,7 +370,10 @@ class JavaStore:
             topic=topic,
             queues=queues,
             seed=seed,
+            preparedEvery=prepared_every,
             waitStoreMsgOK=wait_store_msg_ok,
+            ipv6BornHosts=ipv6_born_hosts,
+            untilNotOk=until_not_ok,
         )
         puts: Future[JavaPuts] = Future()
 
@@ -389,7 +424,7 @@ class JavaStore:
         """Every message of `topic` through RocketMQ's own consume queues, once dispatch has caught up."""
         self.wait(dispatched=True)
         said = self._driver.call("read", store=self._name, topic=topic)
-        messages = (JavaMessage(*fields) for fields in said["messages"])
+        messages = (JavaMessage.from_driver(message) for message in said["messages"])
         return JavaQueues(
             bounds={int(queue): (bounds[0], bounds[1]) for queue, bounds in said["queues"].items()},
             messages=tuple(sorted(messages, key=lambda message: message.physical_offset)),

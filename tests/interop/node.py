@@ -95,6 +95,7 @@ def finish_load(process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> L
         process.communicate()
         raise
     assert process.returncode in {0, 1}, f"trioha load ended with {process.returncode}: {stderr}"
+    assert stdout, f"trioha load said nothing and ended with {process.returncode}: {stderr}"
     return Loaded(statuses=json.loads(stdout)["statuses"], exit_code=process.returncode)
 
 

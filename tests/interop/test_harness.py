@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -13,12 +14,8 @@ from tests.interop.rocketmq import VERSIONS, ToolchainError, class_path, missing
 
 pytestmark = pytest.mark.interop
 
-PAIRS = (
-    list(product(VERSIONS, VERSIONS)) if os.environ.get("TRIOHA_INTEROP_ALL_PAIRS") else [("5.3.3", "4.9.7")]
-)
 
-
-@pytest.mark.parametrize(("master_version", "slave_version"), PAIRS)
+@pytest.mark.parametrize(("master_version", "slave_version"), product(VERSIONS, VERSIONS))
 def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
     tmp_path: Path, rocketmq: dict[str, JavaDriver], master_version: str, slave_version: str
 ) -> None:
@@ -41,6 +38,7 @@ def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
     assert blank_tails(master.root, end=end, file_bytes=FILE_BYTES) == end // FILE_BYTES
     assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
     assert len(read_master.messages) == 201
+    assert read_master.gaps() == []
     assert read_master == read_slave
 
 
@@ -70,6 +68,23 @@ def test_a_maven_that_fails_is_a_failure_with_its_own_words(
     with pytest.raises(ToolchainError, match=r"mvn ended with 1:\nCould not resolve dependencies"):
         class_path("5.3.3", cache=tmp_path / "cache")
     assert not list(tmp_path.rglob("*.stamp"))
+
+
+def test_jars_and_classes_are_made_once_even_by_runs_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    _fake_tool(
+        tmp_path / "mvn", f"echo mvn >> {calls}; sleep 0.2; mkdir -p lib; touch lib/rocketmq-broker-5.3.3.jar"
+    )
+    _fake_tool(tmp_path / "javac", f"echo javac >> {calls}; mkdir -p classes")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cache = tmp_path / "cache"
+    with ThreadPoolExecutor(3) as runs:
+        paths = list(runs.map(lambda _: class_path("5.3.3", cache=cache), range(3)))
+
+    assert set(paths) == {f"{cache}/5.3.3/classes:{cache}/5.3.3/lib/*"}
+    assert calls.read_text().split() == ["mvn", "javac"]
 
 
 def _fake_tool(path: Path, script: str) -> None:

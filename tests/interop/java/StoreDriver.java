@@ -24,17 +24,20 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
@@ -254,8 +257,11 @@ public final class StoreDriver {
         int sizeMin = request.getIntValue("sizeMin");
         int sizeMax = request.getIntValue("sizeMax");
         int queues = request.getIntValue("queues");
+        int preparedEvery = request.getIntValue("preparedEvery");
         String topic = request.getString("topic");
         boolean waitStoreMsgOK = request.getBooleanValue("waitStoreMsgOK");
+        boolean ipv6BornHosts = request.getBooleanValue("ipv6BornHosts");
+        boolean untilNotOk = request.getBooleanValue("untilNotOk");
         Random random = new Random(request.getLongValue("seed"));
         InetSocketAddress storeHost = new InetSocketAddress("127.0.0.1", 10911);
         InetSocketAddress bornIpv4 = new InetSocketAddress("127.0.0.1", 50001);
@@ -264,9 +270,10 @@ public final class StoreDriver {
         Map<String, Integer> statuses = new TreeMap<>();
         AtomicLong end = new AtomicLong(-1);
         AtomicLong slowestNanos = new AtomicLong();
+        AtomicBoolean allOk = new AtomicBoolean(true);
         Semaphore inFlight = new Semaphore(PUTS_IN_FLIGHT_MAX);
         List<CompletableFuture<?>> waiting = new ArrayList<>();
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < count && (allOk.get() || !untilNotOk); i++) {
             byte[] body = new byte[sizeMin + random.nextInt(sizeMax - sizeMin + 1)];
             random.nextBytes(body);
             Map<String, String> properties = new TreeMap<>();
@@ -276,17 +283,22 @@ public final class StoreDriver {
             if (i % 5 == 0) {
                 properties.put("KEYS", "key" + i + " clé" + i);
             }
-            InetSocketAddress born = i % 4 == 3 ? bornIpv6 : bornIpv4;
+            boolean prepared = preparedEvery > 0 && i % preparedEvery == 0;
+            int sysFlag = prepared ? MessageSysFlag.TRANSACTION_PREPARED_TYPE : 0;
+            InetSocketAddress born = ipv6BornHosts && i % 4 == 3 ? bornIpv6 : bornIpv4;
             inFlight.acquire();
             long began = System.nanoTime();
-            CompletableFuture<PutMessageResult> put =
-                Rocket.put(target.store, topic, i % queues, body, properties, born, storeHost, waitStoreMsgOK);
+            CompletableFuture<PutMessageResult> put = Rocket.put(
+                target.store, topic, i % queues, sysFlag, body, properties, born, storeHost, waitStoreMsgOK);
             waiting.add(put.whenComplete((result, problem) -> {
                 inFlight.release();
                 long took = System.nanoTime() - began;
                 slowestNanos.accumulateAndGet(took, Math::max);
                 if (result == null) {
                     return;
+                }
+                if (result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
+                    allOk.set(false);
                 }
                 synchronized (statuses) {
                     statuses.merge(result.getPutMessageStatus().name(), 1, Integer::sum);
@@ -341,10 +353,7 @@ public final class StoreDriver {
         return !request.containsKey(key) || now >= request.getLongValue(key);
     }
 
-    /**
-     * Every message of a topic as a consumer gets it: by consume queue, from its min to its max offset. One list
-     * [queueId, queueOffset, physicalOffset, size, CRC-32 of the body as read, body bytes] for each message.
-     */
+    /** Every message of a topic as a consumer gets it: by consume queue, from its min to its max offset. */
     private static Map<String, Object> readThroughQueues(DefaultMessageStore store, String topic) throws Exception {
         Map<String, Object> bounds = new TreeMap<>();
         List<Object> messages = new ArrayList<>();
@@ -378,7 +387,7 @@ public final class StoreDriver {
         return result;
     }
 
-    private static List<Object> describe(SelectMappedBufferResult one) {
+    private static Map<String, Object> describe(SelectMappedBufferResult one) {
         MessageExt message = MessageDecoder.decode(one.getByteBuffer(), true, false);
         if (message == null) {
             throw new IllegalStateException("not a message at physical offset " + one.getStartOffset());
@@ -386,7 +395,29 @@ public final class StoreDriver {
         byte[] body = message.getBody() == null ? new byte[0] : message.getBody();
         CRC32 crc = new CRC32();
         crc.update(body);
-        return List.of(message.getQueueId(), message.getQueueOffset(), message.getCommitLogOffset(),
-            message.getStoreSize(), crc.getValue() & BODY_CRC_MASK, body.length);
+        Map<String, Object> result = new LinkedHashMap<>();
+        result.put("physicalOffset", message.getCommitLogOffset());
+        result.put("size", message.getStoreSize());
+        result.put("topic", message.getTopic());
+        result.put("queueId", message.getQueueId());
+        result.put("queueOffset", message.getQueueOffset());
+        result.put("msgId", message.getMsgId());
+        result.put("flag", message.getFlag());
+        result.put("sysFlag", message.getSysFlag());
+        result.put("bodyCRC", message.getBodyCRC());
+        result.put("bornTimestamp", message.getBornTimestamp());
+        result.put("bornHost", describe((InetSocketAddress) message.getBornHost()));
+        result.put("storeTimestamp", message.getStoreTimestamp());
+        result.put("storeHost", describe((InetSocketAddress) message.getStoreHost()));
+        result.put("reconsumeTimes", message.getReconsumeTimes());
+        result.put("preparedTransactionOffset", message.getPreparedTransactionOffset());
+        result.put("properties", message.getProperties());
+        result.put("bodyBytes", body.length);
+        result.put("bodyCrcAsRead", crc.getValue() & BODY_CRC_MASK);
+        return result;
+    }
+
+    private static List<Object> describe(InetSocketAddress host) {
+        return List.of(host.getAddress().getHostAddress(), host.getPort());
     }
 }

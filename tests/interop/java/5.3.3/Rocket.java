@@ -53,12 +53,13 @@ final class Rocket {
         }
     }
 
-    static CompletableFuture<PutMessageResult> put(DefaultMessageStore store, String topic, int queueId, byte[] body,
-        Map<String, String> properties, InetSocketAddress bornHost, InetSocketAddress storeHost,
+    static CompletableFuture<PutMessageResult> put(DefaultMessageStore store, String topic, int queueId, int sysFlag,
+        byte[] body, Map<String, String> properties, InetSocketAddress bornHost, InetSocketAddress storeHost,
         boolean waitStoreMsgOK) {
         MessageExtBrokerInner message = new MessageExtBrokerInner();
         message.setTopic(topic);
         message.setQueueId(queueId);
+        message.setSysFlag(sysFlag);
         message.setBody(body);
         MessageAccessor.setProperties(message, properties);
         message.setWaitStoreMsgOK(waitStoreMsgOK);

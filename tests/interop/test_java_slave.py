@@ -1,0 +1,280 @@
+"""trioha as master, real RocketMQ as slave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
+from tests.interop.logs import assert_same_log, blank_tails, log_files, whole_records
+from tests.interop.node import TriohaNode, finish_load, start_load
+from tests.interop.rocketmq import VERSIONS
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+StartNode = Callable[..., TriohaNode]
+LARGE = (20000, 64000)
+"""Bodies of more than one transfer batch, up to what a file of the tests can just hold."""
+MIB = 1024 * 1024
+
+
+def start_with_slaves(
+    javas: list[JavaDriver], start_node: StartNode, folder: Path, *, role: str, **settings: object
+) -> tuple[TriohaNode, list[JavaStore]]:
+    """A trioha master and real slaves that have its first bytes, so that they get every file."""
+    master = start_node("master", role=role, **settings)
+    slaves = [
+        java.open_store(
+            folder / f"slave-{java.version}",
+            role="SLAVE",
+            ha_master_address=master.ha_address,
+            mappedFileSizeCommitLog=settings.get("mappedFileSizeCommitLog", FILE_BYTES),
+        )
+        for java in javas
+    ]
+    master.wait(connections=len(slaves))
+    master.load(1, size=(100, 100))
+    first_bytes = master.max_offset
+    for slave in slaves:
+        slave.wait(maxOffset=first_bytes)
+    return master, slaves
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_sync_puts_are_ok_and_the_real_slaves_log_is_equal_at_once(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path, flush: str
+) -> None:
+    master, (slave,) = start_with_slaves(
+        [java], start_node, tmp_path, role="SYNC_MASTER", flushDiskType=flush
+    )
+
+    small = master.load(300, seed=1)
+    large = master.load(12, size=LARGE, seed=2)
+    end = master.max_offset
+    # No waiting: what was acknowledged is there at this moment.
+    assert slave.max_offset == end
+    assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+
+    assert small.statuses == {"PUT_OK": 300}
+    assert large.statuses == {"PUT_OK": 12}
+    assert (small.exit_code, large.exit_code) == (0, 0)
+    assert end > 12 * FILE_BYTES
+    assert blank_tails(master.root, end=end, file_bytes=FILE_BYTES) == end // FILE_BYTES
+    assert master.wait(ack_offset=end).in_sync_slaves == 1
+
+
+def test_a_real_slave_copies_an_async_trioha_master_and_reads_every_message(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master, (slave,) = start_with_slaves([java], start_node, tmp_path, role="ASYNC_MASTER")
+
+    loaded = master.load(500)
+    end = master.max_offset
+    slave.wait(maxOffset=end)
+    read = slave.read()
+
+    assert loaded.statuses == {"PUT_OK": 500}
+    assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+    assert len(read.messages) == 501
+    assert read.gaps() == []
+
+
+def test_messages_of_megabytes_in_the_largest_frames_reach_real_slaves(
+    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+) -> None:
+    file_bytes = 8 * MIB
+    master, slaves = start_with_slaves(
+        list(rocketmq.values()),
+        start_node,
+        tmp_path,
+        role="SYNC_MASTER",
+        inSyncReplicas=3,
+        totalReplicas=3,
+        mappedFileSizeCommitLog=file_bytes,
+        maxMessageSize=4 * MIB,
+        # The longest that fits a real slave's buffer (spec/ha.md 1.1).
+        haTransferBatchSize=4 * MIB - 12,
+    )
+    loaded = master.load(6, size=(3 * MIB, 4 * MIB), concurrency=2)
+    end = master.max_offset
+
+    assert loaded.statuses == {"PUT_OK": 6}
+    assert end > 2 * file_bytes
+    for slave in slaves:
+        assert_same_log(master.root, slave.root, end=end, file_bytes=file_bytes)
+
+
+def test_three_copies_are_on_both_real_slaves_and_two_are_not_enough(
+    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+) -> None:
+    master, slaves = start_with_slaves(
+        list(rocketmq.values()),
+        start_node,
+        tmp_path,
+        role="SYNC_MASTER",
+        inSyncReplicas=3,
+        totalReplicas=3,
+    )
+    three = master.load(200)
+    end = master.max_offset
+    ends = [slave.max_offset for slave in slaves]
+    slaves[0].shutdown()
+    master.wait(connections=1, within_s=2)
+    two = master.load(5, seed=2)
+
+    assert three.statuses == {"PUT_OK": 200}
+    assert ends == [end, end]
+    for slave in slaves:
+        assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+    assert two.statuses == {"SLAVE_NOT_AVAILABLE": 5}
+    assert two.exit_code == 1
+
+
+def test_an_empty_real_slave_of_a_trioha_master_with_history_starts_at_the_last_file(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = start_node("master", role="ASYNC_MASTER")
+    master.load(150)
+    before = master.max_offset
+    start = before - before % FILE_BYTES
+    assert start > 2 * FILE_BYTES
+
+    slave = java.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave.wait(maxOffset=before)
+    master.load(100, seed=2)
+    end = master.max_offset
+    slave.wait(maxOffset=end)
+
+    assert slave.min_offset == start
+    assert min(log_files(slave.root)) == start
+    assert_same_log(master.root, slave.root, start=start, end=end, file_bytes=FILE_BYTES)
+
+
+def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_they_are_back(
+    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+) -> None:
+    javas = list(rocketmq.values())
+    master, slaves = start_with_slaves(javas, start_node, tmp_path, role="SYNC_MASTER")
+    before = master.load(10)
+    for shutdown in [slave.start_shutdown() for slave in slaves]:
+        shutdown.result(30)
+    master.wait(connections=0, within_s=2)
+    alone = master.load(60, seed=2)
+    missed = master.max_offset
+    again = [
+        java.open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
+        for java, slave in zip(javas, slaves, strict=True)
+    ]
+    for slave in again:
+        slave.wait(maxOffset=missed)
+    master.wait(ack_offset=missed)
+    together = master.load(60, seed=3)
+    end = master.max_offset
+
+    assert before.statuses == {"PUT_OK": 10}
+    assert alone.statuses == {"SLAVE_NOT_AVAILABLE": 60}
+    assert alone.exit_code == 1
+    assert together.statuses == {"PUT_OK": 60}
+    for slave in again:
+        slave.wait(maxOffset=end)
+        assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_hung_real_slave_lets_sync_puts_time_out_and_then_catches_up(
+    own_jvm: Callable[[str], JavaDriver], start_node: StartNode, tmp_path: Path, version: str
+) -> None:
+    jvm = own_jvm(version)
+    master, (slave,) = start_with_slaves([jvm], start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=400)
+    jvm.hang()
+    hung = master.load(8, concurrency=8)
+    jvm.resume()
+    end = master.max_offset
+    slave.wait(maxOffset=end)
+    master.wait(ack_offset=end)
+    awake = master.load(8, seed=2)
+
+    assert hung.statuses == {"FLUSH_SLAVE_TIMEOUT": 8}
+    assert awake.statuses == {"PUT_OK": 8}
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_real_slaves_follow_a_trioha_master_that_restarts(
+    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path, stop: str
+) -> None:
+    master, slaves = start_with_slaves(list(rocketmq.values()), start_node, tmp_path, role="ASYNC_MASTER")
+    sending = start_load(master.listen_address, 1_000_000, size=(10, 1000))
+    try:
+        for slave in slaves:
+            slave.wait(maxOffset=300_000)
+        if stop == "killed":
+            master.kill()
+        else:
+            master.stop()
+    finally:
+        sending.kill()
+        sending.communicate()
+    held = max(slave.max_offset for slave in slaves)
+
+    again = start_node("master", role="ASYNC_MASTER", ha_port=master.ha_port)
+    again.load(100, seed=2)
+    end = again.max_offset
+
+    assert again.max_offset_at_start >= held
+    for slave in slaves:
+        slave.wait(maxOffset=end)
+        assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+        assert slave.read().gaps() == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_put_is_ok_that_a_killed_real_slave_does_not_hold_and_it_resumes_at_its_exact_byte(
+    own_jvm: Callable[[str], JavaDriver], start_node: StartNode, tmp_path: Path, version: str
+) -> None:
+    jvm = own_jvm(version)
+    master, (slave,) = start_with_slaves([jvm], start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=400)
+    sending = start_load(master.listen_address, 5000, size=(10, 500))
+    slave.wait(maxOffset=300_000)
+    jvm.kill()
+    held = whole_records(slave.root, file_bytes=FILE_BYTES)
+    loaded = finish_load(sending)
+    end = master.max_offset
+    again = own_jvm(version).open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
+    again.wait(maxOffset=end)
+    read = again.read()
+
+    # One more than the counted ones: the message that start_with_slaves sent.
+    assert 500 < loaded.statuses["PUT_OK"] < held
+    assert set(loaded.statuses) - {"PUT_OK"} <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
+    assert len(loaded.statuses) > 1
+    assert sum(loaded.statuses.values()) == 5000
+    assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+    assert len(read.messages) == 5001
+    assert read.gaps() == []
+
+
+def test_trioha_takes_over_from_a_real_master_which_then_follows_it(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    first = java.open_store(tmp_path / "a", role="ASYNC_MASTER")
+    second = start_node("b", role="SLAVE", ha_master_address=first.ha_address)
+    second.wait(max_offset=first.put(1, size=(100, 100)).end_offset)
+    handed_over = first.put(100, prepared_every=7).end_offset
+    second.wait(max_offset=handed_over)
+    first.shutdown()
+    second.stop()
+
+    master = start_node("b", role="SYNC_MASTER")
+    slave = java.open_store(first.root, role="SLAVE", ha_master_address=master.ha_address)
+    master.wait(ack_offset=handed_over)
+    loaded = master.load(100, seed=2)
+    end = master.max_offset
+    read = slave.read()
+
+    assert master.max_offset_at_start == handed_over
+    assert loaded.statuses == {"PUT_OK": 100}
+    assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
+    assert len(read.messages) == 1 + 100 - 15 + 100
+    assert read.gaps() == []
