@@ -284,6 +284,23 @@ def test_a_node_that_changes_its_role_is_shown_in_the_new_one() -> None:
     assert (node.role, node.slave, node.live_connections) == ("SYNC_MASTER", None, 1)
 
 
+def test_a_broker_that_does_not_tell_the_state_of_a_connection_is_not_said_to_be_behind() -> None:
+    cluster = Cluster()
+    cluster.answer(1.0, 1000, evolve(slave_at(5000, 1000), state=None))
+    link = cluster.links(1.0)[0]
+    assert (link.state, link.lag_ms, link.grade) == ("CONNECTED", 0, Grade.GOOD)
+    cluster.answer(2.0, 1000, evolve(slave_at(5000, 100), state=None, in_sync=False))
+    assert cluster.links(2.0)[0].grade is Grade.BEHIND
+
+
+@pytest.mark.parametrize("state", ["READY", "HANDSHAKE", "SUSPEND", "SHUTDOWN"])
+def test_a_connection_that_does_not_transfer_is_not_good(state: str) -> None:
+    cluster = Cluster()
+    cluster.answer(1.0, 1000, evolve(slave_at(5000, 1000), state=state))
+    link = cluster.links(1.0)[0]
+    assert (link.state, link.grade) == (state, Grade.BEHIND)
+
+
 def test_the_example_has_a_live_and_a_lost_connection() -> None:
     snapshot = example_snapshot()
     assert [node.health.value for node in snapshot.nodes] == ["UP", "UP", "DOWN", "CONNECTING"]
