@@ -27,12 +27,14 @@ from attrs import frozen
 from trioha.ha.frames import ReportDecoder, encode_header
 from trioha.ha.meter import LagClock, RateMeter
 from trioha.ha.replicas import Replicas
+from trioha.ha.transport import send_now
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
 
 log = structlog.get_logger(__name__)
 
 RECEIVE_BYTES = 16 * 1024
+FRAMES_PER_TURN = 16
 COPY_BYTES_MAX = 64 * 1024
 """Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
 
@@ -259,9 +261,12 @@ class HaConnection:
             appended = self._log.appended
             heartbeat_s = self._settings.heartbeat_interval_s
             while True:
-                if appended.offset > self.sent_offset:
+                frames = 0
+                while appended.offset > self.sent_offset:
                     await self._send_frame()
-                    continue
+                    frames += 1
+                    if frames % FRAMES_PER_TURN == 0:
+                        await trio.lowlevel.checkpoint()
                 with trio.move_on_after(heartbeat_s) as silence:
                     await appended.reached(self.sent_offset + 1)
                 if silence.cancelled_caught:
@@ -299,9 +304,13 @@ class HaConnection:
 
     async def _send(self, header: bytes, body: memoryview) -> None:
         """Raises TooSlowError if the peer takes nothing for a whole housekeeping interval."""
-        with trio.fail_after(self._settings.housekeeping_interval_s):
-            if len(body) <= COPY_BYTES_MAX:
-                await self._stream.send_all(header + body)
-            else:
+        if len(body) <= COPY_BYTES_MAX:
+            # Most frames fit the socket as it is and need no deadline.
+            left = send_now(self._stream, header + body)
+            if left:
+                with trio.fail_after(self._settings.housekeeping_interval_s):
+                    await self._stream.send_all(left)
+        else:
+            with trio.fail_after(self._settings.housekeeping_interval_s):
                 await self._stream.send_all(header)
                 await self._stream.send_all(body)

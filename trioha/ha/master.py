@@ -11,14 +11,11 @@ from attrs import field, frozen
 
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
 from trioha.ha.replicas import Replicas
+from trioha.ha.transport import SocketTransport
 from trioha.recording.events import CloseReason, EventSink
 from trioha.store.commit_log import CommitLog
 
 log = structlog.get_logger(__name__)
-
-SEND_UNSENT_BYTES = 1 << 20
-"""How much unsent data the kernel may hold for a slave before the writer waits: trio's 16 KiB is meant for
-fair chat between peers, a log transfer wants the socket full."""
 
 LOOPBACK_PREFIXES = ("127.", "::1", "::ffff:127.")
 
@@ -82,9 +79,7 @@ class HaMaster:
             # Gone before it was served.
             await trio.aclose_forcefully(stream)
             return
-        if hasattr(trio.socket, "TCP_NOTSENT_LOWAT"):
-            stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, SEND_UNSENT_BYTES)
-        await self.serve_stream(stream, host=peer[0], port=peer[1])
+        await self.serve_stream(SocketTransport.take_over(stream), host=peer[0], port=peer[1])
 
     async def serve_stream(self, stream: trio.abc.Stream, *, host: str, port: int) -> CloseReason:
         """Serve one slave over any stream until its connection ends; says why it did.

@@ -1,11 +1,11 @@
 """The slave's side of replication: dials the master, takes its log, reports how far it is (spec ha 2.3, 3.2).
 
 Theory of operation. While the node runs, the slave is READY (no connection), or in TRANSFER with one. A
-connection is a nursery like the master's: a reader that appends what the master sends and a writer that
-reports the log's end whenever it has grown, or as a heartbeat. The first report goes out at once: it is the
-request, and names the exact byte to go on from. Silence of the master beyond the housekeeping interval ends
-the connection; after any end the slave waits (0.1 s, doubling to 5 s, back to 0.1 s once a frame was taken)
-and dials again.
+connection is a nursery like the master's: a reader that appends what the master sends and reports the log's
+end when it has grown, and a writer that sends heartbeats, and reports that the socket did not take at once.
+The first report goes out at once: it is the request, and names the exact byte to go on from. Silence of the
+master beyond the housekeeping interval ends the connection; after any end the slave waits (0.1 s, doubling to
+5 s, back to 0.1 s once a frame was taken) and dials again.
 
 An ack is a promise: what is reported is the end of whole, checked records in the own log. The bytes of a
 frame are checked record by record before they are appended; a bad one ends the connection.
@@ -25,6 +25,7 @@ from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.connection import HaSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
+from trioha.ha.transport import send_now
 from trioha.recording.events import (
     NO_CONNECTION,
     CloseReason,
@@ -94,6 +95,10 @@ class HaSlave:
         self._reason = CloseReason.NONE
         self._last_reason = CloseReason.NONE
         self._frame_taken = False
+        self._unsent = bytearray()
+        """Reports that the socket did not take at once; the writer task sends them."""
+        self._unsent_report = trio.Event()
+        self._last_report_s = 0.0
         self._rate = RateMeter(0.0)
         self._last_read_ms = 0
         self._last_write_ms = 0
@@ -156,6 +161,8 @@ class HaSlave:
         self._reason = CloseReason.NONE
         self._reported_offset = -1
         self._appender.discard()
+        self._unsent = bytearray()
+        self._unsent_report = trio.Event()
         self._rate = RateMeter(trio.current_time())
         self._sink.fact("connection", conn=self._connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
@@ -216,6 +223,8 @@ class HaSlave:
                 self._last_read_ms = time.time_ns() // 1_000_000
                 decoder.feed(bytes(data))
                 self._take_events(decoder)
+                if self._log.max_offset > self._reported_offset:
+                    self._report(stream, self._log.max_offset)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:
@@ -300,13 +309,23 @@ class HaSlave:
     # -- reports -------------------------------------------------------------------------------------------
 
     async def _write_reports(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
-        appended = self._log.appended
+        """Send what `_report` could not send at once, and a heartbeat whenever nothing else was sent."""
         heartbeat_s = self._settings.heartbeat_interval_s
+        self._last_report_s = trio.current_time()
         try:
+            self._report(stream, self._log.max_offset)
             while True:
-                await self._report(stream, appended.offset)
-                with trio.move_on_after(heartbeat_s):
-                    await appended.reached(self._reported_offset + 1)
+                with trio.move_on_at(self._last_report_s + heartbeat_s):
+                    await self._unsent_report.wait()
+                if self._unsent:
+                    data = bytes(self._unsent)
+                    with trio.fail_after(self._settings.housekeeping_interval_s):
+                        await stream.send_all(data)
+                    del self._unsent[: len(data)]
+                if not self._unsent:
+                    self._unsent_report = trio.Event()
+                    if trio.current_time() >= self._last_report_s + heartbeat_s:
+                        self._report(stream, self._log.max_offset)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except trio.TooSlowError:
@@ -314,10 +333,12 @@ class HaSlave:
         finally:
             connection.cancel()
 
-    async def _report(self, stream: trio.abc.Stream, offset: int) -> None:
-        """Tell the master the log's end; TooSlowError if it takes nothing for a housekeeping interval."""
+    def _report(self, stream: trio.abc.Stream, offset: int) -> None:
+        """Tell the master where the log ends; sent at once if the socket takes it, else by the writer."""
         grown = offset != self._reported_offset
         self._reported_offset = offset
+        self._last_report_s = trio.current_time()
+        self._last_write_ms = time.time_ns() // 1_000_000
         if grown:
             self._sink.emit(Kind.REPORTED, conn=self._connection_id, offset=offset, aux=self._log.max_offset)
         else:
@@ -328,6 +349,8 @@ class HaSlave:
                 aux=self._log.max_offset,
                 flags=Direction.SENT,
             )
-        with trio.fail_after(self._settings.housekeeping_interval_s):
-            await stream.send_all(encode_report(offset))
-        self._last_write_ms = time.time_ns() // 1_000_000
+        report = encode_report(offset)
+        # What is waiting already goes first.
+        self._unsent += report if self._unsent else send_now(stream, report)
+        if self._unsent:
+            self._unsent_report.set()

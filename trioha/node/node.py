@@ -37,6 +37,7 @@ from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
+from trioha.ha.transport import SocketTransport
 from trioha.recording.events import EventSink, Kind, NoSink
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import Recorder
@@ -263,11 +264,15 @@ def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, s
     host, port = endpoint
     return HaSlave(
         master_address=str(Address(host, port)),
-        connect=partial(trio.open_tcp_stream, host, port),
+        connect=partial(_connect, host, port),
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
     )
+
+
+async def _connect(host: str, port: int) -> trio.abc.Stream:
+    return SocketTransport.take_over(await trio.open_tcp_stream(host, port))
 
 
 async def _open_ha_listeners(config: BrokerConfig) -> list[trio.SocketListener]:
