@@ -32,7 +32,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from zlib import crc32
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, field, frozen
 
 from trioha.errors import TriohaError
 
@@ -82,21 +82,25 @@ class Host:
 
     address: Address
     port: int
+    is_ipv6: bool = field(
+        init=False,
+        eq=False,
+        repr=False,
+        default=Factory(lambda self: self.address.version == 6, takes_self=True),
+    )
+    """Whether the record needs 16 bytes for it."""
+    packed: bytes = field(
+        init=False,
+        eq=False,
+        repr=False,
+        default=Factory(lambda self: self.address.packed + _PORT.pack(self.port), takes_self=True),
+    )
+    """4 or 16 address bytes, then the port as i32; kept, since every append needs it."""
 
     @classmethod
     def parse(cls, address: str, port: int) -> Host:
         """From text; raises ValueError for anything but an IP address. A zone (`%eth0`) is dropped."""
         return cls(ip_address(address.split("%", 1)[0]), port)
-
-    @property
-    def is_ipv6(self) -> bool:
-        """Whether the record needs 16 bytes for it."""
-        return self.address.version == 6
-
-    @property
-    def packed(self) -> bytes:
-        """4 or 16 address bytes, then the port as i32."""
-        return self.address.packed + _PORT.pack(self.port)
 
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if self.is_ipv6 else f"{self.address}:{self.port}"
