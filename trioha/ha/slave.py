@@ -95,6 +95,8 @@ class HaSlave:
         self._reason = CloseReason.NONE
         self._last_reason = CloseReason.NONE
         self._frame_taken = False
+        self._header = FrameHeader(0, 0)
+        """Header of the frame that is being received."""
         self._unsent = bytearray()
         """Reports that the socket did not take at once; the writer task sends them."""
         self._unsent_report = trio.Event()
@@ -239,11 +241,10 @@ class HaSlave:
 
     def _take_events(self, decoder: TransferDecoder) -> None:
         """Take all that the decoder has; a frame that does not fit ends the connection."""
-        header = self._header
         while (event := decoder.next_event()) is not None:
             match event:
                 case FrameHeader():
-                    self._header = header = event
+                    self._header = event
                     if not self._accept_header(event):
                         return
                 case BodyPart(data, is_last):
@@ -253,13 +254,10 @@ class HaSlave:
                         self._sink.emit(
                             Kind.RECEIVED,
                             conn=self._connection_id,
-                            offset=header.offset,
+                            offset=self._header.offset,
                             aux=self._log.max_offset,
-                            size=header.body_bytes,
+                            size=self._header.body_bytes,
                         )
-
-    _header = FrameHeader(0, 0)
-    """Header of the frame that is being received."""
 
     def _accept_header(self, header: FrameHeader) -> bool:
         """Whether the frame continues the log (spec ha 2.3); an empty one begins where the master says."""
