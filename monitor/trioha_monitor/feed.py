@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from functools import partial
 
 import trio
 from attrs import frozen
@@ -16,7 +17,7 @@ from attrs import frozen
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import ResponseCode
-from trioha.remoting.status import BrokerStatus, fetch_status
+from trioha.remoting.status import BrokerStatus, StatusReader
 from trioha_monitor.model import ClusterModel, Sample, Snapshot
 
 Publish = Callable[[Snapshot], None]
@@ -53,11 +54,8 @@ OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
 async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]:
     """A session over RocketMQ's remoting protocol: 907 where the node knows it, else 28."""
     async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
-
-        async def ask() -> BrokerStatus:
-            return await fetch_status(client, timeout_s=times.request_timeout_s)
-
-        yield ask
+        reader = StatusReader(client)
+        yield partial(reader.fetch, timeout_s=times.request_timeout_s)
 
 
 def live_feed(

@@ -192,51 +192,50 @@ class HaRuntimeInfo:
         )
 
 
-async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
-    """The status of the broker behind `client`, all requests together within `timeout_s`.
+class StatusReader:
+    """Asks the broker behind `client` for its status, again and again, one request at a time.
 
-    Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says how),
-    RemoteProtocolError if what it answers makes no sense.
+    What a real broker tells only in its configuration (exact role, names) is asked for once a connection.
     """
-    deadline = trio.current_time() + timeout_s
-    ha_status = await client.request(request(RequestCode.GET_BROKER_HA_STATUS), timeout_s=timeout_s)
-    info: HaRuntimeInfo | None = None
-    if ha_status.code == ResponseCode.SUCCESS:
-        info = HaRuntimeInfo.from_json(ha_status.body)
-        if info.extras is not None:
-            return _from_trioha(client.address, info, info.extras)
-    elif ha_status.code not in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
-        # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
-        raise _refused(client, RequestCode.GET_BROKER_HA_STATUS, ha_status)
-    answers: dict[RequestCode, RemotingCommand | PeerError] = {}
 
-    async def ask(code: RequestCode) -> None:
-        try:
-            answers[code] = await client.request(
-                request(code), timeout_s=max(0.0, deadline - trio.current_time())
-            )
-        except PeerError as error:
-            answers[code] = error
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+        self._config: Mapping[str, str] | None = None
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, RequestCode.GET_BROKER_RUNTIME_INFO)
-        nursery.start_soon(ask, RequestCode.GET_BROKER_CONFIG)
-    runtime_info, config_answer = (
-        answers[RequestCode.GET_BROKER_RUNTIME_INFO],
-        answers[RequestCode.GET_BROKER_CONFIG],
-    )
-    if isinstance(runtime_info, PeerError):
-        raise runtime_info
-    if runtime_info.code != ResponseCode.SUCCESS:
-        raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
-    # The configuration is for administrators: a broker may refuse it, and that is no fault.
-    config = (
-        parse_broker_config(config_answer.body)
-        if isinstance(config_answer, RemotingCommand) and config_answer.code == ResponseCode.SUCCESS
-        else {}
-    )
-    table = parse_runtime_info(runtime_info.body)
-    return _from_rocketmq(client.address, info, table, config)
+    async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
+        """The broker's status now, all requests together within `timeout_s`.
+
+        Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says
+        how), RemoteProtocolError if what it answers makes no sense.
+        """
+        client = self._client
+        deadline = trio.current_time() + timeout_s
+
+        async def ask(code: RequestCode) -> RemotingCommand:
+            return await client.request(request(code), timeout_s=max(0.0, deadline - trio.current_time()))
+
+        ha_status = await ask(RequestCode.GET_BROKER_HA_STATUS)
+        info: HaRuntimeInfo | None = None
+        if ha_status.code == ResponseCode.SUCCESS:
+            info = HaRuntimeInfo.from_json(ha_status.body)
+            if info.extras is not None:
+                return _from_trioha(client.address, info, info.extras)
+        elif ha_status.code not in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
+            # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
+            raise _refused(client, RequestCode.GET_BROKER_HA_STATUS, ha_status)
+        runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        if runtime_info.code != ResponseCode.SUCCESS:
+            raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
+        if self._config is None:
+            config = await ask(RequestCode.GET_BROKER_CONFIG)
+            # The configuration is for administrators: a broker may refuse it, and that is no fault.
+            self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
+        return _from_rocketmq(client.address, info, parse_runtime_info(runtime_info.body), self._config)
+
+
+async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
+    """`StatusReader(client).fetch(...)` for whoever asks once."""
+    return await StatusReader(client).fetch(timeout_s=timeout_s)
 
 
 def parse_runtime_info(body: bytes | memoryview) -> Mapping[str, str]:
