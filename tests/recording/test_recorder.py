@@ -310,7 +310,7 @@ async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: P
             recorder.emit(Kind.REQUESTED, conn=conn, offset=64, aux=64)
             recorder.emit(Kind.STATE, conn=conn, offset=-1, aux=64, flags=HaState.TRANSFER)
         recorder.emit(Kind.ACK, conn=1, offset=64, aux=64)
-        recorder.emit(Kind.HEARTBEAT, conn=1, offset=64, aux=64, flags=Direction.SENT)
+        recorder.emit(Kind.HEARTBEAT, conn=1, offset=64, aux=64, flags=Direction.RECEIVED)
         recorder.emit(Kind.CLOSED, conn=2, offset=-1, aux=64, flags=CloseReason.EOF)
         recorder.emit(Kind.STATE, conn=2, offset=-1, aux=64, flags=HaState.SHUTDOWN)
         recorder.emit(Kind.PUT, offset=96, size=32)
@@ -330,8 +330,9 @@ async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: P
         (ts_ns, 13, Kind.KEYFRAME, Kind.STATE, 0, 1, -1, 64, HaState.TRANSFER),
         (ts_ns, 14, Kind.KEYFRAME, Kind.REQUESTED, 0, 1, 64, 64, 0),
         (ts_ns, 15, Kind.KEYFRAME, Kind.TRANSFER, 0, 1, 64, 96, 32),
-        (ts_ns, 16, Kind.KEYFRAME, Kind.ACK, 0, 1, 64, 64, 0),
-        (ts_ns, 17, Kind.ACK, 0, 0, 1, 96, 96, 0),
+        (ts_ns, 16, Kind.KEYFRAME, Kind.HEARTBEAT, 0, 1, 64, 64, Direction.RECEIVED),
+        (ts_ns, 17, Kind.KEYFRAME, Kind.ACK, 0, 1, 64, 64, 0),
+        (ts_ns, 18, Kind.ACK, 0, 0, 1, 96, 96, 0),
     ]
 
 

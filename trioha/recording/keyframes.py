@@ -1,12 +1,12 @@
 """What a segment begins with, so that it can be read without those before it.
 
 `Mirror` follows the records as they are written and keeps, for each open connection and for the node itself,
-the last record of each kind that says where something stands. A new segment repeats them as KEYFRAME records:
-`flags` is the kind it stands for; offset, aux and size are those of the record, except that a STATE, whose
-`flags` was its state, carries the state in `size`.
+the last record of each kind that says where something stands (of HEARTBEAT, the last of each direction). A
+new segment repeats them as KEYFRAME records: `flags` is the kind it stands for; offset, aux and size are those
+of the record, except that a STATE or HEARTBEAT, whose `flags` were in use, carries them in `size`.
 
-A connection is open from its first STATE, REQUESTED, TRANSFER, ACK, RECEIVED or REPORTED until it is CLOSED
-or its state is READY or SHUTDOWN, and its number is not used again within a session.
+A connection is open from its first STATE, REQUESTED, TRANSFER, HEARTBEAT, ACK, RECEIVED or REPORTED until it
+is CLOSED or its state is READY or SHUTDOWN, and its number is not used again within a session.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from typing import Final
 from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, HaState, Kind
 
 _CONNECTION_KINDS: Final = frozenset(
-    map(int, (Kind.STATE, Kind.REQUESTED, Kind.TRANSFER, Kind.ACK, Kind.RECEIVED, Kind.REPORTED))
+    map(
+        int,
+        (
+            *(Kind.STATE, Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT),
+            *(Kind.ACK, Kind.RECEIVED, Kind.REPORTED),
+        ),
+    )
 )
 _NODE_KINDS: Final = frozenset(map(int, (Kind.PUT, Kind.FLUSHED, Kind.DISPATCHED)))
+FLAGS_IN_SIZE: Final = frozenset(map(int, (Kind.STATE, Kind.HEARTBEAT)))
+"""Kinds whose flags a KEYFRAME carries in `size`."""
 _NO_STATE: Final = frozenset(map(int, (HaState.READY, HaState.SHUTDOWN)))
 """States in which there is no connection."""
 
@@ -29,7 +37,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self._last: dict[int, dict[int, bytes]] = {}
-        """Connection -> kind -> record."""
+        """Connection -> kind (and direction) -> record."""
 
     def follow(self, records: memoryview) -> None:
         """Take note of `records`, whole ones, in their order.
@@ -48,11 +56,12 @@ class Mirror:
             elif kind == Kind.CLOSED or (kind == Kind.STATE and (word >> 8 & 0xFF) in _NO_STATE):
                 self._last.pop(conn, None)
             elif kind in _CONNECTION_KINDS:
-                self._keep(conn, kind, records, index)
+                # The direction of a heartbeat, which `flags` holds, makes it another one.
+                self._keep(conn, word & 0xFFFF if kind == Kind.HEARTBEAT else kind, records, index)
 
-    def _keep(self, conn: int, kind: int, records: memoryview, index: int) -> None:
+    def _keep(self, conn: int, key: int, records: memoryview, index: int) -> None:
         start = index * RECORD_BYTES
-        self._last.setdefault(conn, {})[kind] = bytes(records[start : start + RECORD_BYTES])
+        self._last.setdefault(conn, {})[key] = bytes(records[start : start + RECORD_BYTES])
 
     def keyframes(self, ts_ns: int) -> bytearray:
         """The KEYFRAME records that stand for all that is open, stamped `ts_ns`; seq and check are 0."""
@@ -71,15 +80,19 @@ class Mirror:
                 conn,
                 offset,
                 aux,
-                flags if kind == Kind.STATE else size,
+                flags if kind in FLAGS_IN_SIZE else size,
                 0,
             )
         return frames
 
     def _records(self) -> Iterable[bytes]:
         for _, by_kind in sorted(self._last.items()):
-            for _, record in sorted(by_kind.items()):
-                yield record
+            # A record's own kind, whatever else tells it apart, makes the order.
+            yield from sorted(by_kind.values(), key=_kind_and_flags)
+
+
+def _kind_and_flags(record: bytes) -> bytes:
+    return record[16:18]
 
 
 def _by_index(item: tuple[int, int]) -> int:

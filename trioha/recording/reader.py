@@ -1,0 +1,257 @@
+"""Reads what a recorded session says of itself: `session.json`, its segments, its facts. Needs no NumPy.
+
+The session may still be written, or end in the middle of a record. Damage never stops a reader: what cannot
+be read is left out and told in `Damage` values. A torn last record, or a torn last line, is not damage: that
+is how a killed recorder ends. The records themselves are read by `trioha.recording.records`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from trioha.errors import StoreError
+from trioha.recording.layout import (
+    EVENTS_FOLDER,
+    FACTS_FILE,
+    FORMAT,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    SESSION_FILE,
+    VERSION,
+    SessionIdentity,
+)
+
+RECORD_BYTES_MAX: Final = 4096
+"""Longest record that is believed."""
+NEEDED_FIELDS: Final = ("ts_ns", "seq", "kind", "flags", "node", "conn", "offset", "aux", "size", "check")
+
+
+@frozen
+class Damage:
+    """Something in a session that cannot be read."""
+
+    path: str
+    """The file."""
+    position: int
+    """Byte in the file where it begins."""
+    reason: str
+    """What is wrong, in a few words."""
+    records: int
+    """How many records are lost by it; 0 if that cannot be known."""
+
+
+@frozen
+class Segment:
+    """A file of records as it is at one moment."""
+
+    path: Path
+    base_seq: int
+    """Seq of its first record."""
+    base_ts_ns: int
+    """Monotonic clock at its first record."""
+    header_bytes: int
+    records: int
+    """Whole records in it."""
+
+
+@frozen
+class Segments:
+    """The segments of a session in their order, and what is wrong with them."""
+
+    segments: tuple[Segment, ...]
+    damage: tuple[Damage, ...]
+
+    @property
+    def records(self) -> int:
+        """Whole records in all of them."""
+        return sum(segment.records for segment in self.segments)
+
+
+@frozen
+class Fact:
+    """What did not fit a record."""
+
+    seq: int
+    """Seq of the first record that comes after it."""
+    type_: str
+    """`connection`, `config`, `note`, or a type that is new."""
+    fields: Mapping[str, Any]
+
+
+@frozen
+class Session:
+    """What a session says of itself."""
+
+    path: Path
+    identity: SessionIdentity
+    program_version: str
+    monotonic_ns: int
+    wall_ns: int
+    """Wall clock, ns since 1970, at the moment when the monotonic clock was `monotonic_ns`."""
+    record_bytes: int
+    fields: tuple[tuple[str, str, int], ...]
+    """Name, NumPy type and byte offset of each field of a record."""
+    kinds: Mapping[int, str] = field(factory=dict)
+    """Names of the kinds, as the writer had them."""
+
+    def wall_of(self, ts_ns: int) -> int:
+        """Wall time, ns since 1970, of a record's `ts_ns`."""
+        return self.wall_ns + ts_ns - self.monotonic_ns
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether the node that recorded it was a slave."""
+        return self.identity.role == "SLAVE"
+
+
+def find_sessions(paths: Iterable[Path]) -> list[Path]:
+    """The session folders that `paths` mean: each is one itself, or a folder of them (trioha.recordDir).
+
+    Raises StoreError for a path that is neither.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if (path / SESSION_FILE).is_file():
+            found.append(path)
+            continue
+        if not path.is_dir():
+            raise StoreError("no such folder", path=path, hint="name a session, or a folder of sessions")
+        below = sorted(child for child in path.iterdir() if (child / SESSION_FILE).is_file())
+        if not below:
+            raise StoreError(
+                "not a session, nor a folder of sessions",
+                path=path,
+                hint=f"a session is a folder with {SESSION_FILE}, made by a node with trioha.recordDir",
+            )
+        found += below
+    return list(dict.fromkeys(found))
+
+
+def open_session(path: Path) -> Session:
+    """Read `session.json` of the session folder `path`. Raises StoreError if this is no session of ours."""
+    file = path / SESSION_FILE
+    try:
+        document = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(f"not a session: there is no {SESSION_FILE}", path=path) from None
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror or error}", path=file) from error
+    except ValueError as error:
+        raise StoreError(f"not JSON: {error}", path=file) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise StoreError(f"not a session: its format is not {FORMAT}", path=file)
+    if document.get("version") != VERSION:
+        raise StoreError(
+            f"session of version {document.get('version')}, this program reads version {VERSION}",
+            path=file,
+            hint="use the trioha that recorded it, or a newer one",
+        )
+    try:
+        return _session(path, document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"incomplete or wrong: {type(error).__name__} {error}", path=file) from None
+
+
+def _session(path: Path, document: dict[str, Any]) -> Session:
+    record_bytes = int(document["record_bytes"])
+    if not 0 < record_bytes <= RECORD_BYTES_MAX or record_bytes % 8:
+        raise ValueError(f"record_bytes {record_bytes}")
+    if document["byte_order"] != "little":
+        raise ValueError(f"byte_order {document['byte_order']}")
+    fields = tuple((str(f["name"]), str(f["dtype"]), int(f["offset"])) for f in document["fields"])
+    names = [name for name, _, _ in fields]
+    missing = [name for name in NEEDED_FIELDS if name not in names]
+    if missing or len(set(names)) != len(names):
+        raise ValueError(f"fields {names}")
+    if next(offset for name, _, offset in fields if name == "check") % 4:
+        raise ValueError("check word is not on a word's border")
+    node = document["node"]
+    return Session(
+        path=path,
+        identity=SessionIdentity(
+            cluster_name=str(node["clusterName"]),
+            broker_name=str(node["brokerName"]),
+            broker_id=int(node["brokerId"]),
+            role=str(node["role"]),
+            settings=dict(document["settings"]),
+        ),
+        program_version=str(document["program"]["version"]),
+        monotonic_ns=int(document["clock"]["monotonic_ns"]),
+        wall_ns=int(document["clock"]["wall_ns"]),
+        record_bytes=record_bytes,
+        fields=fields,
+        kinds={int(code): str(name) for code, name in document["kinds"].items()},
+    )
+
+
+def read_segments(session: Session) -> Segments:
+    """The segments that are there now; a session that is still written has more a moment later."""
+    segments: list[Segment] = []
+    damage: list[Damage] = []
+    expected_seq = None
+    for path in sorted((session.path / EVENTS_FOLDER).glob("*.seg")):
+        found = _segment(path, session.record_bytes)
+        if isinstance(found, Damage):
+            damage.append(found)
+            continue
+        if expected_seq is not None and found.base_seq != expected_seq:
+            # What is missing lies before this segment, and what is there twice lies in it.
+            missing = found.base_seq - expected_seq
+            reason = f"records {expected_seq} to {found.base_seq - 1} are missing before this segment"
+            if missing < 0:
+                reason = f"begins at record {found.base_seq}, which the segment before it has too"
+            damage.append(Damage(str(path), 0, reason, max(0, missing)))
+        segments.append(found)
+        expected_seq = found.base_seq + found.records
+    return Segments(tuple(segments), tuple(damage))
+
+
+def _segment(path: Path, record_bytes: int) -> Segment | Damage:
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+    except OSError as error:
+        return Damage(str(path), 0, f"cannot be read: {error.strerror or error}", 0)
+    if len(header) < HEADER_BYTES:
+        # A recorder that is killed between making a segment and writing its header.
+        return Damage(str(path), 0, f"a header of {len(header)} bytes", 0)
+    magic, version, its_record_bytes, header_bytes, base_seq, base_ts_ns = HEADER.unpack(header)
+    whole = max(0, size_bytes - HEADER_BYTES) // record_bytes
+    if magic != MAGIC or version != VERSION:
+        return Damage(str(path), 0, f"not a segment of version {VERSION}", whole)
+    if its_record_bytes != record_bytes or header_bytes < HEADER_BYTES:
+        return Damage(str(path), 10, f"records of {its_record_bytes} bytes, header of {header_bytes}", whole)
+    if path.stem != f"{base_seq:020d}":
+        return Damage(str(path), 16, f"begins at record {base_seq}, which its name does not say", whole)
+    return Segment(
+        path, base_seq, base_ts_ns, header_bytes, max(0, size_bytes - header_bytes) // record_bytes
+    )
+
+
+def read_facts(session: Session) -> tuple[Sequence[Fact], Sequence[Damage]]:
+    """The facts of a session in their order; a torn last line is not there."""
+    path = session.path / FACTS_FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], [Damage(str(path), 0, "missing", 0)]
+    except OSError as error:
+        return [], [Damage(str(path), 0, f"cannot be read: {error.strerror or error}", 0)]
+    facts: list[Fact] = []
+    damage: list[Damage] = []
+    position = 0
+    for line in data.split(b"\n")[:-1]:
+        try:
+            fields = json.loads(line)
+            facts.append(Fact(int(fields.pop("seq")), str(fields.pop("type")), fields))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damage.append(Damage(str(path), position, "not a fact", 0))
+        position += len(line) + 1
+    return facts, damage

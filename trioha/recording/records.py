@@ -1,0 +1,105 @@
+"""Reads the records of a session as NumPy arrays. Not for a node, which has no NumPy.
+
+The array's type is built from the session's own `fields`, so that longer records of a later version read as
+well. Records whose check word is wrong, or that are not where their seq belongs, are left out and told in
+`Damage` values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.errors import StoreError
+from trioha.recording.layout import SESSION_FILE
+from trioha.recording.reader import Damage, Segment, Session, read_segments
+
+
+@frozen
+class Records:
+    """Records of a session in the order of their seq, and what was wrong with those left out."""
+
+    array: NDArray[np.void]
+    """Shape (n,); its fields are the session's."""
+    damage: tuple[Damage, ...]
+
+
+def record_dtype(session: Session) -> np.dtype[np.void]:
+    """NumPy type of the session's records. Raises StoreError if its fields make none."""
+    names, formats, offsets = zip(*session.fields, strict=True)
+    try:
+        return np.dtype(
+            {
+                "names": list(names),
+                "formats": list(formats),
+                "offsets": list(offsets),
+                "itemsize": session.record_bytes,
+            }
+        )
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"fields that make no record: {error}", path=session.path / SESSION_FILE) from None
+
+
+def read_segment(session: Session, segment: Segment, *, first: int, count: int) -> Records:
+    """Read up to `count` records of a segment from its `first` on: the unit of parallel work.
+
+    Raises StoreError if the file is gone.
+    """
+    dtype = record_dtype(session)
+    count = max(0, min(count, segment.records - first))
+    start = segment.header_bytes + first * session.record_bytes
+    try:
+        with segment.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(count * session.record_bytes)
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror or error}", path=segment.path) from error
+    whole = len(data) // session.record_bytes
+    array = np.frombuffer(data, dtype=dtype, count=whole)
+    words = np.frombuffer(data, dtype="<u8", count=whole * session.record_bytes // 8)
+    faulty = _faulty(array, words.reshape(whole, -1), segment.base_seq + first)
+    if not faulty.any():
+        return Records(array, ())
+    # Each run of bad records is told once.
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], faulty, [False])).astype(np.int8)))
+    damage = tuple(
+        Damage(
+            str(segment.path),
+            start + int(begin) * session.record_bytes,
+            "wrong check word or seq",
+            int(end - begin),
+        )
+        for begin, end in edges.reshape(-1, 2)
+    )
+    return Records(array[~faulty], damage)
+
+
+def _faulty(array: NDArray[np.void], words: NDArray[np.uint64], base_seq: int) -> NDArray[np.bool_]:
+    """Which records have a wrong check word, or a seq that does not follow from their place."""
+    xor = np.zeros(len(words), np.uint64)
+    for column in range(words.shape[1]):
+        xor ^= words[:, column]
+    wrong: NDArray[np.bool_] = (xor ^ (xor >> np.uint64(32))) & np.uint64(0xFFFF_FFFF) != 0
+    wrong |= array["seq"] != base_seq + np.arange(len(array), dtype=np.int64)
+    return wrong
+
+
+def read_records(session: Session, *, seq_from: int = 0, seq_to: int | None = None) -> Records:
+    """The records with `seq_from <= seq < seq_to` (to the end by default) that can be read.
+
+    Damage is told for the segments that were looked into, and for those that could not be.
+    """
+    found = read_segments(session)
+    arrays: list[NDArray[np.void]] = []
+    damage = list(found.damage)
+    for segment in found.segments:
+        first = max(0, seq_from - segment.base_seq)
+        last = segment.records if seq_to is None else min(segment.records, seq_to - segment.base_seq)
+        if first < last:
+            records = read_segment(session, segment, first=first, count=last - first)
+            arrays.append(records.array)
+            damage += records.damage
+    if not arrays:
+        return Records(np.zeros(0, record_dtype(session)), tuple(damage))
+    return Records(np.concatenate(arrays), tuple(damage))
