@@ -70,7 +70,7 @@ class Kind(IntEnum):
     LINK = 50
     """aux: bytes per second; flags: `LinkEvent`."""
     KEYFRAME = 60
-    """offset, aux, size: as the kind it stands for (size of STATE and HEARTBEAT: their flags); flags: that kind."""
+    """flags: the kind it stands for; offset, aux, size: as there (size of STATE, HEARTBEAT: their flags)."""
     DROPPED = 61
     """aux: how many events were dropped here."""
 

@@ -2,8 +2,8 @@
 
 `Mirror` follows the records as they are written and keeps, for each open connection and for the node itself,
 the last record of each kind that says where something stands (of HEARTBEAT, the last of each direction). A
-new segment repeats them as KEYFRAME records: `flags` is the kind it stands for; offset, aux and size are those
-of the record, except that a STATE or HEARTBEAT, whose `flags` were in use, carries them in `size`.
+new segment repeats them as KEYFRAME records: `flags` is the kind it stands for; offset, aux and size are
+those of the record, except that a STATE or HEARTBEAT, whose `flags` were in use, carries them in `size`.
 
 A connection is open from its first STATE, REQUESTED, TRANSFER, HEARTBEAT, ACK, RECEIVED or REPORTED until it
 is CLOSED or its state is READY or SHUTDOWN, and its number is not used again within a session.

@@ -1,0 +1,187 @@
+"""Replays recorded sessions: from the events of each to the figures of its connections and its node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+from pyspark.sql import SparkSession
+
+from trioha.recording.curves import Grid
+from trioha.recording.events import NO_CONNECTION
+from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
+from trioha.recording.fold import ConnectionPart
+from trioha.recording.reader import (
+    Damage,
+    Segments,
+    Session,
+    find_sessions,
+    open_session,
+    read_facts,
+    read_segments,
+)
+from trioha.recording.records import read_segment
+from trioha.recording.tallies import NodeTally
+from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
+from trioha_spark.session import LOCAL, spark_session
+
+CURVE_STEPS: Final = 1500
+"""Points that a curve has at most: enough for a screen's width."""
+
+
+@frozen(eq=False)
+class ConnectionReplay:
+    """One HA connection as one node saw it."""
+
+    address: str | None
+    """The peer, `host:port`; None if the recording does not name it."""
+    figures: ConnectionResult
+
+
+@frozen(eq=False)
+class SessionReplay:
+    """One session replayed."""
+
+    session: Session
+    node: NodeResult
+    connections: tuple[ConnectionReplay, ...]
+    """By connection number."""
+    reconnects: int
+    """Connections that took the place of one that had ended: of a slave's own to its master, or of a
+    master's from the same host."""
+    damage: tuple[Damage, ...]
+    """What could not be read."""
+    grid: Grid
+    """Time steps of the connections' curves."""
+
+    @property
+    def name(self) -> str:
+        """The session's folder, without the path to it."""
+        return self.session.path.resolve().name
+
+
+@frozen(eq=False)
+class ReplayResult:
+    """Sessions replayed, in the order in which they were named."""
+
+    sessions: tuple[SessionReplay, ...]
+
+
+def replay(
+    sessions: Iterable[str | Path],
+    *,
+    master: str = LOCAL,
+    spark: SparkSession | None = None,
+    range_records: int = RANGE_RECORDS,
+) -> ReplayResult:
+    """Replay `sessions` (session folders, or folders of them) on Spark.
+
+    Uses `spark` if given, else a session of its own on `master`. Raises StoreError if a path is no session,
+    JavaError or SparkError if Spark cannot be started.
+    """
+    opened = [open_session(path) for path in find_sessions(map(Path, sessions))]
+    found = [read_segments(session) for session in opened]
+    grids = [_grid(session, segments) for session, segments in zip(opened, found, strict=True)]
+    ranges = [
+        work
+        for index, session in enumerate(opened)
+        for work in ranges_of(
+            index, session, found[index].segments, grids[index], range_records=range_records
+        )
+    ]
+    if not ranges:
+        joined: _Joined = _Joined({}, {})
+    elif spark is not None:
+        joined = _run(spark, ranges, grids)
+    else:
+        with spark_session(master) as own:
+            joined = _run(own, ranges, grids)
+    return ReplayResult(
+        tuple(
+            _session_replay(index, session, found[index], grids[index], joined)
+            for index, session in enumerate(opened)
+        )
+    )
+
+
+@frozen(eq=False)
+class _Joined:
+    nodes: dict[int, NodePart]
+    """By session index."""
+    connections: dict[tuple[int, int], ConnectionPart]
+    """By session index and connection number."""
+
+
+def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid]) -> _Joined:
+    joined = _Joined({}, {})
+    frame = fold_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
+    for session_index, conn, part in joined_rows(frame):
+        if isinstance(part, NodePart):
+            joined.nodes[session_index] = part
+        else:
+            joined.connections[session_index, conn] = part
+    return joined
+
+
+def _grid(session: Session, segments: Segments) -> Grid:
+    """Steps from the session's first record to its last one that can be read."""
+    first_ns = segments.segments[0].base_ts_ns if segments.segments else 0
+    last_ns = first_ns
+    for segment in reversed(segments.segments):
+        records = read_segment(session, segment, first=max(0, segment.records - 1), count=1).array
+        if len(records):
+            last_ns = max(first_ns, int(records["ts_ns"][-1]))
+            break
+    return Grid.over(first_ns, last_ns, steps=CURVE_STEPS)
+
+
+def _session_replay(
+    index: int, session: Session, segments: Segments, grid: Grid, joined: _Joined
+) -> SessionReplay:
+    facts, fact_damage = read_facts(session)
+    addresses = {
+        fact.fields.get("conn"): str(fact.fields.get("address"))
+        for fact in facts
+        if fact.type_ == "connection"
+    }
+    connections = tuple(
+        ConnectionReplay(addresses.get(conn), connection_result(conn, part, grid))
+        for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
+        if session_index == index and conn != NO_CONNECTION
+    )
+    node_part = joined.nodes.get(index, NodePart(NodeTally(), ()))
+    node = node_result(node_part.tally)
+    reconnects = max(0, node.connects - 1) if session.is_slave else _reconnects(connections)
+    return SessionReplay(
+        session=session,
+        node=node,
+        connections=connections,
+        reconnects=reconnects,
+        damage=(*segments.damage, *node_part.damage, *fact_damage),
+        grid=grid,
+    )
+
+
+def _reconnects(connections: Iterable[ConnectionReplay]) -> int:
+    """How often a host's connection took the place of one of its connections that had ended.
+
+    Ports change with each connection, so several slaves of one host are told apart by what is open at once.
+    """
+    turns: list[tuple[int, int, str]] = []
+    for connection in connections:
+        host = (connection.address or "").rpartition(":")[0]
+        figures = connection.figures
+        turns.append((figures.first_ts_ns, 1, host))
+        if figures.closed_ts_ns is not None:
+            turns.append((figures.closed_ts_ns, 0, host))
+    vacant: dict[str, int] = {}
+    reconnects = 0
+    for _, opens, host in sorted(turns):
+        if not opens:
+            vacant[host] = vacant.get(host, 0) + 1
+        elif vacant.get(host, 0):
+            vacant[host] -= 1
+            reconnects += 1
+    return reconnects

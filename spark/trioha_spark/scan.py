@@ -1,0 +1,153 @@
+"""Sessions on Spark: ranges of records are folded in parallel, and the parts joined for each connection.
+
+Only the parts move between processes: a few kilobytes for each connection of a range, whatever the number of
+its events. Workers read the segments themselves, so on a cluster the sessions lie where every worker sees
+them under the same path.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from typing import Final
+
+import pyarrow as pa
+from attrs import frozen
+from pyspark.sql import DataFrame, SparkSession
+
+from trioha.recording.curves import Grid
+from trioha.recording.events import NO_CONNECTION
+from trioha.recording.fold import ConnectionPart, Part, fold
+from trioha.recording.reader import Damage, Segment, Session
+from trioha.recording.records import read_segment
+from trioha.recording.tallies import NodeTally
+
+RANGE_RECORDS: Final = 500_000
+"""Records that one task folds at a time: 24 MB."""
+
+PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
+"""A part: index of its session, connection (-1: the node), place of its range there, and pickled."""
+JOINED_SCHEMA: Final = "session int, conn int, part binary"
+
+_PARTS: Final = pa.schema(
+    [("session", pa.int32()), ("conn", pa.int32()), ("ordinal", pa.int32()), ("part", pa.binary())]
+)
+_JOINED: Final = pa.schema([("session", pa.int32()), ("conn", pa.int32()), ("part", pa.binary())])
+
+
+@frozen
+class Range:
+    """Some records of one segment: what a task reads."""
+
+    session_index: int
+    ordinal: int
+    """Place among the ranges of the session."""
+    session: Session
+    segment: Segment
+    first: int
+    count: int
+    grid: Grid
+    cold: bool
+    """Whether nothing came before it."""
+
+
+@frozen(eq=False)
+class NodePart:
+    """What a range says of the node, and what was wrong with it."""
+
+    tally: NodeTally
+    damage: tuple[Damage, ...]
+
+
+def ranges_of(
+    session_index: int,
+    session: Session,
+    segments: Sequence[Segment],
+    grid: Grid,
+    *,
+    range_records: int = RANGE_RECORDS,
+) -> list[Range]:
+    """The ranges that cover all records of `segments`, at most `range_records` each."""
+    ranges: list[Range] = []
+    for segment in segments:
+        for first in range(0, segment.records, range_records):
+            ranges.append(
+                Range(
+                    session_index=session_index,
+                    ordinal=len(ranges),
+                    session=session,
+                    segment=segment,
+                    first=first,
+                    count=min(range_records, segment.records - first),
+                    grid=grid,
+                    cold=not ranges,
+                )
+            )
+    return ranges
+
+
+def fold_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
+    """A DataFrame of parts (`PARTS_SCHEMA`), one partition for each range; `ranges` must not be empty."""
+    numbers = spark.range(0, len(ranges), 1, len(ranges))
+    return numbers.mapInArrow(partial(_fold_batches, list(ranges)), PARTS_SCHEMA)
+
+
+def _fold_batches(ranges: Sequence[Range], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield _fold_range(ranges[number])
+
+
+def _fold_range(work: Range) -> pa.RecordBatch:
+    records = read_segment(work.session, work.segment, first=work.first, count=work.count)
+    part: Part = fold(records.array, is_slave=work.session.is_slave, grid=work.grid, cold=work.cold)
+    rows: dict[int, object] = {NO_CONNECTION: NodePart(part.node, records.damage), **part.connections}
+    return pa.RecordBatch.from_pydict(
+        {
+            "session": [work.session_index] * len(rows),
+            "conn": list(rows),
+            "ordinal": [work.ordinal] * len(rows),
+            "part": [pickle.dumps(value) for value in rows.values()],
+        },
+        schema=_PARTS,
+    )
+
+
+def join_parts(parts: DataFrame, grids: Mapping[int, Grid]) -> DataFrame:
+    """Of a DataFrame of parts one row for each connection and node (`JOINED_SCHEMA`).
+
+    `grids`: that of each session, by its index.
+    """
+    return parts.groupBy("session", "conn").applyInArrow(partial(_join, dict(grids)), JOINED_SCHEMA)
+
+
+def _join(grids: Mapping[int, Grid], rows: pa.Table) -> pa.Table:
+    rows = rows.sort_by("ordinal")
+    session, conn = rows["session"][0].as_py(), rows["conn"][0].as_py()
+    # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
+    parts = [pickle.loads(part) for part in rows["part"].to_pylist()]  # noqa: S301
+    joined = join_node(parts) if conn == NO_CONNECTION else join_connection(parts, grids[session])
+    return pa.Table.from_pydict(
+        {"session": [session], "conn": [conn], "part": [pickle.dumps(joined)]}, schema=_JOINED
+    )
+
+
+def join_node(parts: Sequence[NodePart]) -> NodePart:
+    """What the parts of a node, in their order, say together."""
+    return NodePart(
+        reduce(NodeTally.__add__, (part.tally for part in parts)),
+        tuple(damage for part in parts for damage in part.damage),
+    )
+
+
+def join_connection(parts: Sequence[ConnectionPart], grid: Grid) -> ConnectionPart:
+    """What the parts of a connection, in their order, say together."""
+    return reduce(lambda earlier, later: earlier.followed_by(later, grid), parts)
+
+
+def joined_rows(joined: DataFrame) -> Iterator[tuple[int, int, NodePart | ConnectionPart]]:
+    """Session index, connection and part of each row of `join_parts`, brought to the driver."""
+    table = joined.toArrow()
+    for row in table.to_pylist():
+        yield row["session"], row["conn"], pickle.loads(row["part"])  # noqa: S301

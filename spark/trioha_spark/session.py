@@ -1,0 +1,105 @@
+"""A Spark session that keeps quiet and small.
+
+Spark, its Java and its Python workers talk on stderr, from before any setting of theirs is read. They are
+started with a stderr of their own, a file without a name, of which the end is shown if Spark does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from pyspark.sql import SparkSession
+
+from trioha.errors import TriohaError
+from trioha_spark.java import require_java
+
+LOCAL: Final = "local[*]"
+LOOPBACK: Final = "127.0.0.1"
+SHUFFLE_PARTITIONS: Final = 8
+"""What is shuffled is one small row for each connection and range of records."""
+
+
+class SparkError(TriohaError):
+    """Spark could not be started, or is of no use."""
+
+
+@contextmanager
+def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator[SparkSession]:
+    """A Spark session of our own on `master` (`local[N]`, `spark://HOST:PORT`), stopped at the end.
+
+    Local Spark listens on the loopback address only, and no user interface is started. Raises JavaError
+    if there is no Java for it, SparkError if it does not start. While it starts (and only then) this
+    process's stderr is Spark's too.
+    """
+    java = require_java()
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    java_home = os.environ.get("JAVA_HOME")
+    if java_home and java != Path(java_home) / "bin" / "java":
+        # Spark would take the one of JAVA_HOME, which it cannot use.
+        environment["JAVA_HOME"] = str(java.resolve().parent.parent)
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("trioha replay")
+        .config("spark.driver.memory", driver_memory)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", str(SHUFFLE_PARTITIONS))
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    if master.startswith("local"):
+        environment["SPARK_LOCAL_IP"] = LOOPBACK
+        builder = builder.config("spark.driver.host", LOOPBACK).config("spark.driver.bindAddress", LOOPBACK)
+    with tempfile.TemporaryFile() as log:
+        with _environment(environment), _stderr_to(log):
+            try:
+                spark = builder.getOrCreate()
+            except Exception as error:
+                raise SparkError(f"Spark on {master} did not start: {_reason(error, log)}") from error
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _stderr_to(log: IO[bytes]) -> Iterator[None]:
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _reason(error: Exception, log: IO[bytes]) -> str:
+    """The first line that says something: of the Java exception, or the last one that Spark logged."""
+    java_exception = getattr(error, "java_exception", None)
+    if java_exception is not None:
+        return str(java_exception.getMessage() or java_exception.toString()).splitlines()[0]
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{said} ({lines[-1]})" if lines else said
