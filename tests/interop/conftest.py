@@ -42,15 +42,17 @@ def java(request: pytest.FixtureRequest, rocketmq: dict[str, JavaDriver]) -> Jav
 
 
 @pytest.fixture
-def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callable[[str], JavaDriver]]:
-    """A further JVM of a version for a test that kills or stops it; asks for it by version."""
+def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callable[..., JavaDriver]]:
+    """A further JVM of a version for a test that kills or stops it, or with system properties of its own."""
     with ExitStack() as jvms:
         started = 0
 
-        def start(version: str) -> JavaDriver:
+        def start(version: str, **system_properties: str) -> JavaDriver:
             nonlocal started
             started += 1
-            return jvms.enter_context(java_driver(version, folder=tmp_path / f"jvm-{started}"))
+            return jvms.enter_context(
+                java_driver(version, folder=tmp_path / f"jvm-{started}", system_properties=system_properties)
+            )
 
         yield start
 

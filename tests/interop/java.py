@@ -127,7 +127,9 @@ class JavaPuts:
 class JavaDriver:
     """A JVM with one RocketMQ version in it, in which any number of stores can be open."""
 
-    def __init__(self, version: str, *, folder: Path) -> None:
+    def __init__(
+        self, version: str, *, folder: Path, system_properties: Mapping[str, str] | None = None
+    ) -> None:
         self.version = version
         self._folder = folder
         self._calls: dict[int, Future[dict[str, Any]]] = {}
@@ -148,6 +150,7 @@ class JavaDriver:
                     f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                     "-Drocketmq.client.logUseSlf4j=true",
+                    *(f"-D{key}={value}" for key, value in (system_properties or {}).items()),
                     "-cp", class_path(version), "interop.StoreDriver",
                 ],
                 stdin=subprocess.PIPE,
@@ -230,6 +233,24 @@ class JavaDriver:
         self._stores.append(store)
         return store
 
+    def send(
+        self, address: str, number: int, *, size: int = 1000, topic: str = "TopicTest"
+    ) -> list[dict[str, Any]]:
+        """Send messages to the queues 0 to 3 in turn with RocketMQ's own client.
+
+        Says for each what the client was answered: sendStatus, msgId, offsetMsgId, queueId, queueOffset.
+        """
+        said = self.call("send", address=address, count=number, size=size, topic=topic, seed=1)
+        results: list[dict[str, Any]] = said["results"]
+        return results
+
+    def ask(self, address: str) -> dict[str, Any]:
+        """A broker by RocketMQ's own client: runtimeInfo, haStatus (absent in 4.9.7, which does not know it).
+
+        `serializeType` says how the client writes its headers.
+        """
+        return self.call("ask", address=address)
+
     def retire_stores(self) -> None:
         """Begin to shut down what a test left open, so that it stops to dial and to listen."""
         self._retired += [store.start_shutdown() for store in self._stores if store.is_open]
@@ -284,7 +305,9 @@ class JavaDriver:
             with self._calls_lock:
                 call = self._calls.pop(answer["id"])
             if "error" in answer:
-                call.set_exception(JavaError(f"RocketMQ {self.version}: {answer['error']}"))
+                call.set_exception(
+                    JavaError(f"RocketMQ {self.version}: {answer['error']}\nIt logged:\n{self.log()}")
+                )
             else:
                 call.set_result(answer["result"])
         with self._calls_lock:
@@ -444,9 +467,11 @@ class JavaStore:
 
 
 @contextmanager
-def java_driver(version: str, *, folder: Path) -> Iterator[JavaDriver]:
+def java_driver(
+    version: str, *, folder: Path, system_properties: Mapping[str, str] | None = None
+) -> Iterator[JavaDriver]:
     """A JVM for as long as the block runs."""
-    driver = JavaDriver(version, folder=folder)
+    driver = JavaDriver(version, folder=folder, system_properties=system_properties)
     try:
         yield driver
     finally:

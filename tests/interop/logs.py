@@ -88,3 +88,15 @@ def blank_tails(store: Path, *, end: int, file_bytes: int) -> int:
             assert 0 < size <= file_bytes - position, f"{path}: record of {size} bytes at {position}"
             position += size
     return found
+
+
+def remove_files_just_made(store: Path) -> None:
+    """Delete the files, of no length yet, that RocketMQ was making when it was killed.
+
+    4.9.7 refuses to load a store with such a file ("length not matched message store config value, please
+    check it manually"), so this is what its operator has to do; 5.3.3 does it by itself.
+    """
+    for folder in ("commitlog", "consumequeue", "index"):
+        for path in (store / folder).rglob("*"):
+            if path.is_file() and path.stat().st_size == 0:
+                path.unlink()

@@ -13,6 +13,7 @@ import pytest
 from tests.interop.java import FILE_BYTES, JavaDriver
 from tests.interop.logs import assert_same_log
 from tests.interop.node import TriohaNode, load, run_trioha
+from tests.interop.rocketmq import VERSIONS
 from tests.interop.test_java_master import sync_settings
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -50,6 +51,77 @@ def test_trioha_loads_and_watches_a_real_broker_with_a_trioha_slave(
     else:
         assert [connection["ackOffset"] for connection in connections] == [end]
         assert [connection["lagBytes"] for connection in connections] == [0]
+
+
+def test_a_real_slave_broker_follows_a_trioha_master(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = start_node("master", role="SYNC_MASTER")
+    broker = java.open_broker(tmp_path / "broker", role="SLAVE", ha_master_address=master.ha_address)
+    master.wait(connections=1)
+    master.load(1, size=(100, 100))
+    broker.wait(maxOffset=master.max_offset)
+    loaded = master.load(200)
+    end = master.max_offset
+    said = status(broker.listen_address)
+
+    assert loaded.statuses == {"PUT_OK": 200}
+    assert_same_log(master.root, broker.root, end=end, file_bytes=FILE_BYTES)
+    assert (said["role"], said["brokerId"], said["maxOffset"]) == ("SLAVE", 1, end)
+    if java.version == "5.3.3":
+        assert said["client"]["masterAddress"] == master.ha_address
+        assert said["client"]["maxOffset"] == end
+
+
+@pytest.mark.parametrize("serialize_type", ["JSON", "ROCKETMQ"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rocketmqs_own_client_sends_to_a_trioha_node_and_reads_its_status(
+    own_jvm: Callable[..., JavaDriver],
+    start_node: StartNode,
+    tmp_path: Path,
+    version: str,
+    serialize_type: str,
+) -> None:
+    client = own_jvm(version, **{"rocketmq.serialize.type": serialize_type})
+    master = start_node("master", role="SYNC_MASTER")
+    alone = client.send(master.listen_address, 1)
+    start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    master.wait(ack_offset=master.max_offset)
+    sent = client.send(master.listen_address, 20)
+    end = master.max_offset
+    said = client.ask(master.listen_address)
+    read = client.open_store(stopped(master), role="ASYNC_MASTER").read()
+
+    assert [result["sendStatus"] for result in alone] == ["SLAVE_NOT_AVAILABLE"]
+    assert {result["sendStatus"] for result in sent} == {"SEND_OK"}
+    # What the client was told is where RocketMQ's store finds the message.
+    told = [tuple(result[key] for key in ANSWERED) for result in alone + sent]
+    found = [
+        (
+            message.record["properties"]["UNIQ_KEY"],
+            message.record["msgId"],
+            message.queue_id,
+            message.queue_offset,
+        )
+        for message in read.messages
+    ]
+    assert told == found
+    assert said["serializeType"] == serialize_type
+    assert int(said["runtimeInfo"]["commitLogMaxOffset"]) == end
+    assert int(said["runtimeInfo"]["commitLogMinOffset"]) == 0
+    if version == "5.3.3":
+        assert said["haStatus"]["masterCommitLogMaxOffset"] == end
+        (connection,) = said["haStatus"]["haConnectionInfo"]
+        assert (connection["slaveAckOffset"], connection["diff"], connection["inSync"]) == (end, 0, True)
+
+
+ANSWERED = ("msgId", "offsetMsgId", "queueId", "queueOffset")
+
+
+def stopped(node: TriohaNode) -> Path:
+    """The store of a node that is stopped cleanly."""
+    node.stop()
+    return node.root
 
 
 def status(address: str) -> dict[str, Any]:

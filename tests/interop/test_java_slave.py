@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
-from tests.interop.logs import assert_same_log, blank_tails, log_files, whole_records
+from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
 from tests.interop.node import TriohaNode, finish_load, start_load
 from tests.interop.rocketmq import VERSIONS
 
@@ -241,6 +241,7 @@ def test_no_put_is_ok_that_a_killed_real_slave_does_not_hold_and_it_resumes_at_i
     held = whole_records(slave.root, file_bytes=FILE_BYTES)
     loaded = finish_load(sending)
     end = master.max_offset
+    remove_files_just_made(slave.root)
     again = own_jvm(version).open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
     again.wait(maxOffset=end)
     read = again.read()

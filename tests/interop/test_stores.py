@@ -102,8 +102,9 @@ def test_trioha_goes_on_where_a_real_store_stopped(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     store = java.open_store(tmp_path / "store", role="ASYNC_MASTER")
-    # Prepared messages take no queue offset (spec/store.md 5.6): who counts them leaves gaps.
-    first = store.put(120, prepared_every=7)
+    # Prepared messages take no queue offset (spec/store.md 5.6): who counts them leaves gaps. The last one is
+    # in a queue: a 5.3.3 that believes in a clean stop forgets the record that follows it (5.4).
+    first = store.put(120, prepared_every=8)
     store.shutdown()
 
     node = start_node("store", role="ASYNC_MASTER")
@@ -116,7 +117,7 @@ def test_trioha_goes_on_where_a_real_store_stopped(
     assert node.max_offset_at_start == first.end_offset
     assert second.statuses == {"PUT_OK": 120}
     assert again.max_offset == end
-    assert len(read.messages) == 120 - 18 + 120
+    assert len(read.messages) == 120 - 15 + 120
     assert read.gaps() == []
 
 

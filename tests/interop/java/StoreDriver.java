@@ -28,12 +28,19 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.client.ClientConfig;
+import org.apache.rocketmq.client.impl.ClientRemotingProcessor;
+import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.PutMessageResult;
@@ -42,7 +49,7 @@ import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * Runs real RocketMQ message stores and brokers for the interop tests, several in one JVM.
+ * Runs real RocketMQ message stores, brokers and a client for the interop tests, several in one JVM.
  *
  * <p>Each line on stdin is a JSON object {@code {"id": n, "do": COMMAND, "store": NAME, ...}}; each gets one line
  * {@code {"id": n, "result": {...}}} or {@code {"id": n, "error": "..."}} on stdout, in the order in which they end
@@ -71,6 +78,7 @@ public final class StoreDriver {
 
     private final Map<String, Opened> opened = new ConcurrentHashMap<>();
     private final PrintStream answers;
+    private MQClientAPIImpl client;
 
     private StoreDriver(PrintStream answers) {
         this.answers = answers;
@@ -122,6 +130,12 @@ public final class StoreDriver {
         }
         if (command.equals("broker")) {
             return startBroker(name, request.getJSONObject("config"), request.getString("haMasterAddress"));
+        }
+        if (command.equals("send")) {
+            return send(request);
+        }
+        if (command.equals("ask")) {
+            return ask(request.getString("address"));
         }
         Opened target = opened.get(name);
         if (target == null) {
@@ -316,6 +330,47 @@ public final class StoreDriver {
         result.put("statuses", statuses);
         result.put("endOffset", end.get());
         result.put("slowestMillis", slowestNanos.get() / 1_000_000);
+        return result;
+    }
+
+    // ---- as a client of any broker
+
+    private synchronized MQClientAPIImpl client() {
+        if (client == null) {
+            client = new MQClientAPIImpl(
+                new NettyClientConfig(), new ClientRemotingProcessor(null), null, new ClientConfig());
+            client.start();
+        }
+        return client;
+    }
+
+    /** Sends messages one after the other as a producer does, and tells what it was answered for each. */
+    private Map<String, Object> send(JSONObject request) throws Exception {
+        List<Object> results = new ArrayList<>();
+        Random random = new Random(request.getLongValue("seed"));
+        for (int i = 0; i < request.getIntValue("count"); i++) {
+            byte[] body = new byte[request.getIntValue("size")];
+            random.nextBytes(body);
+            Message message = new Message(request.getString("topic"), "tag" + i % 3, "key" + i, body);
+            MessageClientIDSetter.setUniqID(message);
+            SendResult result = Rocket.send(client(), request.getString("address"), message, i % 4);
+            Map<String, Object> one = new LinkedHashMap<>();
+            one.put("sendStatus", result.getSendStatus().name());
+            one.put("msgId", result.getMsgId());
+            one.put("offsetMsgId", result.getOffsetMsgId());
+            one.put("queueId", result.getMessageQueue().getQueueId());
+            one.put("queueOffset", result.getQueueOffset());
+            results.add(one);
+        }
+        return new LinkedHashMap<>(Map.of("results", results));
+    }
+
+    /** What the client's own classes make of a broker's runtime info and, from 5.x on, of its HA status. */
+    private Map<String, Object> ask(String address) throws Exception {
+        Map<String, Object> result = new LinkedHashMap<>();
+        result.put("serializeType", RemotingCommand.getSerializeTypeConfigInThisServer().name());
+        result.put("runtimeInfo", client().getBrokerRuntimeInfo(address, 3000).getTable());
+        result.put("haStatus", Rocket.haStatus(client(), address));
         return result;
     }
 

@@ -6,9 +6,15 @@ import java.nio.channels.ServerSocketChannel;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.client.hook.SendMessageContext;
+import org.apache.rocketmq.client.impl.CommunicationMode;
+import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.protocol.header.SendMessageRequestHeader;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -64,6 +70,27 @@ final class Rocket {
         message.setBornHost(bornHost);
         message.setStoreHost(storeHost);
         return store.asyncPutMessage(message);
+    }
+
+    /** 4.9 has no such request. */
+    static Object haStatus(MQClientAPIImpl client, String address) {
+        return null;
+    }
+
+    static SendResult send(MQClientAPIImpl client, String address, Message message, int queueId) throws Exception {
+        SendMessageRequestHeader header = new SendMessageRequestHeader();
+        header.setProducerGroup("interop");
+        header.setTopic(message.getTopic());
+        header.setDefaultTopic("TBW102");
+        header.setDefaultTopicQueueNums(4);
+        header.setQueueId(queueId);
+        header.setSysFlag(0);
+        header.setBornTimestamp(System.currentTimeMillis());
+        header.setFlag(message.getFlag());
+        header.setProperties(MessageDecoder.messageProperties2String(message.getProperties()));
+        header.setReconsumeTimes(0);
+        return client.sendMessage(
+            address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
     }
 
     /** Port 0 is bound as the system likes, and kept to itself: it is read off the listening socket. */

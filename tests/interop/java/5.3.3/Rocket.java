@@ -5,12 +5,18 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.client.hook.SendMessageContext;
+import org.apache.rocketmq.client.impl.CommunicationMode;
+import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
@@ -68,6 +74,26 @@ final class Rocket {
         message.setBornHost(bornHost);
         message.setStoreHost(storeHost);
         return store.asyncPutMessage(message);
+    }
+
+    static Object haStatus(MQClientAPIImpl client, String address) throws Exception {
+        return client.getBrokerHAStatus(address, 3000);
+    }
+
+    static SendResult send(MQClientAPIImpl client, String address, Message message, int queueId) throws Exception {
+        SendMessageRequestHeader header = new SendMessageRequestHeader();
+        header.setProducerGroup("interop");
+        header.setTopic(message.getTopic());
+        header.setDefaultTopic("TBW102");
+        header.setDefaultTopicQueueNums(4);
+        header.setQueueId(queueId);
+        header.setSysFlag(0);
+        header.setBornTimestamp(System.currentTimeMillis());
+        header.setFlag(message.getFlag());
+        header.setProperties(MessageDecoder.messageProperties2String(message.getProperties()));
+        header.setReconsumeTimes(0);
+        return client.sendMessage(
+            address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
     }
 
     /** Port 0 is bound as the system likes and written back to the config. */
