@@ -112,11 +112,16 @@ class Dialer:
         return near
 
 
-def make_slave(log, *, dialer=None, events=None, settings=SETTINGS):
+def make_slave(log, *, dialer=None, events=None, settings=SETTINGS, **options):
     events = events or Events()
     dialer = dialer or Dialer()
     slave = HaSlave(
-        master_address="master:10912", connect=dialer, commit_log=log, settings=settings, sink=events
+        master_address="master:10912",
+        connect=dialer,
+        commit_log=log,
+        settings=settings,
+        sink=events,
+        **options,
     )
     return slave, dialer, events
 

@@ -115,6 +115,10 @@ async def test_a_slave_outside_of_the_log_is_sent_away_and_named(
     master, replicas, events = make_master(log)
     async with connected(master) as (peer, reasons):
         await peer.report(first_report)
+        if reason is not CloseReason.BAD_SIZE:
+            # Where the log is, for whoever understands it.
+            told = log.max_offset if reason is CloseReason.REQUEST_ABOVE_MAX else log.min_offset
+            assert await peer.next_frame() == (told, b"")
         await peer.ended()
     assert reasons == [reason]
     assert [(event[2], event[5]) for event in events.of(Kind.REFUSED)] == [(first_report, reason)]

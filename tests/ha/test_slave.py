@@ -1,5 +1,6 @@
 """The slave's side: reports, frames it takes or refuses, timers, reconnects."""
 
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,8 @@ import trio
 
 from tests.ha.support import Dialer, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
+from trioha.ha.follow import FollowSettings
+from trioha.ha.slave import AckMode, GapPolicy
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
 
 
@@ -25,10 +28,12 @@ def log(tmp_path):
 
 
 async def send_log(peer, master_log, start_offset, *, batch_bytes=32768):
+    """Send the master's log; a slave that has seen enough may hang up."""
     offset = start_offset
-    while body := bytes(master_log.read(offset, batch_bytes)):
-        await peer.frame(offset, body)
-        offset += len(body)
+    with suppress(trio.BrokenResourceError):
+        while body := bytes(master_log.read(offset, batch_bytes)):
+            await peer.frame(offset, body)
+            offset += len(body)
 
 
 async def reported(peer, offset):
@@ -144,7 +149,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
 async def test_after_a_cut_inside_a_record_the_slave_asks_again_from_its_start(
     log, master_log, autojump_clock
 ):
-    slave, dialer, _ = make_slave(log)
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -293,3 +298,114 @@ async def test_the_recorded_stream_of_a_real_master_is_taken_whole(log, version,
         nursery.cancel_scope.cancel()
     assert events.of(Kind.REFUSED) == []
     assert log_bytes(log) == b"".join(body for _, body in frames_of([data]))
+
+
+async def test_with_resync_a_diverged_log_is_kept_aside_and_its_master_followed(log, master_log, autojump_clock):
+
+
+async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, master_log, autojump_clock):
+    slave, dialer, _ = make_slave(log, acks=AckMode.FLUSHED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await send_log(peer, master_log, 0)
+        await settled()
+        assert log.max_offset == master_log.max_offset
+        assert slave.status().reported_offset == 0
+        log.flushed.advance(70_000)
+        assert await peer.next_report() == 70_000
+        log.flushed.advance(log.max_offset)
+        assert await peer.next_report() == log.max_offset
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_observer_receives_everything_and_acks_nothing(log, master_log, autojump_clock):
+    slave, dialer, _ = make_slave(log, acks=AckMode.NEVER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        await send_log(peer, master_log, 0)
+        for _ in range(3):
+            assert await peer.next_report() == 0
+        assert log.max_offset == master_log.max_offset
+        await peer.stream.aclose()
+        await trio.sleep(1)
+        # Its records are younger than a put could wait: it asks from the very beginning, and compares.
+        assert await dialer.peers[1].next_report() == 1
+        await send_log(dialer.peers[1], master_log, 1)
+        master_log.append(message(b"new"))
+        await send_log(dialer.peers[1], master_log, log.max_offset)
+        for _ in range(3):
+            assert await dialer.peers[1].next_report() == 1
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+
+
+async def diverged(log, master_log):
+    """Make the slave's log hold other bytes than the master's, near its end."""
+    for _ in range(3):
+        log.append(message(b"other history"))
+
+
+async def test_a_diverged_log_is_named_and_kept_by_default(log, master_log, autojump_clock):
+    await diverged(log, master_log)
+    before = log_bytes(log)
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        for number in range(3):
+            await settled()
+            request = await dialer.peers[number].next_report()
+            await send_log(dialer.peers[number], master_log, request)
+            await settled()
+            assert slave.status().last_close_reason is CloseReason.DIVERGED
+            assert "differ at offset" in slave.status().verdict
+            await trio.sleep(6)
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == before
+    assert {event[5] for event in events.of(Kind.REFUSED)} == {CloseReason.DIVERGED}
+
+
+async def test_with_resync_a_diverged_log_is_kept_aside_and_the_master_followed(
+    log, master_log, autojump_clock
+):
+    await diverged(log, master_log)
+    slave, dialer, _ = make_slave(log, gap_policy=GapPolicy.RESYNC)
+    directory = log.directory
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await send_log(dialer.peers[0], master_log, await dialer.peers[0].next_report())
+        await trio.sleep(1)
+        assert await dialer.peers[1].next_report() == 0
+        await send_log(dialer.peers[1], master_log, 0)
+        await reported(dialer.peers[1], master_log.max_offset)
+        assert slave.status().verdict == ""
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+    (aside,) = directory.parent.glob("slave.diverged-*")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
+
+
+async def test_the_verdict_goes_when_the_master_is_the_right_one_again(log, master_log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await send_log(dialer.peers[0], master_log, 0)
+        await dialer.peers[0].stream.aclose()
+        await trio.sleep(1)
+        request = await dialer.peers[1].next_report()
+        await dialer.peers[1].frame(request)
+        await dialer.peers[1].frame(request)
+        await settled()
+        assert slave.status().verdict.startswith("GAP")
+        await trio.sleep(6)
+        await send_log(dialer.peers[2], master_log, await dialer.peers[2].next_report())
+        await settled()
+        assert slave.status().verdict == ""
+        nursery.cancel_scope.cancel()

@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 RECEIVE_BYTES = 16 * 1024
 FRAMES_PER_TURN = 16
+HINT_TIMEOUT_S = 1.0
 COPY_BYTES_MAX = 64 * 1024
 """Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
 
@@ -48,7 +49,10 @@ class HaSettings:
     housekeeping_interval_s: float
     """haHousekeepingInterval: silence of the peer after which the connection is closed."""
     transfer_batch_bytes: int
-    """haTransferBatchSize: longest body of a frame that is sent."""
+    """haTransferBatchSize: longest body of a frame to a slave in step."""
+    transfer_batch_bytes_max: int = 0
+    """trioha.haTransferBatchMax: longest body of a frame to a slave that is behind; below
+    `transfer_batch_bytes` nothing grows."""
 
 
 @frozen
@@ -99,6 +103,9 @@ class HaConnection:
         self._sink = sink
         self._on_refused = on_refused
         self._requested = trio.Event()
+        self._hint_offset = -1
+        """Where the log begins or ends, for a slave that asks for bytes outside of it."""
+        self._batch_bytes = settings.transfer_batch_bytes
         self._lag_clock = LagClock()
         self._rate = RateMeter(trio.current_time())
 
@@ -179,6 +186,10 @@ class HaConnection:
                 report = decoder.feed(bytes(data))
                 if report is not None:
                     self._take_report(report)
+            if self._hint_offset >= 0:
+                # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
+                with trio.move_on_after(HINT_TIMEOUT_S):
+                    await self._stream.send_all(encode_header(self._hint_offset, 0))
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         finally:
@@ -216,10 +227,13 @@ class HaConnection:
             self._refuse(offset, CloseReason.BAD_SIZE)
             return
         self._sink.emit(Kind.REQUESTED, conn=self.connection_id, offset=offset, aux=max_offset)
-        if offset > max_offset:
+        if offset > max_offset and not (offset == 1 and max_offset == 0):
+            # A slave that wants all history asks from 1, of an empty log too.
+            self._hint_offset = max_offset
             self._refuse(offset, CloseReason.REQUEST_ABOVE_MAX)
             return
         if 0 < offset < commit_log.min_offset:
+            self._hint_offset = commit_log.min_offset
             self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
             return
         self.request_offset = offset
@@ -282,8 +296,8 @@ class HaConnection:
     async def _send_frame(self) -> None:
         offset = self.sent_offset
         commit_log = self._log
-        body = commit_log.read(offset, self._settings.transfer_batch_bytes)
         max_offset = commit_log.max_offset
+        body = commit_log.read(offset, self._next_batch_bytes(max_offset - offset))
         now_s = trio.current_time()
         self._lag_clock.appended(max_offset, now_s)
         # Counted as sent before the first byte leaves: the slave's ack may be faster than our own return.
@@ -291,6 +305,20 @@ class HaConnection:
         self._sink.emit(Kind.TRANSFER, conn=self.connection_id, offset=offset, aux=max_offset, size=len(body))
         await self._send(encode_header(offset, len(body)), body)
         self._rate.add(len(body), trio.current_time())
+
+    def _next_batch_bytes(self, behind_bytes: int) -> int:
+        """Longest body of the next frame: doubles while the slave is far behind, is small again in step.
+
+        Long frames are what catching up at full speed takes; short ones are what acks in step are.
+        """
+        settings = self._settings
+        if behind_bytes <= settings.transfer_batch_bytes:
+            self._batch_bytes = settings.transfer_batch_bytes
+        elif behind_bytes > 2 * self._batch_bytes:
+            self._batch_bytes = max(
+                settings.transfer_batch_bytes, min(2 * self._batch_bytes, settings.transfer_batch_bytes_max)
+            )
+        return self._batch_bytes
 
     async def _send_heartbeat(self) -> None:
         self._sink.emit(

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from enum import Enum
 from itertools import count
 
 import structlog
@@ -23,6 +25,7 @@ from attrs import frozen
 
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.connection import HaSettings
+from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.transport import send_now
@@ -36,8 +39,6 @@ from trioha.recording.events import (
     LinkEvent,
 )
 from trioha.store.commit_log import CommitLog
-from trioha.store.record import RecordError
-from trioha.store.replica import ReplicaAppender
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,33 @@ CONNECT_TIMEOUT_S = 5.0
 BACK_OFF_MIN_S = 0.1
 BACK_OFF_MAX_S = 5.0
 RECEIVE_BYTES = 256 * 1024
+
+OBSERVED_AGE_S = 60.0
+"""An observer asks from a record at least so old: no put waits that long."""
+
+GAP_REASONS = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
+"""Ends after which the own log cannot be continued as it is."""
+
+
+class AckMode(Enum):
+    """What this slave promises when it reports an offset."""
+
+    WRITTEN = "written"
+    """It holds the bytes, as RocketMQ's slaves do (`trioha.haAckMode=written`)."""
+    FLUSHED = "flushed"
+    """It has them on disk (`trioha.haAckMode=flushed`)."""
+    NEVER = "never"
+    """Nothing: an observer receives everything and releases no producer (`trioha.haRole=observer`)."""
+
+
+class GapPolicy(Enum):
+    """What happens to a log that does not follow its master's (`trioha.haGapPolicy`)."""
+
+    FAIL = "fail"
+    """It stays as it is; the node says what is wrong and keeps asking."""
+    RESYNC = "resync"
+    """Its files are kept beside it, and it starts anew."""
+
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
 
@@ -66,6 +94,8 @@ class SlaveStatus:
     """Wall time of the last report, 0 before the first."""
     last_close_reason: CloseReason
     """Why the last connection ended, NONE while none has."""
+    verdict: str
+    """What keeps this log from following its master's (gap, ahead, diverged), with the offset; else empty."""
 
 
 class HaSlave:
@@ -79,6 +109,9 @@ class HaSlave:
         commit_log: CommitLog,
         settings: HaSettings,
         sink: EventSink,
+        follow: FollowSettings | None = None,
+        acks: AckMode = AckMode.WRITTEN,
+        gap_policy: GapPolicy = GapPolicy.FAIL,
     ) -> None:
         """`connect` opens a stream to the master's HA port; OSError and TooSlowError mean it is not there."""
         self._master_address = master_address
@@ -86,7 +119,16 @@ class HaSlave:
         self._log = commit_log
         self._settings = settings
         self._sink = sink
-        self._appender = ReplicaAppender(commit_log)
+        self._acks = acks
+        self._gap_policy = gap_policy
+        self._follower = Follower(commit_log, follow or FollowSettings())
+        self._verdict = ""
+        self._request_offset = 0
+        """First report of the current connection."""
+        self._requested = trio.Event()
+        """Set when the current connection's first report went out."""
+        self._checked = trio.Event()
+        """Set when the current connection's tail check is over."""
         self._ids = count(1)
         self._connection_id = NO_CONNECTION
         self._connections = 0
@@ -116,6 +158,7 @@ class HaSlave:
             last_read_ms=self._last_read_ms,
             last_write_ms=self._last_write_ms,
             last_close_reason=self._last_reason,
+            verdict=self._verdict,
         )
 
     async def run(self) -> None:
@@ -126,7 +169,10 @@ class HaSlave:
                 self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
                 self._frame_taken = False
                 reason = await self._connect_and_replicate()
-                if self._frame_taken:
+                if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC:
+                    self._set_log_aside(reason)
+                    back_off_s = BACK_OFF_MIN_S
+                elif self._frame_taken and reason not in GAP_REASONS:
                     back_off_s = BACK_OFF_MIN_S
                 self._sink.emit(
                     Kind.LINK,
@@ -162,7 +208,9 @@ class HaSlave:
         """Take the log over one stream until the connection ends, and say why. The stream is closed then."""
         self._reason = CloseReason.NONE
         self._reported_offset = -1
-        self._appender.discard()
+        self._requested = trio.Event()
+        self._checked = trio.Event()
+        self._request_offset = self._first_report()
         self._unsent = bytearray()
         self._unsent_report = trio.Event()
         self._rate = RateMeter(trio.current_time())
@@ -176,6 +224,8 @@ class HaSlave:
                 async with trio.open_nursery() as connection:
                     connection.start_soon(self._read_log, stream, idle, connection.cancel_scope)
                     connection.start_soon(self._write_reports, stream, connection.cancel_scope)
+                    if self._acks is AckMode.FLUSHED:
+                        connection.start_soon(self._report_flushed, stream, connection.cancel_scope)
             if idle.cancelled_caught:
                 self._end(CloseReason.HOUSEKEEPING)
                 log.warning(
@@ -196,6 +246,19 @@ class HaSlave:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
         return self._reason
+
+    def _set_log_aside(self, reason: CloseReason) -> None:
+        """Keep the log that does not follow the master's beside the store, and begin a new one."""
+        directory = self._log.directory
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+        aside = directory.with_name(f"{directory.name}.{reason.name.lower()}-{stamp}")
+        try:
+            self._log.set_aside(aside)
+        except OSError as error:
+            log.error("the log cannot be set aside", path=str(aside), reason=error.strerror)
+            return
+        log.warning("log set aside, starting anew", kept_as=str(aside), reason=self._verdict)
+        self._verdict = ""
 
     def _end(self, reason: CloseReason) -> None:
         if self._reason is CloseReason.NONE:
@@ -225,14 +288,20 @@ class HaSlave:
                 self._last_read_ms = time.time_ns() // 1_000_000
                 decoder.feed(bytes(data))
                 self._take_events(decoder)
-                if self._log.max_offset > self._reported_offset:
-                    self._report(stream, self._log.max_offset)
+                if self._ack_offset > self._reported_offset:
+                    self._report(stream, self._ack_offset)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:
             self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
-        except RecordError as error:
-            self._refuse(self._log.max_offset, CloseReason.BAD_RECORD, str(error))
+        except FollowError as error:
+            if error.reason in GAP_REASONS:
+                self._verdict = f"{error.reason.name}: {error}"
+            if error.reason is CloseReason.PROBED:
+                log.info(str(error), master=self._master_address)
+                self._end(error.reason)
+            else:
+                self._refuse(error.offset, error.reason, str(error))
         except StoreError as error:
             # A full disk: the log stays whole, and the next tries find out when there is space again.
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
@@ -240,17 +309,27 @@ class HaSlave:
             connection.cancel()
 
     def _take_events(self, decoder: TransferDecoder) -> None:
-        """Take all that the decoder has; a frame that does not fit ends the connection."""
+        """Take all that the decoder has; raises FollowError at a frame that does not fit."""
         while (event := decoder.next_event()) is not None:
             match event:
                 case FrameHeader():
                     self._header = event
-                    if not self._accept_header(event):
-                        return
+                    self._follower.take_header(event)
+                    if event.body_bytes == 0:
+                        self._sink.emit(
+                            Kind.HEARTBEAT,
+                            conn=self._connection_id,
+                            offset=event.offset,
+                            aux=self._log.max_offset,
+                            flags=Direction.RECEIVED,
+                        )
                 case BodyPart(data, is_last):
-                    self._appender.append(data)
+                    self._follower.take_body(data)
                     if is_last:
                         self._frame_taken = True
+                        if self._follower.is_checked:
+                            self._verdict = ""
+                            self._checked.set()
                         self._sink.emit(
                             Kind.RECEIVED,
                             conn=self._connection_id,
@@ -258,40 +337,6 @@ class HaSlave:
                             aux=self._log.max_offset,
                             size=self._header.body_bytes,
                         )
-
-    def _accept_header(self, header: FrameHeader) -> bool:
-        """Whether the frame continues the log (spec ha 2.3); an empty one begins where the master says."""
-        commit_log = self._log
-        file_bytes = commit_log.file_bytes
-        expected_offset = self._appender.next_offset
-        if header.offset != expected_offset:
-            may_begin = commit_log.is_empty and expected_offset == commit_log.max_offset
-            if not may_begin or header.offset % file_bytes:
-                self._refuse(
-                    header.offset,
-                    CloseReason.OFFSET_MISMATCH,
-                    f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected_offset} "
-                    f"MASTER: {header.offset}",
-                )
-                return False
-            log.info("log begins at the master's offset", offset=header.offset)
-            commit_log.start_at(header.offset)
-        if header.offset % file_bytes + header.body_bytes > file_bytes:
-            self._refuse(
-                header.offset,
-                CloseReason.BAD_SIZE,
-                f"frame of {header.body_bytes} bytes at {header.offset} crosses a file's end",
-            )
-            return False
-        if header.body_bytes == 0:
-            self._sink.emit(
-                Kind.HEARTBEAT,
-                conn=self._connection_id,
-                offset=header.offset,
-                aux=commit_log.max_offset,
-                flags=Direction.RECEIVED,
-            )
-        return True
 
     def _refuse(self, offset: int, reason: CloseReason, message: str) -> None:
         log.warning(message, master=self._master_address, reason=reason.name)
@@ -304,6 +349,25 @@ class HaSlave:
         )
         self._end(reason)
 
+    @property
+    def _ack_offset(self) -> int:
+        """What this slave may promise now, by its ack mode and as far as its tail was compared."""
+        match self._acks:
+            case AckMode.WRITTEN:
+                return self._follower.ack_offset
+            case AckMode.FLUSHED:
+                return min(self._follower.ack_offset, self._log.flushed.offset)
+            case AckMode.NEVER:
+                return self._request_offset
+
+    def _first_report(self) -> int:
+        """Where to go on from; for an observer so far back that no producer can still wait for it."""
+        follower = self._follower
+        if self._acks is not AckMode.NEVER or self._log.is_empty:
+            return follower.begin()
+        before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
+        return follower.begin(at_most=self._log.record_stored_before(before_ms))
+
     # -- reports -------------------------------------------------------------------------------------------
 
     async def _write_reports(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
@@ -311,7 +375,8 @@ class HaSlave:
         heartbeat_s = self._settings.heartbeat_interval_s
         self._last_report_s = trio.current_time()
         try:
-            self._report(stream, self._log.max_offset)
+            self._report(stream, self._request_offset)
+            self._requested.set()
             while True:
                 with trio.move_on_at(self._last_report_s + heartbeat_s):
                     await self._unsent_report.wait()
@@ -323,7 +388,7 @@ class HaSlave:
                 if not self._unsent:
                     self._unsent_report = trio.Event()
                     if trio.current_time() >= self._last_report_s + heartbeat_s:
-                        self._report(stream, self._log.max_offset)
+                        self._report(stream, max(self._ack_offset, self._reported_offset))
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except trio.TooSlowError:
@@ -352,3 +417,18 @@ class HaSlave:
         self._unsent += report if self._unsent else send_now(stream, report)
         if self._unsent:
             self._unsent_report.set()
+
+    async def _report_flushed(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+        """Report what came to be on disk while nothing was received."""
+        try:
+            await self._requested.wait()
+            while True:
+                await self._log.flushed.reached(self._reported_offset + 1)
+                if self._ack_offset <= self._reported_offset:
+                    # The tail check is not over: what is flushed of it counts when it is.
+                    await self._checked.wait()
+                else:
+                    self._report(stream, self._ack_offset)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+            connection.cancel()

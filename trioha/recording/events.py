@@ -133,6 +133,16 @@ class CloseReason(IntEnum):
     """No connection could be made."""
     STORE_ERROR = 14
     """The slave's own disk refused the bytes."""
+    GAP = 15
+    """The master no longer has the bytes behind the slave's end."""
+    AHEAD = 16
+    """The slave's log ends behind the master's."""
+    DIVERGED = 17
+    """The slave holds other bytes than the master."""
+    NOT_ALLOWED = 18
+    """The peer is not in the allow-list, or too many connections are open."""
+    PROBED = 19
+    """The slave has found out what it wanted to know of where the master's log begins."""
 
 
 class EventSink(Protocol):

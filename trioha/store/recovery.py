@@ -89,7 +89,7 @@ def open_commit_log(
             file.size,
             file.start_offset,
             check_crc=not clean_exit or index == len(files) - 1,
-            on_record=_queue_counter(view, queue_offsets),
+            on_record=_queue_counter(commit_log, file, queue_offsets),
         )
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
@@ -115,6 +115,10 @@ def open_commit_log(
         (topic.decode(), queue): next_ for (topic, queue), next_ in queue_offsets.items()
     }
     commit_log.last_store_timestamp_ms = last_store_timestamp_ms
+    if not clean_exit:
+        # What a killed process left is in the page cache; from here on it counts as flushed.
+        for file in commit_log.files:
+            file.sync()
     commit_log.appended.move_to(end_offset)
     commit_log.flushed.move_to(end_offset)
     if cut_bytes:
@@ -127,11 +131,13 @@ def open_commit_log(
 
 
 def _queue_counter(
-    view: memoryview, queue_offsets: dict[tuple[bytes, int], int]
+    commit_log: CommitLog, file: MappedFile, queue_offsets: dict[tuple[bytes, int], int]
 ) -> Callable[[int, int], None]:
-    """A function that notes the next queue offset behind each record of `view`."""
+    """A function that notes each record of a file and the next queue offset behind it."""
+    view = file.view
 
     def count(at: int, size: int) -> None:
+        commit_log.note_record(file.start_offset + at)
         _, _, _, queue_id, _, queue_offset, _, sys_flag, _ = HEAD.unpack_from(view, at)
         if sys_flag & TRANSACTION_MASK in {TRANSACTION_PREPARED, TRANSACTION_ROLLBACK}:
             return

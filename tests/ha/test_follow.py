@@ -1,0 +1,211 @@
+"""What a slave takes from a master, without I/O: tail check, gaps, divergence, where an empty one starts."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.support import FILE_BYTES, log_bytes, message, open_log
+from trioha.ha.follow import Follower, FollowError, FollowSettings, StartFrom
+from trioha.ha.frames import FrameHeader
+from trioha.recording.events import CloseReason
+
+TAIL_BYTES = 20_000
+
+
+def filled(directory, *, count=60, seed=1, size=4000):
+    log, _ = open_log(directory)
+    rng = random.Random(seed)
+    for _ in range(count):
+        log.append(message(rng.randbytes(size)))
+    return log
+
+
+def replica_of(master, directory, end_offset):
+    """A log that holds the master's up to a record's end at or before `end_offset`."""
+    from trioha.store.replica import ReplicaAppender
+
+    log, _ = open_log(directory)
+    appender = ReplicaAppender(log)
+    offset = 0
+    while offset < end_offset:
+        data = master.read(offset, min(7000, end_offset - offset))
+        appender.append(data)
+        offset += len(data)
+    appender.discard()
+    return log
+
+
+def serve(follower, master, *, frame_bytes=5000, request=None):
+    """Send what a RocketMQ master would send from the follower's first report on, to the master's end."""
+    request = follower.begin() if request is None else request
+    offset = request or master.max_offset - master.max_offset % FILE_BYTES
+    while data := master.read(offset, frame_bytes):
+        follower.take_header(FrameHeader(offset, len(data)))
+        follower.take_body(data)
+        offset += len(data)
+    return request, offset
+
+
+@pytest.fixture
+def master(tmp_path):
+    return filled(tmp_path / "master")
+
+
+def settings_with(**options):
+    return FollowSettings(tail_check_bytes=TAIL_BYTES, **options)
+
+
+@given(part=st.floats(0.02, 1.0), tail_bytes=st.sampled_from([0, 1, 3000, TAIL_BYTES, 10**9]))
+@settings(max_examples=30, deadline=None)
+def test_a_slave_that_holds_a_prefix_follows_to_the_end(tmp_path_factory, part, tail_bytes):
+    folder = tmp_path_factory.mktemp("follow")
+    master = filled(folder / "master")
+    log = replica_of(master, folder / "slave", round(master.max_offset * part))
+    end_offset = log.max_offset
+    follower = Follower(log, FollowSettings(tail_check_bytes=tail_bytes))
+    request = follower.begin()
+    if end_offset:
+        assert max(1, end_offset - tail_bytes) <= request <= end_offset
+        assert request > (end_offset - 1) // FILE_BYTES * FILE_BYTES - 1
+    serve(follower, master, request=request)
+    start = log.min_offset
+    assert log_bytes(log) == log_bytes(master)[start:]
+    assert follower.ack_offset == master.max_offset
+
+
+def test_nothing_beyond_the_request_is_acked_before_the_tail_was_compared(master, tmp_path):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    follower = Follower(log, settings_with())
+    request = follower.begin()
+    assert (follower.ack_offset, follower.is_checked) == (request, False)
+    half = (log.max_offset - request) // 2
+    follower.take_header(FrameHeader(request, half))
+    follower.take_body(master.read(request, half))
+    assert (follower.ack_offset, follower.next_offset) == (request, request + half)
+    rest = log.max_offset - request - half
+    follower.take_header(FrameHeader(request + half, rest))
+    follower.take_body(master.read(request + half, rest))
+    assert (follower.ack_offset, follower.is_checked) == (log.max_offset, True)
+
+
+@pytest.mark.parametrize("back", [1, 100, 9000, 15_000])
+def test_a_differing_byte_in_the_tail_is_found_and_nothing_is_overwritten(master, tmp_path, back):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    offset = log.max_offset - back
+    log.files[0].view[offset] ^= 1
+    before = log_bytes(log)
+    follower = Follower(log, settings_with())
+    request = follower.begin()
+    assert request <= offset
+    with pytest.raises(FollowError, match=f"differ at offset {offset}") as raised:
+        serve(follower, master, request=request)
+    assert (raised.value.reason, raised.value.offset) == (CloseReason.DIVERGED, offset)
+    assert log_bytes(log) == before
+
+
+def test_a_master_that_ends_inside_the_tail_is_found_by_its_second_heartbeat(master, tmp_path):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    shorter = replica_of(master, tmp_path / "shorter", 45_000)
+    follower = Follower(log, settings_with())
+    _, offset = serve(follower, shorter)
+    follower.take_header(FrameHeader(offset, 0))
+    with pytest.raises(FollowError, match=f"the master's at {shorter.max_offset}") as raised:
+        follower.take_header(FrameHeader(offset, 0))
+    assert raised.value.reason is CloseReason.AHEAD
+
+
+def test_a_master_with_nothing_at_the_request_is_found_by_its_second_heartbeat(master, tmp_path):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    follower = Follower(log, settings_with())
+    request = follower.begin()
+    follower.take_header(FrameHeader(request, 0))
+    with pytest.raises(FollowError) as raised:
+        follower.take_header(FrameHeader(request, 0))
+    assert (raised.value.reason, raised.value.offset) == (CloseReason.GAP, request)
+
+
+@pytest.mark.parametrize(("told", "reason"), [(100, CloseReason.AHEAD), (10 * FILE_BYTES, CloseReason.GAP)])
+def test_a_trioha_master_says_where_its_log_is_and_the_slave_understands(master, tmp_path, told, reason):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    follower = Follower(log, settings_with())
+    follower.begin()
+    with pytest.raises(FollowError, match=str(told)) as raised:
+        follower.take_header(FrameHeader(told, 0))
+    assert raised.value.reason is reason
+
+
+def test_an_empty_slave_starts_at_the_last_file_by_default(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    assert serve(Follower(log, settings_with()), master)[0] == 0
+    assert log.min_offset == 3 * FILE_BYTES
+    assert log.max_offset == master.max_offset
+
+
+def test_an_empty_slave_can_take_all_history_from_an_unmodified_master(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=StartFrom.EARLIEST))
+    assert serve(follower, master)[0] == 1
+    assert log_bytes(log) == log_bytes(master)
+
+
+def test_a_first_record_that_does_not_begin_with_zero_is_refused_before_anything_is_acked(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=StartFrom.EARLIEST))
+    follower.begin()
+    follower.take_header(FrameHeader(1, 1000))
+    with pytest.raises(FollowError) as raised:
+        follower.take_body(memoryview(bytes(range(1, 251)) * 4))
+    assert raised.value.reason is CloseReason.BAD_RECORD
+    assert log.is_empty
+
+
+@pytest.mark.parametrize("first_file", [1, 2, 3, 7, 8, 9])
+def test_where_the_first_files_are_gone_the_slave_finds_the_first_that_is_there(tmp_path, first_file):
+    """An unmodified master whose log begins at `first_file` of 10: it tells nothing but data or silence."""
+    last_file = 9
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=StartFrom.EARLIEST))
+    asked = []
+    for _ in range(10):
+        request = follower.begin()
+        asked.append(request)
+        start = request or last_file * FILE_BYTES
+        if start == log.max_offset > 0:
+            follower.take_header(FrameHeader(start, 500))
+            break
+        is_there = start >= first_file * FILE_BYTES
+        with pytest.raises(FollowError) as raised:  # noqa: PT012 - the first heartbeat may not be enough
+            follower.take_header(FrameHeader(start, 500 if is_there else 0))
+            follower.take_header(FrameHeader(start, 0))
+        assert raised.value.reason is CloseReason.PROBED
+    assert (asked[:2], asked[-1]) == ([1, 0], first_file * FILE_BYTES)
+    assert len(asked) <= 7
+    assert log.min_offset == first_file * FILE_BYTES
+
+
+def test_a_trioha_master_says_where_its_first_file_is(tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=StartFrom.EARLIEST))
+    assert follower.begin() == 1
+    with pytest.raises(FollowError) as raised:
+        follower.take_header(FrameHeader(4 * FILE_BYTES, 0))
+    assert raised.value.reason is CloseReason.PROBED
+    assert follower.begin() == 4 * FILE_BYTES == log.min_offset
+
+
+def test_an_empty_slave_can_start_at_the_file_of_an_offset(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    request, _ = serve(Follower(log, settings_with(start=FILE_BYTES + 777)), master)
+    assert request == FILE_BYTES == log.min_offset
+    assert log_bytes(log) == log_bytes(master)[FILE_BYTES:]
+
+
+def test_an_observer_asks_from_no_later_than_it_is_told(master, tmp_path):
+    log = replica_of(master, tmp_path / "slave", 50_000)
+    follower = Follower(log, settings_with())
+    assert follower.begin(at_most=12_345) == 12_345
+    assert follower.begin(at_most=0) == 1
+    serve(follower, master, request=1)
+    assert log_bytes(log) == log_bytes(master)
