@@ -350,6 +350,7 @@ class JavaStore:
         seed: int = 1,
         prepared_every: int = 0,
         wait_store_msg_ok: bool = True,
+        ipv6_born_hosts: bool = True,
         timeout_s: float = 60.0,
     ) -> JavaPuts:
         """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn.
@@ -364,6 +365,7 @@ class JavaStore:
             seed=seed,
             prepared_every=prepared_every,
             wait_store_msg_ok=wait_store_msg_ok,
+            ipv6_born_hosts=ipv6_born_hosts,
         ).result(timeout_s)
 
     def start_put(

@@ -1,0 +1,204 @@
+"""The demo holds, says so honestly when it does not, and leaves no process behind however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from trioha.cli import main
+from trioha.cli.demo_story import AFTER, BEFORE, DURING
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+MARK = "TRIOHA_TEST_MARK"
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of all living processes that have this mark: those of one demo, however far below."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile, or is not ours
+            continue
+    return found
+
+
+class Demo:
+    """A running `trioha demo`, in a folder of its own, and all processes below it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.mark = uuid4().hex
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.remarks: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trioha", "demo", *arguments],
+            cwd=folder,
+            env={**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, remark: str) -> None:
+        """Read remarks until one has this text."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.remarks.append(line)
+            if remark in line:
+                return
+        pytest.fail(f"{remark!r} was never said:\n{''.join(self.remarks)}")
+
+    def end(self) -> str:
+        """Wait for the end; what it printed."""
+        out, err = self.process.communicate(timeout=200)
+        self.remarks.append(err)
+        return out
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    """Start demos; at the end none of their processes may be left."""
+    demos: list[Demo] = []
+
+    def start_demo(*arguments: str) -> Demo:
+        demos.append(Demo(tmp_path, *arguments))
+        return demos[-1]
+
+    yield start_demo
+    for demo in demos:
+        if demo.process.poll() is None:
+            demo.process.kill()
+        for stream in (demo.process.stdout, demo.process.stderr):
+            assert stream is not None
+            stream.close()
+        demo.process.wait(30)
+
+
+@pytest.mark.spark
+def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., Demo]) -> None:
+    demo = start("--count", "2000", "--json", "--report", "report.html")
+    said = json.loads(demo.end())
+    assert demo.process.returncode == 0, demo.remarks
+    assert said["ok"]
+    assert all(check["held"] for check in said["checks"])
+    puts = {act: result["statuses"] for act, result in said["puts"].items()}
+    assert puts[BEFORE] == {"PUT_OK": 500}
+    assert puts[AFTER] == {"PUT_OK": 500}
+    assert sum(puts[DURING].values()) == 1000
+    assert set(puts[DURING]) - {"PUT_OK"} <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
+    assert set(puts[DURING]) != {"PUT_OK"}
+    assert "<html" in (demo.folder / "report.html").read_text()
+    assert said["folder"] is None
+    assert list(demo.temporary.glob("trioha-demo-*")) == []
+    assert marked(demo.mark) == []
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("master serves", signal.SIGINT),
+        ("slave serves", signal.SIGTERM),
+        ("slave killed", signal.SIGHUP),
+        ("PUT_OK", signal.SIGTERM),
+    ],
+)
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(
+    start: Callable[..., Demo], moment: str, number: signal.Signals
+) -> None:
+    demo = start("--count", "2000")
+    demo.wait_for(moment)
+    demo.process.send_signal(number)
+    assert demo.end() == ""
+    assert demo.process.returncode == 128 + number
+    assert demo.remarks[-1].endswith(f"stopped by {number.name}; no process is left\n")
+    assert marked(demo.mark) == []
+    assert list(demo.temporary.glob("trioha-demo-*")) == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
+    start: Callable[..., Demo], number: signal.Signals
+) -> None:
+    demo = start("--count", "100")
+    demo.wait_for("byte-identical")
+    deadline_s = time.monotonic() + 60
+    while not any("java" in command for command in marked(demo.mark)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    demo.process.send_signal(number)
+    demo.end()
+    gone_within(demo, seconds=5)
+
+
+@pytest.mark.parametrize("moment", ["master serves", "slave killed"])
+def test_a_demo_killed_with_sigkill_takes_its_processes_along(
+    start: Callable[..., Demo], moment: str
+) -> None:
+    demo = start("--count", "2000")
+    demo.wait_for(moment)
+    demo.process.kill()
+    gone_within(demo, seconds=5)
+
+
+def gone_within(demo: Demo, *, seconds: float) -> None:
+    deadline_s = time.monotonic() + seconds
+    while left := marked(demo.mark):
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
+
+
+def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environ = {**os.environ, "PATH": str(tmp_path), "TMPDIR": str(temporary)}
+    environ.pop("JAVA_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "trioha", "demo"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("trioha: ")
+    assert "Java 17" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--count", "99"], "settings: --count: 99 is too few; at least 100"),
+        (["--watch"], "settings: --watch: this is not a terminal; leave it out"),
+        (["--report", "none/x.html"], "settings: --report: there is no folder {cwd}/none"),
+        (["--keep", "full"], "settings: --keep: full is not empty; name a new folder"),
+        (["--keep", "full/file"], "settings: --keep: full/file: File exists; name a new folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    line: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    assert main(["demo", *arguments]) == 2
+    assert capsys.readouterr().err == f"trioha: {line.format(cwd=tmp_path)}\n"

@@ -1,0 +1,157 @@
+"""What the demo counts as held."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from trioha.cli.demo_story import AFTER, BEFORE, DURING, Story, judge_puts, judge_replay
+from trioha.cli.load import LoadResult
+from trioha.errors import TriohaError
+from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+
+
+def load_result(complete: bool = True, **statuses: int) -> LoadResult:
+    return LoadResult(
+        statuses=statuses,
+        remarks={},
+        latency_ms={},
+        count=sum(statuses.values()),
+        seconds=1.0,
+        bytes=0,
+        reconnects=0,
+        complete=complete,
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "result", "held"),
+    [
+        (BEFORE, load_result(PUT_OK=5), True),
+        (BEFORE, load_result(PUT_OK=5, FLUSH_SLAVE_TIMEOUT=1), False),
+        (BEFORE, load_result(complete=False, PUT_OK=5), False),
+        (AFTER, load_result(PUT_OK=5, SLAVE_NOT_AVAILABLE=1), False),
+        (DURING, load_result(PUT_OK=5, SLAVE_NOT_AVAILABLE=1), True),
+        (DURING, load_result(PUT_OK=5, FLUSH_SLAVE_TIMEOUT=1, SLAVE_NOT_AVAILABLE=1), True),
+        (DURING, load_result(PUT_OK=6), False),
+        (DURING, load_result(PUT_OK=5, SLAVE_NOT_AVAILABLE=1, CONNECTION_LOST=1), False),
+        (DURING, load_result(complete=False, PUT_OK=5, SLAVE_NOT_AVAILABLE=1), False),
+    ],
+)
+def test_puts_are_judged_by_what_the_slave_can_have_had(act: str, result: LoadResult, held: bool) -> None:
+    said: list[str] = []
+    story = Story(tell=said.append)
+    judge_puts(story, act, result)
+    assert [check.held for check in story.checks] == [held]
+    assert story.all_held is held
+    assert said[0].startswith("ok: " if held else "FAILED: ")
+
+
+def test_a_story_without_checks_has_not_held() -> None:
+    assert not Story(tell=print).all_held
+
+
+MASTER = BrokerStatus(
+    address="127.0.0.1:1",
+    source="ha-status",
+    role="SYNC_MASTER",
+    cluster_name="c",
+    broker_name="b",
+    broker_id=0,
+    version="1",
+    min_offset=0,
+    max_offset=900,
+    flushed_offset=0,
+    ha_address="127.0.0.1:2",
+    in_sync_slaves=1,
+    connections=(
+        ConnectionStatus(
+            address="127.0.0.1:3",
+            sent_offset=900,
+            ack_offset=900,
+            lag_bytes=0,
+            in_sync=True,
+            transferred_bytes_per_s=0,
+            connection_id=2,
+        ),
+    ),
+)
+SLAVE = evolve(
+    MASTER,
+    role="SLAVE",
+    connections=(),
+    client=SlaveClientStatus(
+        master_address="127.0.0.1:2",
+        max_offset=900,
+        transferred_bytes_per_s=0,
+        last_read_ms=0,
+        last_write_ms=0,
+        reported_offset=900,
+    ),
+)
+SESSION = {"events": 10, "dropped": 0, "lost": 0}
+REPLAYED = {
+    "sessions": [
+        {"session": "m", "maxOffset": 900, **SESSION},
+        {"session": "s1", "maxOffset": 300, **SESSION},
+        {"session": "s2", "maxOffset": 900, **SESSION},
+    ],
+    "connections": [
+        {"session": "m", "conn": 1, "sentOffset": 400, "ackOffset": 300},
+        {"session": "m", "conn": 2, "sentOffset": 900, "ackOffset": 900},
+        {"session": "s1", "conn": 1, "receivedOffset": 300, "reportedOffset": 300},
+        {"session": "s2", "conn": 1, "receivedOffset": 900, "reportedOffset": 900},
+    ],
+    "waits": [
+        {"session": "m", "status": "PUT_OK", "count": 7},
+        {"session": "m", "status": "SLAVE_NOT_AVAILABLE", "count": 2},
+    ],
+}
+
+
+def judged(replayed: dict[str, Any]) -> list[bool]:
+    """Offsets, group commits, completeness: which of them held."""
+    story = Story(
+        tell=lambda text: None,
+        puts={BEFORE: load_result(PUT_OK=5), DURING: load_result(PUT_OK=2, SLAVE_NOT_AVAILABLE=2)},
+        sessions=[Path("x/m"), Path("x/s1"), Path("x/s2")],
+    )
+    judge_replay(story, replayed, master=MASTER, slave=SLAVE)
+    return [check.held for check in story.checks]
+
+
+def test_a_replay_that_says_what_the_nodes_said_holds() -> None:
+    assert judged(REPLAYED) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "value", "verdict"),
+    [
+        ("sessions", 0, "maxOffset", 899, [False, True, True]),
+        ("sessions", 2, "maxOffset", 899, [False, True, True]),
+        ("connections", 1, "sentOffset", 899, [False, True, True]),
+        ("connections", 1, "ackOffset", 899, [False, True, True]),
+        ("connections", 1, "conn", 3, [False, True, True]),
+        ("connections", 3, "receivedOffset", 899, [False, True, True]),
+        ("connections", 3, "reportedOffset", None, [False, True, True]),
+        ("waits", 0, "count", 8, [True, False, True]),
+        ("waits", 1, "status", "FLUSH_SLAVE_TIMEOUT", [True, False, True]),
+        ("sessions", 1, "dropped", 1, [True, True, False]),
+        ("sessions", 2, "lost", 1, [True, True, False]),
+    ],
+)
+def test_a_replay_that_differs_from_the_nodes_in_one_figure_does_not_hold(
+    table: str, row: int, column: str, value: object, verdict: list[bool]
+) -> None:
+    replayed: dict[str, Any] = deepcopy(REPLAYED)
+    replayed[table][row][column] = value
+    assert judged(replayed) == verdict
+
+
+def test_a_replay_without_the_connection_cannot_be_judged() -> None:
+    with pytest.raises(TriohaError, match="no connection in session s2"):
+        judged(REPLAYED | {"connections": REPLAYED["connections"][:3]})

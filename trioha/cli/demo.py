@@ -1,0 +1,179 @@
+"""`trioha demo`: show that it works, end to end, on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import trio
+from rich.table import Table
+
+from trioha.cli.console import err, out, print_json
+from trioha.cli.demo_story import BRISK, WATCHED, Plan, Story, tell_story
+from trioha.errors import ConfigError, TriohaError
+
+COUNT_DEFAULT: Final = 20_000
+COUNT_MIN: Final = 100
+"""Fewer messages would not tell before, during and after apart."""
+REPORT_DEFAULT: Final = Path("trioha-demo.html")
+EXIT_SIGNAL_BASE: Final = 128
+"""A shell's exit code of what a signal ended is this and the signal's number."""
+
+
+def demo(
+    *,
+    watch: bool = False,
+    count: int = COUNT_DEFAULT,
+    keep: Path | None = None,
+    report: Path = REPORT_DEFAULT,
+    json: bool = False,
+) -> int:
+    """Show it all: replicate, break, recover, verify, replay.
+
+    Starts a SYNC_MASTER and a slave, sends messages, kills the slave in the middle and starts it again,
+    compares both logs byte for byte, replays the recorded sessions on Spark and writes a report. Exit code 0
+    only if every check held; no process is left behind.
+
+    Parameters
+    ----------
+    watch
+        Show the monitor meanwhile, at a slower pace; it stays until q.
+    count
+        Messages to send.
+    keep
+        Keep settings, stores, sessions and logs in this folder, which must be new or empty.
+    report
+        The HTML file that the report of the replay is written to.
+    json
+        Print one JSON object instead of tables.
+    """
+    _require_spark()
+    if count < COUNT_MIN:
+        raise ConfigError(f"{count} is too few", key="--count", hint=f"at least {COUNT_MIN}")
+    if watch and not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        raise ConfigError("this is not a terminal", key="--watch", hint="leave it out")
+    report = report.absolute()
+    if not report.parent.is_dir():
+        raise ConfigError(f"there is no folder {report.parent}", key="--report")
+    folder = Path(tempfile.mkdtemp(prefix="trioha-demo-")) if keep is None else _empty_folder(keep)
+    narrator = _Narrator(quiet=watch)
+    plan = Plan(folder=folder, report=report, count=count, pace=WATCHED if watch else BRISK, watch=watch)
+    story = Story(tell=narrator.tell)
+    try:
+        signal_number = trio.run(_tell_until_signal, plan, story)
+    except BaseException:
+        narrator.speak()
+        err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
+        raise
+    narrator.speak()
+    if keep is None and (signal_number is not None or story.all_held):
+        shutil.rmtree(folder, ignore_errors=True)
+    if signal_number is not None:
+        err().print(f"stopped by {signal.Signals(signal_number).name}; no process is left", markup=False)
+        return EXIT_SIGNAL_BASE + signal_number
+    kept = folder if folder.exists() else None
+    if json:
+        print_json(_to_json(plan, story, kept))
+    else:
+        _print_summary(plan, story, kept)
+    return 0 if story.all_held else 1
+
+
+def _require_spark() -> None:
+    """Raises TriohaError where the replay could not run: said now, not after everything else."""
+    try:
+        java = importlib.import_module("trioha_spark.java")
+        importlib.import_module("pyspark")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"pyspark", "trioha_spark"}:
+            raise
+        raise TriohaError("demo: Spark is not installed; run: pip install 'trioha[spark]'") from error
+    java.require_java()
+
+
+def _empty_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty", key="--keep", hint="name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", key="--keep", hint="name a new folder") from None
+    return path.absolute()
+
+
+class _Narrator:
+    """Progress on stderr; while the monitor has the terminal (`quiet`), lines are kept until `speak`."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._start_s = time.monotonic()
+        self._kept: list[str] | None = [] if quiet else None
+
+    def tell(self, text: str) -> None:
+        line = f"{time.monotonic() - self._start_s:6.1f} s  {text}"
+        if self._kept is None:
+            err().print(line, markup=False, soft_wrap=True)
+        else:
+            self._kept.append(line)
+
+    def speak(self) -> None:
+        kept, self._kept = self._kept or [], None
+        for line in kept:
+            err().print(line, markup=False, soft_wrap=True)
+
+
+async def _tell_until_signal(plan: Plan, story: Story) -> int | None:
+    """Tell the story; the signal that ended it early, if one did."""
+    ended_by = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def stop_on_signal() -> None:
+                nonlocal ended_by
+                async for number in signals:
+                    ended_by = number
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stop_on_signal)
+            await tell_story(plan, story)
+            nursery.cancel_scope.cancel()
+    return ended_by
+
+
+def _print_summary(plan: Plan, story: Story, kept: Path | None) -> None:
+    puts = Table("puts", box=None)
+    statuses = sorted(story.statuses, key=lambda status: -story.statuses[status])
+    for status in statuses:
+        puts.add_column(status, justify="right")
+    puts.add_column("p99 ms", justify="right")
+    for act, result in story.puts.items():
+        counts = (f"{result.statuses.get(status, 0):,}" for status in statuses)
+        puts.add_row(f"{act} the slave's absence", *counts, f"{result.latency_ms.get('p99', 0):,.1f}")
+    out().print(puts)
+    out().print()
+    checks = Table("check", "", "seen", box=None)
+    for check in story.checks:
+        verdict = "[green]\N{CHECK MARK} held[/]" if check.held else "[bold red]\N{BALLOT X} FAILED[/]"
+        checks.add_row(check.name, verdict, check.seen)
+    out().print(checks)
+    out().print()
+    out().print(f"report: {plan.report}", markup=False, soft_wrap=True)
+    if kept is not None:
+        out().print(f"stores, sessions and logs: {kept}", markup=False, soft_wrap=True)
+    held = sum(check.held for check in story.checks)
+    out().print(f"[bold {'green' if story.all_held else 'red'}]{held} of {len(story.checks)} checks held[/]")
+
+
+def _to_json(plan: Plan, story: Story, kept: Path | None) -> dict[str, object]:
+    return {
+        "ok": story.all_held,
+        "checks": [{"name": check.name, "held": check.held, "seen": check.seen} for check in story.checks],
+        "puts": {act: result.to_json() for act, result in story.puts.items()},
+        "report": str(plan.report),
+        "folder": None if kept is None else str(kept),
+    }
