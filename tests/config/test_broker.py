@@ -20,7 +20,7 @@ from trioha.config.broker import (
     load_config,
 )
 from trioha.config.known import ROCKETMQ_KEYS
-from trioha.config.model import broker_settings
+from trioha.config.model import AckMode, GapPolicy, HaRole, StartFrom, broker_settings
 from trioha.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +72,12 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "record_dir": None,
         "bind_address": "0.0.0.0",
         "ha_distinct_by": DistinctBy.ADDRESS,
+        "ha_transfer_batch_max": 1048576,
+        "ha_start_from": StartFrom.LAST_FILE,
+        "ha_ack_mode": AckMode.WRITTEN,
+        "ha_role": HaRole.REPLICA,
+        "ha_gap_policy": GapPolicy.FAIL,
+        "ha_tail_check": 65536,
         "log_format": LogFormat.CONSOLE,
         "given": frozenset(),
     }
@@ -108,6 +114,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.recordDir=/rec
         trioha.bindAddress=127.0.0.1
         trioha.haDistinctBy=connection
+        trioha.haTransferBatchMax=2097152
+        trioha.haStartFrom=1073741824
+        trioha.haAckMode=flushed
+        trioha.haRole=observer
+        trioha.haGapPolicy=resync
+        trioha.haTailCheck=0
         trioha.logFormat=json
     """
     loaded = load(conf, text)
@@ -138,6 +150,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "record_dir": Path("/rec"),
         "bind_address": "127.0.0.1",
         "ha_distinct_by": DistinctBy.CONNECTION,
+        "ha_transfer_batch_max": 2097152,
+        "ha_start_from": 1073741824,
+        "ha_ack_mode": AckMode.FLUSHED,
+        "ha_role": HaRole.OBSERVER,
+        "ha_gap_policy": GapPolicy.RESYNC,
+        "ha_tail_check": 0,
         "log_format": LogFormat.JSON,
     }
     settings = broker_settings()

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.ha.follow import Follower, FollowError, FollowSettings, StartFrom
+from trioha.config.model import StartFrom
+from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import FrameHeader
 from trioha.recording.events import CloseReason
 

@@ -8,8 +8,8 @@ import trio
 
 from tests.ha.support import Dialer, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
+from trioha.config.model import AckMode, GapPolicy
 from trioha.ha.follow import FollowSettings
-from trioha.ha.slave import AckMode, GapPolicy
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
 
 
@@ -300,9 +300,6 @@ async def test_the_recorded_stream_of_a_real_master_is_taken_whole(log, version,
     assert log_bytes(log) == b"".join(body for _, body in frames_of([data]))
 
 
-async def test_with_resync_a_diverged_log_is_kept_aside_and_its_master_followed(log, master_log, autojump_clock):
-
-
 async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log, acks=AckMode.FLUSHED)
     async with trio.open_nursery() as nursery:
@@ -322,7 +319,7 @@ async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, mast
 
 
 async def test_an_observer_receives_everything_and_acks_nothing(log, master_log, autojump_clock):
-    slave, dialer, _ = make_slave(log, acks=AckMode.NEVER)
+    slave, dialer, _ = make_slave(log, is_observer=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()

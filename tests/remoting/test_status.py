@@ -245,7 +245,7 @@ async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
         min_offset=100,
         flushed_offset=580,
         ha_address="127.0.0.1:10912",
-        client=HaClientExtras("TRANSFER", 600, 2),
+        client=HaClientExtras("TRANSFER", 600, 2, "GAP: its log begins at 5"),
         put_statuses={"SERVICE_NOT_AVAILABLE": 4},
     )
     info = HaRuntimeInfo(False, 0, 0, client=SlaveClientStatus("m:1", 639, 9, 5, 6), extras=extras)
@@ -267,7 +267,7 @@ async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
         ha_address="127.0.0.1:10912",
         in_sync_slaves=None,
         connections=(),
-        client=SlaveClientStatus("m:1", 639, 9, 5, 6, 600, "TRANSFER", 2),
+        client=SlaveClientStatus("m:1", 639, 9, 5, 6, 600, "TRANSFER", 2, "GAP: its log begins at 5"),
         put_statuses={"SERVICE_NOT_AVAILABLE": 4},
     )
 

@@ -99,6 +99,7 @@ class BrokerInfo:
                 state=slave.state.name,
                 reported_offset=slave.reported_offset,
                 reconnects=slave.reconnects,
+                verdict=slave.verdict,
             )
         return HaRuntimeInfo(
             master=slave is None,

@@ -136,8 +136,12 @@ def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
             _number(client.reported_offset),
             _number(client.reconnects),
             _number(client.transferred_bytes_per_s),
+            style="red" if client.verdict else None,
         )
     out().print(table)
+    for broker, client in rows:
+        if client.verdict:
+            out().print(f"{broker.address}: {client.verdict}", style="red", markup=False, soft_wrap=True)
 
 
 def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:

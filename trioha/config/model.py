@@ -63,6 +63,42 @@ class DistinctBy(StrEnum):
     """By connection: several slaves on one host."""
 
 
+class StartFrom(StrEnum):
+    """Where an empty slave begins, if not at an offset."""
+
+    LAST_FILE = "lastFile"
+    """At the master's last file, as RocketMQ does."""
+    EARLIEST = "earliest"
+    """At the master's first byte."""
+
+
+class AckMode(StrEnum):
+    """What a slave promises when it reports an offset."""
+
+    WRITTEN = "written"
+    """It holds the bytes, as RocketMQ's slaves do."""
+    FLUSHED = "flushed"
+    """It has them on disk."""
+
+
+class HaRole(StrEnum):
+    """What a slave is to its master's producers."""
+
+    REPLICA = "replica"
+    """A copy: its acknowledgements release them."""
+    OBSERVER = "observer"
+    """A tap: it receives everything, acknowledges nothing, and never releases a producer."""
+
+
+class GapPolicy(StrEnum):
+    """What happens to a log that does not follow its master's."""
+
+    FAIL = "fail"
+    """It stays as it is; the node says what is wrong and keeps asking."""
+    RESYNC = "resync"
+    """Its files are kept beside it, and it starts anew."""
+
+
 class LogFormat(StrEnum):
     """How log lines on stderr are written."""
 
@@ -233,6 +269,36 @@ class BrokerConfig:
         "trioha.haDistinctBy", values.one_of(DistinctBy), default=DistinctBy.ADDRESS
     )
     """By what two HA connections count as two slaves; several slaves on one host want `connection`."""
+
+    ha_transfer_batch_max: int = _setting(
+        "trioha.haTransferBatchMax",
+        values.integer(low=1, high=HA_TRANSFER_BATCH_BYTES_MAX),
+        default=1024 * 1024,
+    )
+    """Largest body of one frame to a slave that is behind, bytes; frames shrink again when it is in step."""
+
+    ha_start_from: StartFrom | int = _setting(
+        "trioha.haStartFrom",
+        values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX),
+        default=StartFrom.LAST_FILE,
+    )
+    """Where an empty slave begins: `lastFile`, `earliest`, or at the file of an offset."""
+
+    ha_ack_mode: AckMode = _setting("trioha.haAckMode", values.one_of(AckMode), default=AckMode.WRITTEN)
+    """What a slave's acknowledgement promises."""
+
+    ha_role: HaRole = _setting("trioha.haRole", values.one_of(HaRole), default=HaRole.REPLICA)
+    """Whether a slave counts as a copy."""
+
+    ha_gap_policy: GapPolicy = _setting(
+        "trioha.haGapPolicy", values.one_of(GapPolicy), default=GapPolicy.FAIL
+    )
+    """What a slave does with a log that does not follow its master's."""
+
+    ha_tail_check: int = _setting(
+        "trioha.haTailCheck", values.integer(low=0, high=1 << 30), default=64 * 1024
+    )
+    """Bytes before its own end that a slave compares with its master's on every connect; 0: none."""
 
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
     """How log lines are written."""

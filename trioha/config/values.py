@@ -69,6 +69,24 @@ def one_of(kind: type[E]) -> Callable[[str], E]:
     return parse
 
 
+def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int]:
+    """A parser of the names of `kind` or decimal integers from `low` to `high`."""
+    integers = integer(low=low, high=high)
+
+    def parse(text: str) -> E | int:
+        if _INTEGER.fullmatch(text):
+            return integers(text)
+        try:
+            return kind(text)
+        except ValueError:
+            names = ", ".join(member.value for member in kind)
+            raise ValueRefused(
+                f"{_shown(text)} is not one of its values", hint=f"give {names}, or a number from {low}"
+            ) from None
+
+    return parse
+
+
 def name(text: str) -> str:
     """A name that stands in file names, addresses and log lines: not empty, printable, no blanks within."""
     if not text:

@@ -11,8 +11,8 @@ stretches follow each other:
 3. Heartbeats, when there is nothing more.
 
 An empty slave takes the log as `start` says. RocketMQ serves an empty slave (report 0) from the last file
-only, but serves any offset above 0 (spec ha 2.2): so `EARLIEST` asks from offset 1 and puts back byte 0: it is
-0 for every first record below 16 MiB; the first record is checked like every other before anything is
+only, but serves any offset above 0 (spec ha 2.2). So `EARLIEST` asks from offset 1 and puts back byte 0, a
+zero in every first record below 16 MiB; the first record is checked like every other before anything is
 acknowledged. Where the master's first files are gone nothing comes from there: then the slave looks for the
 first file that is served, halving the range with each connection (PROBED), and begins at its start.
 
@@ -28,10 +28,9 @@ What does not fit raises `FollowError` with a `CloseReason`:
 
 from __future__ import annotations
 
-from enum import Enum
-
 from attrs import define, frozen
 
+from trioha.config.model import StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
 from trioha.recording.events import CloseReason
@@ -43,15 +42,6 @@ EMPTY_HEARTBEATS_MAX = 2
 """So many heartbeats without the bytes that must be there prove that they are not."""
 FIRST_BYTE = b"\0"
 """Byte 0 of a log whose first record is shorter than 16 MiB."""
-
-
-class StartFrom(Enum):
-    """Where an empty slave starts, if not at an offset (`trioha.haStartFrom`)."""
-
-    LAST_FILE = "lastFile"
-    """At the master's last file, as RocketMQ does."""
-    EARLIEST = "earliest"
-    """At the master's first byte."""
 
 
 class FollowError(TriohaError):

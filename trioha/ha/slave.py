@@ -16,13 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from enum import Enum
 from itertools import count
 
 import structlog
 import trio
 from attrs import frozen
 
+from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import Follower, FollowError, FollowSettings
@@ -52,26 +52,6 @@ OBSERVED_AGE_S = 60.0
 
 GAP_REASONS = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
 """Ends after which the own log cannot be continued as it is."""
-
-
-class AckMode(Enum):
-    """What this slave promises when it reports an offset."""
-
-    WRITTEN = "written"
-    """It holds the bytes, as RocketMQ's slaves do (`trioha.haAckMode=written`)."""
-    FLUSHED = "flushed"
-    """It has them on disk (`trioha.haAckMode=flushed`)."""
-    NEVER = "never"
-    """Nothing: an observer receives everything and releases no producer (`trioha.haRole=observer`)."""
-
-
-class GapPolicy(Enum):
-    """What happens to a log that does not follow its master's (`trioha.haGapPolicy`)."""
-
-    FAIL = "fail"
-    """It stays as it is; the node says what is wrong and keeps asking."""
-    RESYNC = "resync"
-    """Its files are kept beside it, and it starts anew."""
 
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
@@ -111,6 +91,7 @@ class HaSlave:
         sink: EventSink,
         follow: FollowSettings | None = None,
         acks: AckMode = AckMode.WRITTEN,
+        is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
     ) -> None:
         """`connect` opens a stream to the master's HA port; OSError and TooSlowError mean it is not there."""
@@ -120,6 +101,7 @@ class HaSlave:
         self._settings = settings
         self._sink = sink
         self._acks = acks
+        self._is_observer = is_observer
         self._gap_policy = gap_policy
         self._follower = Follower(commit_log, follow or FollowSettings())
         self._verdict = ""
@@ -224,7 +206,7 @@ class HaSlave:
                 async with trio.open_nursery() as connection:
                     connection.start_soon(self._read_log, stream, idle, connection.cancel_scope)
                     connection.start_soon(self._write_reports, stream, connection.cancel_scope)
-                    if self._acks is AckMode.FLUSHED:
+                    if self._acks is AckMode.FLUSHED and not self._is_observer:
                         connection.start_soon(self._report_flushed, stream, connection.cancel_scope)
             if idle.cancelled_caught:
                 self._end(CloseReason.HOUSEKEEPING)
@@ -351,19 +333,17 @@ class HaSlave:
 
     @property
     def _ack_offset(self) -> int:
-        """What this slave may promise now, by its ack mode and as far as its tail was compared."""
-        match self._acks:
-            case AckMode.WRITTEN:
-                return self._follower.ack_offset
-            case AckMode.FLUSHED:
-                return min(self._follower.ack_offset, self._log.flushed.offset)
-            case AckMode.NEVER:
-                return self._request_offset
+        """What may be promised now: by ack mode, as far as the tail was compared; nothing by an observer."""
+        if self._is_observer:
+            return self._request_offset
+        if self._acks is AckMode.FLUSHED:
+            return min(self._follower.ack_offset, self._log.flushed.offset)
+        return self._follower.ack_offset
 
     def _first_report(self) -> int:
         """Where to go on from; for an observer so far back that no producer can still wait for it."""
         follower = self._follower
-        if self._acks is not AckMode.NEVER or self._log.is_empty:
+        if not self._is_observer or self._log.is_empty:
             return follower.begin()
         before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
         return follower.begin(at_most=self._log.record_stored_before(before_ms))

@@ -31,8 +31,10 @@ from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send import SendProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
+from trioha.config.model import AckMode, HaRole
 from trioha.errors import ConfigError
 from trioha.ha.connection import HaSettings
+from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
@@ -187,6 +189,7 @@ async def _serve(
         heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
         housekeeping_interval_s=config.ha_housekeeping_interval / 1000,
         transfer_batch_bytes=config.ha_transfer_batch_size,
+        transfer_batch_bytes_max=config.ha_transfer_batch_max,
     )
     replicas = Replicas(gap_bytes_max=config.ha_max_gap_not_in_sync)
     master = HaMaster(
@@ -211,7 +214,8 @@ async def _serve(
     puts = PutService(commit_log=commit_log, group_commit=group_commit, sink=sink, is_slave=is_slave)
     flush = FlushService(
         store,
-        sync_flush=sync_flush,
+        # A slave that acks what is on disk syncs as long as anything is not.
+        sync_flush=sync_flush or (is_slave and config.ha_ack_mode is AckMode.FLUSHED),
         interval_s=config.flush_interval_commit_log / 1000,
         on_flushed=lambda offset, duration_ns: sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns),
     )
@@ -268,6 +272,10 @@ def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, s
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
+        follow=FollowSettings(tail_check_bytes=config.ha_tail_check, start=config.ha_start_from),
+        acks=config.ha_ack_mode,
+        is_observer=config.ha_role is HaRole.OBSERVER,
+        gap_policy=config.ha_gap_policy,
     )
 
 

@@ -68,6 +68,8 @@ class SlaveClientStatus:
     """Last offset reported to the master; only trioha says it."""
     state: str | None = None
     reconnects: int | None = None
+    verdict: str | None = None
+    """What keeps the slave from following its master, empty if nothing does; only trioha says it."""
 
 
 @frozen
@@ -108,6 +110,7 @@ class HaClientExtras:
     state: str
     reported_offset: int
     reconnects: int
+    verdict: str = ""
 
 
 @frozen
@@ -186,6 +189,7 @@ class HaRuntimeInfo:
                 reported_offset=client_extras.optional_integer("reportedOffset"),
                 state=client_extras.text("state"),
                 reconnects=client_extras.optional_integer("reconnects"),
+                verdict=client_extras.text("verdict"),
             ),
             master_flush_offset=client.integer("masterFlushOffset"),
             extras=_extras_from_json(extras) if "trioha" in whole else None,
@@ -371,6 +375,7 @@ def _extras_to_json(extras: HaExtras) -> dict[str, object]:
             "state": extras.client.state,
             "reportedOffset": extras.client.reported_offset,
             "reconnects": extras.client.reconnects,
+            "verdict": extras.client.verdict,
         }
     whole["putStatuses"] = dict(extras.put_statuses)
     return whole
@@ -388,7 +393,10 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
         flushed_offset=fields.integer("flushedOffset"),
         ha_address=fields.text("haAddress") or "",
         client=HaClientExtras(
-            client.text("state") or "", client.integer("reportedOffset"), client.integer("reconnects")
+            client.text("state") or "",
+            client.integer("reportedOffset"),
+            client.integer("reconnects"),
+            client.text("verdict") or "",
         )
         if "client" in fields
         else None,

@@ -1,0 +1,165 @@
+"""Real processes: how a slave starts, what it promises, what it does with a log that is not its master's."""
+
+import json
+import time
+
+import pytest
+
+from tests.interop.node import TriohaNode, run_trioha
+
+pytestmark = pytest.mark.process
+
+FILE_BYTES = 65536
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts nodes and ends those that a test leaves."""
+    nodes = []
+
+    def start_node(name, *, role, **options):
+        node = TriohaNode(tmp_path / name, role=role, haHousekeepingInterval=2000, **options)
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def verify(*arguments):
+    return json.loads(run_trioha("verify", "--json", *arguments).stdout)
+
+
+def wait_for_verdict(slave, word, *, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while word not in (verdict := slave.status().client.verdict or ""):
+        assert time.monotonic() < deadline, f"verdict is {verdict!r}\n{slave.log()}"
+        time.sleep(0.05)
+    return verdict
+
+
+def test_an_empty_slave_takes_all_history_when_told_to(tmp_path, start):
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(300, size=(10, 3000)).statuses == {"PUT_OK": 300}
+    slave = start(
+        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
+    )
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.stop()
+    found = verify(tmp_path / "slave", "--against", tmp_path / "master")
+    assert (found["ok"], found["compared"][0]) == (True, 0), found["problems"]
+    assert len(list((tmp_path / "slave" / "commitlog").iterdir())) > 3
+
+
+def test_history_starts_where_the_masters_first_file_is(tmp_path, start):
+    master = start("master", role="ASYNC_MASTER")
+    master.load(300, size=(10, 3000))
+    master.stop()
+    for number in range(2):
+        (tmp_path / "master" / "commitlog" / f"{number * FILE_BYTES:020d}").unlink()
+    master = start("master", role="ASYNC_MASTER")
+    slave = start(
+        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
+    )
+    slave.wait(max_offset=master.max_offset)
+    assert slave.status().min_offset == 2 * FILE_BYTES
+    slave.stop()
+    master.stop()
+    assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
+
+
+def test_a_flushed_ack_releases_producers_only_when_the_slaves_disk_has_it(tmp_path, start):
+    master = start("master", role="SYNC_MASTER")
+    slave = start(
+        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haAckMode": "flushed"}
+    )
+    master.wait(connections=1)
+    assert master.load(300).statuses == {"PUT_OK": 300}
+    status = slave.status()
+    assert status.flushed_offset >= master.wait(ack_offset=master.max_offset).connections[0].ack_offset
+    slave.kill()
+    master.stop()
+    assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
+
+
+def test_an_observer_has_everything_and_releases_nobody(tmp_path, start):
+    master = start("master", role="SYNC_MASTER", slaveTimeout=200)
+    observer = start(
+        "observer", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haRole": "observer"}
+    )
+    master.wait(connections=1)
+    assert master.load(20).statuses == {"FLUSH_SLAVE_TIMEOUT": 20}
+    observer.wait(max_offset=master.max_offset)
+    replica = start("replica", role="SLAVE", ha_master_address=master.ha_address, brokerId=2)
+    master.wait(connections=2, ack_offset=master.max_offset)
+    assert master.load(50).statuses == {"PUT_OK": 50}
+    observer.wait(max_offset=master.max_offset)
+    observer.stop()
+    replica.stop()
+    master.stop()
+    assert verify(tmp_path / "observer", "--against", tmp_path / "master")["ok"]
+
+
+def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_prefix(tmp_path, start):
+    old = start("one", role="SYNC_MASTER")
+    slave = start("two", role="SLAVE", ha_master_address=old.ha_address)
+    old.wait(connections=1)
+    assert old.load(100).statuses == {"PUT_OK": 100}
+    old.stop()
+    slave.stop()
+    # Promotion by hand: the same store, now as master; producers go on.
+    new = start("two", role="ASYNC_MASTER")
+    assert new.load(100).statuses == {"PUT_OK": 100}
+    back = start("one", role="SLAVE", ha_master_address=new.ha_address)
+    back.wait(max_offset=new.max_offset)
+    assert not back.status().client.verdict
+    # Now the old master takes messages on its own, and so does the new one: two histories.
+    back.stop()
+    alone = start("one", role="ASYNC_MASTER")
+    common_offset = alone.max_offset
+    alone.load(5)
+    alone.stop()
+    new.load(30)
+    back = start("one", role="SLAVE", ha_master_address=new.ha_address)
+    verdict = wait_for_verdict(back, "DIVERGED")
+    offset = int(verdict.rsplit(" ", 1)[1])
+    assert offset >= common_offset
+    difference = verify(tmp_path / "one", "--against", tmp_path / "two", "--prefix")
+    assert difference["firstDifference"] == offset
+    back.stop()
+    resync = start(
+        "one",
+        role="SLAVE",
+        ha_master_address=new.ha_address,
+        **{"trioha.haGapPolicy": "resync", "trioha.haStartFrom": "earliest"},
+    )
+    resync.wait(max_offset=new.max_offset)
+    resync.stop()
+    new.stop()
+    assert verify(tmp_path / "one", "--against", tmp_path / "two")["ok"]
+    (aside,) = (tmp_path / "one").glob("commitlog.diverged-*")
+    assert verify(aside)["ok"]
+
+
+def test_a_slave_ahead_of_its_master_is_named_and_nothing_is_overwritten(tmp_path, start):
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    master.load(50)
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.stop()
+    ahead = start("slave", role="ASYNC_MASTER")
+    ahead.load(10, size=(10, 50))
+    end_offset = ahead.max_offset
+    ahead.stop()
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    verdict = wait_for_verdict(slave, "AHEAD")
+    assert str(end_offset) in verdict
+    assert slave.max_offset == end_offset
+    assert "AHEAD" in run_trioha("status", slave.listen_address).stdout
+    slave.stop()
+    master.stop()
