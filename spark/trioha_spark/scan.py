@@ -119,7 +119,13 @@ def join_parts(parts: DataFrame, grids: Mapping[int, Grid]) -> DataFrame:
 
     `grids`: that of each session, by its index.
     """
-    return parts.groupBy("session", "conn").applyInArrow(partial(_join, dict(grids)), JOINED_SCHEMA)
+    grids = dict(grids)
+
+    # Spark goes by the type hints, which it does not find on a `partial`.
+    def join(rows: pa.Table) -> pa.Table:
+        return _join(grids, rows)
+
+    return parts.groupBy("session", "conn").applyInArrow(join, JOINED_SCHEMA)
 
 
 def _join(grids: Mapping[int, Grid], rows: pa.Table) -> pa.Table:

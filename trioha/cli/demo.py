@@ -64,14 +64,12 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="trioha-demo-")) if keep is None else _empty_folder(keep)
     narrator = _Narrator(quiet=watch)
     plan = Plan(folder=folder, report=report, count=count, pace=WATCHED if watch else BRISK, watch=watch)
-    story = Story(tell=narrator.tell)
+    story = Story(tell=narrator.tell, terminal_is_back=narrator.speak)
     try:
         signal_number = trio.run(_tell_until_signal, plan, story)
     except BaseException:
-        narrator.speak()
         err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
         raise
-    narrator.speak()
     if keep is None and (signal_number is not None or story.all_held):
         shutil.rmtree(folder, ignore_errors=True)
     if signal_number is not None:

@@ -117,6 +117,8 @@ class Story:
     """What was seen so far, told line by line to `tell`."""
 
     tell: Callable[[str], None]
+    terminal_is_back: Callable[[], None] = lambda: None
+    """Called when the monitor has given the terminal back: what was told meanwhile may be shown."""
     puts: dict[str, LoadResult] = field(factory=dict)
     """By act: before, during and after the slave's absence."""
     checks: list[Check] = field(factory=list)
@@ -238,7 +240,7 @@ async def _replicate(plan: Plan, story: Story, tether: Tether) -> tuple[BrokerSt
         slave = await slaves.enter_async_context(
             _node(plan, story, tether, "slave", **settings, listenPort="0")
         )
-        async with _monitor(plan, tether, master, slave):
+        async with _monitor(plan, story, tether, master, slave):
             await _caught_up(master, slave)
             first, second = plan.count // 4, plan.count // 2
             await _put(plan, story, master, BEFORE, first)
@@ -347,7 +349,7 @@ async def _stop(story: Story, *nodes: _Node) -> None:
 
 
 @asynccontextmanager
-async def _monitor(plan: Plan, tether: Tether, *nodes: _Node) -> AsyncIterator[None]:
+async def _monitor(plan: Plan, story: Story, tether: Tether, *nodes: _Node) -> AsyncIterator[None]:
     """With `watch`: the monitor on this terminal meanwhile, and until it is quit."""
     if not plan.watch:
         yield
@@ -355,15 +357,22 @@ async def _monitor(plan: Plan, tether: Tether, *nodes: _Node) -> AsyncIterator[N
     # It reads the keyboard, so it stays in the terminal's foreground group.
     terminal = termios.tcgetattr(sys.stdin)
     process = await tether.start("monitor", *(str(node.listen) for node in nodes), own_group=False)
-    try:
-        yield
+
+    async def until_quit() -> None:
         await process.wait()
+        story.terminal_is_back()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(until_quit)
+            yield
     finally:
         if process.poll() is None:
             await stop(process)
             termios.tcsetattr(sys.stdin, termios.TCSANOW, terminal)
             # Back from the alternate screen, cursor shown, mouse and pasted text as they come.
             print("\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l", end="", file=sys.stderr)
+        story.terminal_is_back()
 
 
 async def _run_json(

@@ -135,7 +135,7 @@ class Recorder:
         size: int = 0,
         flags: int = 0,
     ) -> None:
-        """Record one event, stamped with the monotonic clock now (0.35 us).
+        """Record one event, stamped with the monotonic clock now (about half a microsecond).
 
         A value beyond its field is recorded as the nearest one that fits.
         """

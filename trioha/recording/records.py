@@ -58,7 +58,7 @@ def read_segment(session: Session, segment: Segment, *, first: int, count: int) 
     whole = len(data) // session.record_bytes
     array = np.frombuffer(data, dtype=dtype, count=whole)
     words = np.frombuffer(data, dtype="<u8", count=whole * session.record_bytes // 8)
-    faulty = _faulty(array, words.reshape(whole, -1), segment.base_seq + first)
+    faulty = _faulty(array, words.reshape(whole, session.record_bytes // 8), segment.base_seq + first)
     if not faulty.any():
         return Records(array, ())
     # Each run of bad records is told once.

@@ -1,0 +1,118 @@
+"""A replay's result as one JSON document, for machines; its keys are the names of Spark's tables too.
+
+Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); what there was none of is null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trioha.recording.figures import Percentiles
+from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
+
+Row = dict[str, Any]
+
+
+def document(result: ReplayResult) -> dict[str, list[Row]]:
+    """`sessions`, `connections` and `waits` of a replay, one row for each."""
+    return {
+        "sessions": [session_row(session) for session in result.sessions],
+        "connections": [
+            connection_row(session, connection)
+            for session in result.sessions
+            for connection in session.connections
+        ],
+        "waits": [row for session in result.sessions for row in wait_rows(session)],
+    }
+
+
+def session_row(replay: SessionReplay) -> Row:
+    """One session: whose it is, what was in it, and where its node stood at the end."""
+    identity, node = replay.session.identity, replay.node
+    first_ns = replay.grid.origin_ns if node.first_ts_ns is None else node.first_ts_ns
+    last_ns = first_ns if node.last_ts_ns is None else node.last_ts_ns
+    return {
+        "session": replay.name,
+        "clusterName": identity.cluster_name,
+        "brokerName": identity.broker_name,
+        "brokerId": identity.broker_id,
+        "role": identity.role,
+        "beganAtMs": _wall_ms(replay, first_ns),
+        "durationMs": _ms(last_ns - first_ns),
+        "events": node.events,
+        "dropped": node.dropped,
+        "lost": sum(damage.records for damage in replay.damage),
+        "damage": [f"{damage.path} at byte {damage.position}: {damage.reason}" for damage in replay.damage],
+        "puts": node.puts,
+        "putBytes": node.put_bytes,
+        "maxOffset": node.max_offset,
+        "flushedOffset": node.flushed_offset,
+        "dispatchedOffset": node.dispatched_offset,
+        "connections": len(replay.connections),
+        "reconnects": replay.reconnects,
+        "waitsOpen": node.waits_open,
+    }
+
+
+def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
+    """One connection as the session's node saw it."""
+    figures = connection.figures
+    closed_ns = figures.closed_ts_ns
+    return {
+        "session": replay.name,
+        "brokerName": replay.session.identity.broker_name,
+        "brokerId": replay.session.identity.broker_id,
+        "role": replay.session.identity.role,
+        "conn": figures.conn,
+        "address": connection.address,
+        "openedAtMs": _wall_ms(replay, figures.first_ts_ns),
+        "closedAtMs": None if closed_ns is None else _wall_ms(replay, closed_ns),
+        "state": figures.state,
+        "closeReason": figures.close_reason,
+        "bytes": figures.body_bytes,
+        "frames": figures.frames,
+        "acks": figures.acks,
+        "lagBytes": _percentiles(figures.lag_bytes),
+        "ackLatencyMs": _percentiles(figures.ack_latency_ns, per_ms=1_000_000),
+        "unacknowledgedFrames": figures.unacknowledged_frames,
+        "requestOffset": figures.request_offset,
+        "sentOffset": figures.sent_offset,
+        "ackOffset": figures.ack_offset,
+        "receivedOffset": figures.received_offset,
+        "reportedOffset": figures.reported_offset,
+        "maxOffset": figures.max_offset,
+        "heartbeatsSent": figures.heartbeats_sent,
+        "heartbeatsReceived": figures.heartbeats_received,
+        "refused": figures.refused,
+    }
+
+
+def wait_rows(replay: SessionReplay) -> list[Row]:
+    """The group-commit waits of a session, a row for each status."""
+    return [
+        {
+            "session": replay.name,
+            "brokerName": replay.session.identity.broker_name,
+            "brokerId": replay.session.identity.broker_id,
+            "status": wait.status,
+            "count": wait.count,
+            "waitedMs": _percentiles(wait.waited_us, per_ms=1000),
+        }
+        for wait in replay.node.waits
+    ]
+
+
+def _percentiles(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:
+    if found is None:
+        return None
+    if per_ms is None:
+        return {"p50": found.p50, "p99": found.p99, "max": found.max}
+    return {"p50": found.p50 / per_ms, "p99": found.p99 / per_ms, "max": found.max / per_ms}
+
+
+def _ms(ns: int) -> float:
+    return ns / 1_000_000
+
+
+def _wall_ms(replay: SessionReplay, ts_ns: int) -> int:
+    return replay.session.wall_of(ts_ns) // 1_000_000

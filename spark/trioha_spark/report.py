@@ -1,0 +1,325 @@
+"""The report of a replay: one HTML file that needs nothing else, to be looked at in a browser.
+
+The file carries plotly.js itself (4 to 5 MB) and fetches nothing. Curves have at most `CURVE_STEPS` points
+and only the busiest connections get one (`CONNECTIONS_MAX`): its size does not grow with the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from plotly import graph_objects, offline
+
+from trioha.errors import StoreError
+from trioha.recording.curves import Curve
+from trioha.recording.histogram import Histogram
+from trioha_spark.document import document
+from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
+
+CONNECTIONS_MAX: Final = 12
+"""Connections of a session that get curves: those that moved the most bytes."""
+HISTOGRAM_BARS: Final = 60
+
+_COLORS: Final = {
+    "max": "#7a869a",
+    "sent": "#2f6fde",
+    "ack": "#1a9e6b",
+    "received": "#2f6fde",
+    "reported": "#1a9e6b",
+    "lag": "#d9480f",
+}
+_STATUS_COLORS: Final = {"PUT_OK": "#1a9e6b"}
+_NAMES: Final = {
+    "max": "max offset",
+    "sent": "sent",
+    "ack": "acknowledged",
+    "received": "received",
+    "reported": "reported",
+}
+_STYLE: Final = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; }
+body { margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; }
+h2 { margin-top: 2.5rem; border-top: 1px solid #d8dee8; padding-top: 1.5rem; }
+p.note { color: #5b6676; max-width: 75ch; } .bad { color: #b42318; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e6eaf0; white-space: nowrap; }
+th { color: #5b6676; font-weight: 600; } td.text, th.text { text-align: left; }
+"""
+
+
+def write_report(result: ReplayResult, path: Path) -> None:
+    """Write the report of `result` to the file `path`. Raises StoreError if it cannot be written."""
+    try:
+        path.write_text(report_html(result), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"the report cannot be written: {error.strerror or error}", path=path) from error
+
+
+def report_html(result: ReplayResult) -> str:
+    """The report as one HTML page."""
+    names = ", ".join(replay.name for replay in result.sessions)
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>trioha replay: {escape(names)}</title><style>{_STYLE}</style>",
+            f'<script type="text/javascript">{offline.get_plotlyjs()}</script></head><body>',
+            "<h1>Replay of recorded sessions</h1>",
+            '<p class="note">Lag is the master&#8217;s max offset minus the slave&#8217;s ack, ',
+            "weighted by time; ",
+            "while a slave is behind, the time until its next event counts with the lag just before that. ",
+            "Ack latency is the time from a frame&#8217;s transfer to the first ack at or beyond its end. ",
+            "Times are UTC.</p>",
+            _connections_table(result),
+            *(_session(replay) for replay in result.sessions),
+            "</body></html>\n",
+        ]
+    )
+
+
+def _session(replay: SessionReplay) -> str:
+    identity, node = replay.session.identity, replay.node
+    shown = sorted(replay.connections, key=_moved_bytes, reverse=True)[:CONNECTIONS_MAX]
+    shown.sort(key=lambda connection: connection.figures.conn)
+    parts = [
+        f"<h2>{escape(identity.broker_name)} {identity.broker_id}, {escape(identity.role)}</h2>",
+        f'<p class="note">Session {escape(replay.name)}: {node.events:,} events, {node.puts:,} puts, ',
+        f"{len(replay.connections)} connections, {replay.reconnects} reconnects.</p>",
+    ]
+    if node.dropped:
+        parts.append(f'<p class="bad">{node.dropped:,} events were dropped while recording.</p>')
+    parts.extend(
+        f'<p class="bad">Damage: {escape(damage.path)} at byte {damage.position}: {escape(damage.reason)}</p>'
+        for damage in replay.damage[:20]
+    )
+    if len(shown) < len(replay.connections):
+        parts.append(f'<p class="note">Curves of the {len(shown)} busiest connections.</p>')
+    figures = [
+        _offsets_figure(replay, shown),
+        _lag_figure(replay, shown),
+        _latency_figure(shown),
+        _waits_figure(replay),
+    ]
+    parts.extend(_html(figure) for figure in figures if figure is not None)
+    return "".join(parts)
+
+
+def _moved_bytes(connection: ConnectionReplay) -> int:
+    return connection.figures.body_bytes
+
+
+def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
+    figure = _figure("Offsets over time", "bytes")
+    for connection in shown:
+        for name, label in _NAMES.items():
+            curve = connection.figures.curves[name]
+            if len(curve.steps):
+                _add_curve(
+                    figure,
+                    replay,
+                    Curve(curve.steps, np.maximum.accumulate(curve.values)),
+                    name=f"{_label(connection)} {label}",
+                    color=_COLORS[name],
+                    group=_label(connection),
+                )
+    return figure if figure.data else None
+
+
+def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
+    figure = _figure("Lag over time (the worst in each step)", "bytes")
+    for connection in shown:
+        curve = connection.figures.curves["lag"]
+        if len(curve.steps):
+            _add_curve(figure, replay, curve, name=_label(connection), color=None, group=_label(connection))
+    for connection in shown:
+        figures = connection.figures
+        _mark(figure, replay, figures.first_ts_ns, f"conn {figures.conn} opened", "#2f6fde")
+        if figures.closed_ts_ns is not None:
+            _mark(
+                figure,
+                replay,
+                figures.closed_ts_ns,
+                f"conn {figures.conn} {figures.close_reason or 'closed'}",
+                "#b42318",
+            )
+    return figure if figure.data else None
+
+
+def _latency_figure(shown: Sequence[ConnectionReplay]) -> Any:
+    figure = _figure("Ack latency", "frames", x_title="ms, logarithmic")
+    figure.update_xaxes(type="log")
+    for connection in shown:
+        _add_bars(figure, connection.figures.ack_latency_histogram, per_ms=1e6, name=_label(connection))
+    return figure if figure.data else None
+
+
+def _waits_figure(replay: SessionReplay) -> Any:
+    figure = _figure("Group commit: waiting time by put status", "puts", x_title="ms, logarithmic")
+    figure.update_xaxes(type="log")
+    for wait in replay.node.waits:
+        _add_bars(
+            figure,
+            wait.histogram,
+            per_ms=1e3,
+            name=f"{wait.status} ({wait.count:,})",
+            color=_STATUS_COLORS.get(wait.status),
+        )
+    return figure if figure.data else None
+
+
+def _add_bars(
+    figure: Any, histogram: Histogram, *, per_ms: float, name: str, color: str | None = None
+) -> None:
+    edges, counts = _bars(histogram)
+    if len(counts):
+        figure.add_trace(
+            graph_objects.Scatter(
+                # As an outline: the widths of real bars are linear, the axis is not.
+                x=(edges / per_ms).tolist(),
+                y=[*counts.tolist(), 0],
+                name=name,
+                mode="lines",
+                line={"shape": "hv", "width": 1, "color": color},
+                fill="tozeroy",
+            )
+        )
+
+
+def _bars(histogram: Histogram) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A histogram in bars of equal width on a logarithmic axis: n + 1 edges and n counts."""
+    values = np.maximum(histogram.uppers(), 1).astype(np.float64)
+    if not len(values):
+        return np.zeros(0), np.zeros(0, np.int64)
+    edges = np.geomspace(values.min() * 0.99, values.max() * 1.01, HISTOGRAM_BARS + 1)
+    counts, _ = np.histogram(values, bins=edges, weights=histogram.weights)
+    return edges, counts.astype(np.int64)
+
+
+def _figure(title: str, y_title: str, *, x_title: str | None = None) -> Any:
+    return graph_objects.Figure(
+        layout={
+            "title": title,
+            "template": "plotly_white",
+            "height": 420,
+            "xaxis": {"title": x_title},
+            "yaxis": {"title": y_title, "rangemode": "tozero"},
+            "margin": {"l": 70, "r": 20, "t": 50, "b": 50},
+            "legend": {"orientation": "h", "y": -0.2},
+        }
+    )
+
+
+def _add_curve(
+    figure: Any, replay: SessionReplay, curve: Curve, *, name: str, color: str | None, group: str
+) -> None:
+    ts_ns = replay.grid.origin_ns + curve.steps * replay.grid.step_ns
+    figure.add_trace(
+        graph_objects.Scatter(
+            x=_times(replay, ts_ns),
+            y=curve.values.tolist(),
+            name=name,
+            legendgroup=group,
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": color},
+        )
+    )
+
+
+def _mark(figure: Any, replay: SessionReplay, ts_ns: int, text: str, color: str) -> None:
+    (time,) = _times(replay, np.array([ts_ns]))
+    figure.add_shape(
+        type="line",
+        x0=time,
+        x1=time,
+        y0=0,
+        y1=1,
+        yref="paper",
+        line={"color": color, "dash": "dot", "width": 1},
+    )
+    figure.add_annotation(
+        x=time,
+        y=1,
+        yref="paper",
+        text=escape(text),
+        showarrow=False,
+        textangle=-90,
+        yanchor="top",
+        xanchor="left",
+        font={"size": 10, "color": color},
+    )
+
+
+def _times(replay: SessionReplay, ts_ns: NDArray[np.int64]) -> list[str]:
+    wall_ns = ts_ns - replay.session.monotonic_ns + replay.session.wall_ns
+    return [str(time) for time in np.datetime_as_string(wall_ns.astype("datetime64[ns]"), unit="us")]
+
+
+def _label(connection: ConnectionReplay) -> str:
+    return escape(f"conn {connection.figures.conn} {connection.address or ''}".rstrip())
+
+
+def _html(figure: Any) -> str:
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+
+
+_COLUMNS: Final = (
+    # Title, key of the row, whether it is text.
+    ("node", "node", True),
+    ("conn", "conn", False),
+    ("address", "address", True),
+    ("state", "state", True),
+    ("ended by", "closeReason", True),
+    ("bytes", "bytes", False),
+    ("frames", "frames", False),
+    ("lag p50", "lagBytes.p50", False),
+    ("p99", "lagBytes.p99", False),
+    ("max", "lagBytes.max", False),
+    ("ack ms p50", "ackLatencyMs.p50", False),
+    ("p99", "ackLatencyMs.p99", False),
+    ("max", "ackLatencyMs.max", False),
+    ("sent", "sentOffset", False),
+    ("ack", "ackOffset", False),
+    ("received", "receivedOffset", False),
+    ("reported", "reportedOffset", False),
+)
+TABLE_ROWS_MAX: Final = 500
+
+
+def _connections_table(result: ReplayResult) -> str:
+    rows = document(result)["connections"]
+    head = "".join(f"<th{_class(text)}>{title}</th>" for title, _, text in _COLUMNS)
+    lines = (
+        "".join(f"<td{_class(text)}>{escape(_cell(row, key))}</td>" for _, key, text in _COLUMNS)
+        for row in rows[:TABLE_ROWS_MAX]
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    rest = len(rows) - TABLE_ROWS_MAX
+    more = f'<p class="note">{rest:,} more.</p>' if rest > 0 else ""
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+    )
+
+
+def _class(text: bool) -> str:
+    return ' class="text"' if text else ""
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    if key == "node":
+        return f"{row['brokerName']} {row['brokerId']}"
+    value: Any = row
+    for name in key.split("."):
+        value = None if value is None else value[name]
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if isinstance(value, int) and key != "conn" else str(value)

@@ -1,0 +1,93 @@
+"""`trioha replay` as it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trioha_spark
+from tests.recording.sessions import slave_events, write_session
+from trioha.cli import main
+
+SPARK_FOLDER = Path(trioha_spark.__file__).parent.parent
+
+
+def trioha(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trioha", *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": str(SPARK_FOLDER), **environment},
+    )
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    return write_session(tmp_path / "recordings" / "session", slave_events(), role="SLAVE", broker_id=1)
+
+
+@pytest.mark.spark
+def test_replay_prints_json_and_writes_the_report_and_nothing_else(session: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert set(document) == {"sessions", "connections", "waits"}
+    assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
+    assert report.stat().st_size > 1_000_000
+
+
+@pytest.mark.spark
+def test_replay_prints_tables(session: Path) -> None:
+    done = trioha("replay", session, "--master", "local[1]")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Sessions" in done.stdout
+    assert "Connections" in done.stdout
+    assert "READY EOF" in done.stdout
+
+
+@pytest.mark.spark
+def test_master_that_spark_does_not_know_is_one_line(session: Path) -> None:
+    done = trioha("replay", session, "--master", "nonsense")
+    assert done.returncode == 2
+    assert done.stderr.startswith("trioha: Spark on nonsense did not start: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_missing_java_is_one_line_before_anything_else(session: Path, tmp_path: Path) -> None:
+    done = trioha("replay", session, PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("trioha: Spark needs Java 17 or newer, and there is none; install Java 17")
+    assert done.stderr.count("\n") == 1
+
+
+def test_path_that_is_no_session_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err == (
+        f"trioha: {tmp_path / 'nowhere'}: no such folder; name a session, or a folder of sessions\n"
+    )
+
+
+def test_report_in_a_folder_that_is_not_there_is_one_line(
+    session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(session), "--report", str(session / "no" / "r.html")]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err
+
+
+def test_missing_extra_names_what_to_install(
+    session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trioha_spark", None)
+    monkeypatch.delitem(sys.modules, "trioha_spark.java", raising=False)
+    assert main(["replay", str(session)]) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'trioha[spark]'" in error
+    assert error.count("\n") == 1

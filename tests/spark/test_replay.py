@@ -1,0 +1,231 @@
+"""Replay on Spark: sessions with known answers, cut into ranges, damaged, several together."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
+from trioha.errors import StoreError
+from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
+from trioha_spark.document import document
+from trioha_spark.replay import ReplayResult, replay
+from trioha_spark.report import report_html, write_report
+from trioha_spark.tables import tables
+
+pytestmark = pytest.mark.spark
+
+MS = 1_000_000
+
+
+def master_events() -> list[Event]:
+    """Two connections of one host, the second in the place of the first, with times that can be checked."""
+    first = [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(2 * MS, Kind.PUT, offset=1500, size=500),
+        Event(2 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(2 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(4 * MS, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(4 * MS, Kind.WAIT_END, offset=1500, aux=1, size=2000, flags=PutStatus.PUT_OK),
+        Event(10 * MS, Kind.PUT, offset=2000, size=500),
+        Event(10 * MS, Kind.WAIT_BEGIN, offset=2000, aux=2, size=2),
+        Event(10 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=2000, size=500),
+        Event(20 * MS, Kind.CLOSED, conn=1, offset=1500, aux=2000, flags=CloseReason.EOF),
+        Event(20 * MS, Kind.STATE, conn=1, offset=1500, aux=2000, flags=HaState.SHUTDOWN),
+        Event(30 * MS, Kind.WAIT_END, offset=2000, aux=2, size=20000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+    ]
+    second = [
+        Event(40 * MS, Kind.STATE, conn=2, offset=-1, aux=2000, flags=HaState.HANDSHAKE),
+        Event(41 * MS, Kind.REQUESTED, conn=2, offset=1500, aux=2000),
+        Event(41 * MS, Kind.STATE, conn=2, offset=-1, aux=2000, flags=HaState.TRANSFER),
+        Event(41 * MS, Kind.ACK, conn=2, offset=1500, aux=2000),
+        Event(41 * MS, Kind.TRANSFER, conn=2, offset=1500, aux=2000, size=500),
+        Event(44 * MS, Kind.ACK, conn=2, offset=2000, aux=2000),
+        Event(45 * MS, Kind.DROPPED, aux=3),
+    ]
+    return first + second
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sessions of a master and of its slave."""
+    folder = tmp_path_factory.mktemp("recordings")
+    write_session(
+        folder / "20260101T000000.000Z-broker-a-0",
+        master_events(),
+        addresses={1: "10.0.0.2:41000", 2: "10.0.0.2:41001"},
+    )
+    write_session(
+        folder / "20260101T000001.000Z-broker-a-1",
+        slave_events(),
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912", 2: "10.0.0.1:10912"},
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(spark: SparkSession, recordings: Path) -> ReplayResult:
+    return replay([recordings], spark=spark)
+
+
+def test_connection_of_a_master_has_the_figures_counted_by_hand(result: ReplayResult) -> None:
+    first, second = document(result)["connections"][:2]
+    assert first == {
+        "session": "20260101T000000.000Z-broker-a-0",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "role": "SYNC_MASTER",
+        "conn": 1,
+        "address": "10.0.0.2:41000",
+        "openedAtMs": WALL_NS // MS,
+        "closedAtMs": WALL_NS // MS + 20,
+        "state": "SHUTDOWN",
+        "closeReason": "EOF",
+        "bytes": 1000,
+        "frames": 2,
+        "acks": 2,
+        # No lag from 1 to 2 ms and from 4 to 10 ms; 500 bytes from 2 to 4 ms and from 10 to 20 ms.
+        "lagBytes": {"p50": 500, "p99": 500, "max": 500},
+        "ackLatencyMs": {"p50": 2.0, "p99": 2.0, "max": 2.0},
+        "unacknowledgedFrames": 1,
+        "requestOffset": 1000,
+        "sentOffset": 2000,
+        "ackOffset": 1500,
+        "receivedOffset": None,
+        "reportedOffset": None,
+        "maxOffset": 2000,
+        "heartbeatsSent": 0,
+        "heartbeatsReceived": 0,
+        "refused": 0,
+    }
+    assert (second["state"], second["closeReason"], second["closedAtMs"]) == ("TRANSFER", None, None)
+    assert (second["sentOffset"], second["ackOffset"], second["maxOffset"]) == (2000, 2000, 2000)
+    assert second["ackLatencyMs"] == {"p50": 3.0, "p99": 3.0, "max": 3.0}
+
+
+def test_connections_of_a_slave_have_what_it_received_and_reported(result: ReplayResult) -> None:
+    rows = document(result)["connections"][2:]
+    assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in rows] == [
+        (1, 1300, 1300),
+        (2, 1500, 1300),
+    ]
+    assert {row["address"] for row in rows} == {"10.0.0.1:10912"}
+    assert {(row["role"], row["brokerId"], row["sentOffset"], row["ackOffset"]) for row in rows} == {
+        ("SLAVE", 1, None, None)
+    }
+
+
+def test_sessions_have_their_nodes_and_reconnects(result: ReplayResult) -> None:
+    master, slave = document(result)["sessions"]
+    assert (master["role"], master["events"], master["dropped"], master["puts"]) == ("SYNC_MASTER", 22, 3, 2)
+    assert (master["putBytes"], master["maxOffset"], master["reconnects"]) == (1000, 2000, 1)
+    assert (master["durationMs"], master["damage"], master["waitsOpen"]) == (45.0, [], 0)
+    assert (slave["role"], slave["maxOffset"], slave["reconnects"]) == ("SLAVE", 1500, 1)
+
+
+def test_waits_are_counted_by_put_status(result: ReplayResult) -> None:
+    assert [(row["status"], row["count"], row["waitedMs"]["max"]) for row in document(result)["waits"]] == [
+        ("PUT_OK", 1, 2.0),
+        ("FLUSH_SLAVE_TIMEOUT", 1, 20.0),
+    ]
+
+
+def test_document_is_json(result: ReplayResult) -> None:
+    assert json.loads(json.dumps(document(result))) == document(result)
+
+
+def test_one_session_is_replayed_by_its_own_path(spark: SparkSession, recordings: Path) -> None:
+    path = recordings / "20260101T000001.000Z-broker-a-1"
+    rows = document(replay([path], spark=spark))
+    assert [row["session"] for row in rows["sessions"]] == [path.name]
+    assert len(rows["connections"]) == 2
+
+
+def test_ranges_and_segments_change_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    events = MasterModel(11).run(700)
+    addresses = {conn: f"10.0.0.9:{conn}" for conn in range(1, 50)}
+    plain = write_session(tmp_path / "a" / "session", events, addresses=addresses)
+    rolled = write_session(tmp_path / "b" / "session", events, segment_records=150, addresses=addresses)
+    whole = document(replay([plain], spark=spark))
+    cut = document(replay([rolled], spark=spark, range_records=70))
+    # Keyframes are records too.
+    assert cut["sessions"][0].pop("events") > whole["sessions"][0].pop("events")
+    assert cut == whole
+
+
+def test_damaged_session_is_replayed_without_what_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", master_events())
+    (segment,) = (path / "events").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[64 + 4 * 48 + 24] ^= 1
+    segment.write_bytes(data[:-10])
+    (row,) = document(replay([path], spark=spark))["sessions"]
+    # The first put is lost, and the torn DROPPED at the end was never there.
+    assert (row["events"], row["puts"], row["lost"], row["dropped"]) == (20, 1, 1, 0)
+    (line,) = row["damage"]
+    assert line == f"{segment} at byte {64 + 4 * 48}: wrong check word or seq"
+
+
+def test_session_without_events_is_replayed_as_empty(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", [])
+    rows = document(replay([path], spark=spark))
+    assert [(row["events"], row["maxOffset"]) for row in rows["sessions"]] == [(0, None)]
+    assert (rows["connections"], rows["waits"]) == ([], [])
+
+
+def test_path_that_is_no_session_is_refused_before_spark_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a session, nor a folder of sessions"):
+        replay([tmp_path])
+
+
+def test_tables_hold_the_same_rows_for_spark(spark: SparkSession, result: ReplayResult) -> None:
+    found = tables(spark, result)
+    late = found.waits.where("status = 'FLUSH_SLAVE_TIMEOUT'").select("count", "waitedMs.max").collect()
+    assert [tuple(row) for row in late] == [(1, 20.0)]
+    acked = found.connections.where("role != 'SLAVE'").orderBy("conn").select("ackOffset", "lagBytes.max")
+    assert [tuple(row) for row in acked.collect()] == [(1500, 500.0), (2000, 500.0)]
+    assert found.sessions.agg({"reconnects": "sum"}).collect()[0][0] == 2
+
+
+def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(result, path)
+    html = path.read_text()
+    scripts = re.findall(r"<script[^>]*>", html)
+    assert scripts
+    assert not any("src" in tag for tag in scripts)
+    # Outside of plotly.js, which names addresses that it does not ask, nothing points anywhere.
+    own = re.sub(r"<script[^>]*>.*?</script>", "", html, flags=re.DOTALL)
+    assert not re.search(r"\b(?:src|href|url)\s*[=(]", own)
+    assert "Plotly.newPlot" in html
+    for text in ("10.0.0.2:41000", "Offsets over time", "Lag over time", "FLUSH_SLAVE_TIMEOUT", "conn 1 EOF"):
+        assert text in html
+    assert "3 events were dropped" in html
+
+
+def test_report_stays_small_for_a_long_session_with_many_connections(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_session(tmp_path / "session", MasterModel(5).run(20_000))
+    html = report_html(replay([path], spark=spark))
+    assert len(html.encode()) < 6_000_000
+    assert "Curves of the 12 busiest connections." in html
+
+
+def test_report_that_cannot_be_written_is_one_clear_error(result: ReplayResult, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="the report cannot be written"):
+        write_report(result, tmp_path / "nowhere" / "report.html")
+
+
+def test_names_in_a_report_are_text(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", master_events(), addresses={1: "<script>alert(1)</script>"})
+    assert "<script>alert(1)" not in report_html(replay([path], spark=spark))

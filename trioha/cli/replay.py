@@ -1,0 +1,151 @@
+"""`trioha replay`: replay recorded sessions on Spark."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from trioha.cli.console import err, out, print_json
+from trioha.errors import TriohaError
+from trioha.recording.reader import find_sessions, open_session
+
+
+def replay(
+    sessions: Annotated[list[Path], Parameter(negative=())],
+    /,
+    *,
+    master: str = "local[*]",
+    report: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Replay recorded sessions on Spark: lag, ack latency, group commit and final offsets of each connection.
+
+    Parameters
+    ----------
+    sessions
+        Session folders, or folders of them (what trioha.recordDir names).
+    master
+        Where Spark runs: local[*], local[N] or spark://HOST:PORT.
+    report
+        HTML file to write: curves of offsets and lag, histograms; it needs nothing else to be looked at.
+    json
+        Print one JSON object with `sessions`, `connections` and `waits`.
+    """
+    # What is wrong with the input is found before Spark is started.
+    for path in find_sessions(sessions):
+        open_session(path)
+    if report is not None and not report.absolute().parent.is_dir():
+        raise TriohaError(f"{report}: its folder does not exist; make it first")
+    _spark_module("java").require_java()
+    replays, documents = _spark_module("replay"), _spark_module("document")
+    with err().status("replaying on Spark") if sys.stderr.isatty() else nullcontext():
+        result = replays.replay(sessions, master=master)
+        if report is not None:
+            _spark_module("report").write_report(result, report)
+    document = documents.document(result)
+    if json:
+        print_json(document)
+    else:
+        _print(document)
+        if report is not None:
+            out().print(f"report: {escape(str(report))}", soft_wrap=True)
+    return 0
+
+
+def _spark_module(name: str) -> ModuleType:
+    """A module of trioha_spark, which is there only with the extra. Raises TriohaError without it."""
+    try:
+        return importlib.import_module(f"trioha_spark.{name}")
+    except ModuleNotFoundError as error:
+        raise TriohaError(
+            f"trioha replay needs Spark, and {error.name} is not installed: pip install 'trioha[spark]'"
+        ) from error
+
+
+def _print(document: dict[str, list[dict[str, Any]]]) -> None:
+    _print_sessions(document["sessions"])
+    if document["connections"]:
+        _print_connections(document["connections"])
+        out().print("lag: bytes, weighted by time; ack: ms from a frame's transfer to its ack", style="dim")
+    if document["waits"]:
+        _print_waits(document["waits"])
+    for row in document["sessions"]:
+        if row["dropped"]:
+            out().print(
+                f"{row['session']}: {row['dropped']:,} events were dropped while recording", markup=False
+            )
+        for line in row["damage"]:
+            out().print(f"damage: {line}", markup=False, soft_wrap=True)
+
+
+def _print_sessions(rows: list[dict[str, Any]]) -> None:
+    table = _table(
+        "Sessions", "node", "role", "began", "seconds", "events", "puts", "put bytes", "max offset"
+    )
+    table.add_column("reconnects", justify="right")
+    for row in rows:
+        table.add_row(
+            _node(row),
+            escape(row["role"]),
+            escape(row["session"].partition("-")[0]),
+            f"{row['durationMs'] / 1000:,.1f}",
+            *map(_number, (row["events"], row["puts"], row["putBytes"], row["maxOffset"], row["reconnects"])),
+        )
+    out().print(table)
+
+
+def _print_connections(rows: list[dict[str, Any]]) -> None:
+    table = _table("Connections", "node", "conn", "state", "bytes", "frames", "lag p50/p99/max")
+    for title in ("ack p50/p99/max", "sent", "ack", "received", "reported"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            _node(row),
+            escape(f"{row['conn']} {row['address'] or ''}".rstrip()),
+            escape(" ".join(filter(None, (row["state"], row["closeReason"])))),
+            _number(row["bytes"]),
+            _number(row["frames"]),
+            _percentiles(row["lagBytes"]),
+            _percentiles(row["ackLatencyMs"]),
+            *(_number(row[f"{name}Offset"]) for name in ("sent", "ack", "received", "reported")),
+        )
+    out().print(table)
+
+
+def _print_waits(rows: list[dict[str, Any]]) -> None:
+    table = _table("Group commit", "node", "status", "puts", "waited ms p50/p99/max")
+    for row in rows:
+        table.add_row(_node(row), escape(row["status"]), _number(row["count"]), _percentiles(row["waitedMs"]))
+    out().print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        text = column in {"node", "role", "began", "conn", "state", "status"}
+        table.add_column(column, justify="left" if text else "right", overflow="fold")
+    return table
+
+
+def _node(row: dict[str, Any]) -> str:
+    return escape(f"{row['brokerName']} {row['brokerId']}")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _percentiles(value: dict[str, float] | None) -> str:
+    if value is None:
+        return "-"
+    figures = (value["p50"], value["p99"], value["max"])
+    return " / ".join(f"{figure:,}" if isinstance(figure, int) else f"{figure:,.2f}" for figure in figures)
