@@ -68,6 +68,9 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "sync_flush_timeout": 5000,
         "slave_timeout": 3000,
         "in_sync_replicas": 1,
+        "min_in_sync_replicas": 1,
+        "enable_auto_in_sync_replicas": False,
+        "all_ack_in_sync_state_set": False,
         "total_replicas": 1,
         "record_dir": None,
         "bind_address": "0.0.0.0",
@@ -110,6 +113,9 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         syncFlushTimeout=6
         slaveTimeout=7
         inSyncReplicas=2
+        minInSyncReplicas=2
+        enableAutoInSyncReplicas=true
+        allAckInSyncStateSet=True
         totalReplicas=3
         trioha.recordDir=/rec
         trioha.bindAddress=127.0.0.1
@@ -146,6 +152,9 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "sync_flush_timeout": 6,
         "slave_timeout": 7,
         "in_sync_replicas": 2,
+        "min_in_sync_replicas": 2,
+        "enable_auto_in_sync_replicas": True,
+        "all_ack_in_sync_state_set": True,
         "total_replicas": 3,
         "record_dir": Path("/rec"),
         "bind_address": "127.0.0.1",

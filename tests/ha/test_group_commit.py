@@ -14,12 +14,16 @@ from trioha.store.status import PutStatus
 from trioha.watermark import Watermark
 
 
-def make(*, need=1, sync_flush=False, gap_bytes_max=1000):
+def make(*, need=1, sync_flush=False, gap_bytes_max=1000, **options):
     replicas = Replicas(gap_bytes_max=gap_bytes_max)
     flushed = Watermark()
     events = Events()
     settings = GroupCommitSettings(
-        copies_needed=need, slave_timeout_s=3.0, sync_flush=sync_flush, sync_flush_timeout_s=5.0
+        copies_needed=need,
+        slave_timeout_s=3.0,
+        sync_flush=sync_flush,
+        sync_flush_timeout_s=5.0,
+        **options,
     )
     return GroupCommit(settings, replicas=replicas, flushed=flushed, sink=events), replicas, flushed, events
 
@@ -187,6 +191,57 @@ async def test_every_wait_is_recorded_with_one_begin_and_one_end(autojump_clock)
         (40, 8, 0, PutStatus.PUT_OK),
         (5000, 9, 0, PutStatus.SLAVE_NOT_AVAILABLE),
     ]
+
+
+async def test_below_the_minimum_in_sync_nothing_may_be_stored(autojump_clock):
+    commit, replicas, _, _ = make(need=1, copies_min=1)
+    assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+    acknowledge(replicas, "a", 50)
+    assert commit.refusal(100) is None
+    assert commit.refusal(1050) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+    without_minimum, *_ = make(need=1)
+    assert without_minimum.refusal(100) is None
+
+
+async def test_auto_mode_needs_what_is_in_sync_and_no_less_than_the_minimum(autojump_clock):
+    commit, replicas, _, _ = make(need=2, lowers_need=True)
+    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
+    acknowledge(replicas, "a", 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 100)
+        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
+    with_minimum, *_ = make(need=2, lowers_need=True, copies_min=1)
+    assert await outcome(with_minimum, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
+
+
+async def test_all_in_sync_waits_for_every_replica_that_is(autojump_clock):
+    commit, replicas, _, _ = make(need=1, all_in_sync=True)
+    for replica in "abc":
+        acknowledge(replicas, replica, 5000)
+    acknowledge(replicas, "d", 10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 5100)
+        nursery.start_soon(after, 2, acknowledge, replicas, "b", 5100)
+        nursery.start_soon(after, 2.5, acknowledge, replicas, "c", 5100)
+        assert await outcome(commit, 5100) == (PutStatus.PUT_OK, 2.5)
+
+
+async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offset(autojump_clock):
+    commit, replicas, _, _ = make(gap_bytes_max=1 << 30)
+    acknowledge(replicas, "a", 0)
+    results = {}
+
+    async def put(end_offset):
+        results[end_offset] = await outcome(commit, end_offset)
+
+    async with trio.open_nursery() as nursery:
+        for end_offset in range(1, 10_001):
+            nursery.start_soon(put, end_offset)
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 4_000)
+        nursery.start_soon(after, 2, acknowledge, replicas, "a", 9_000)
+    ended = [results[end_offset] for end_offset in (1, 4_000, 4_001, 9_000, 9_001, 10_000)]
+    ok, late = (PutStatus.PUT_OK, 1.0), (PutStatus.PUT_OK, 2.0)
+    assert ended == [ok, ok, late, late, *[(PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)] * 2]
 
 
 # -- with a real connection below it ------------------------------------------------------------------------

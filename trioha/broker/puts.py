@@ -76,6 +76,8 @@ class PutService:
         """
         if self._is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
+        elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
+            appended = AppendResult(refusal)
         else:
             appended = self._log.append(message)
         if appended.status is not PutStatus.PUT_OK:

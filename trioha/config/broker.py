@@ -249,6 +249,14 @@ class _Loading:
                 f"is {config.in_sync_replicas}, but totalReplicas is only {config.total_replicas}",
                 "raise totalReplicas",
             )
+        if sound("in_sync_replicas", "min_in_sync_replicas") and config.min_in_sync_replicas > max(
+            config.in_sync_replicas, 2 if config.broker_role is BrokerRole.SYNC_MASTER else 1
+        ):
+            yield self._problem(
+                "min_in_sync_replicas",
+                f"is {config.min_in_sync_replicas}, but inSyncReplicas is only {config.in_sync_replicas}",
+                "raise inSyncReplicas",
+            )
         if (
             sound("broker_id", "record_dir")
             and config.record_dir is not None

@@ -251,6 +251,18 @@ class BrokerConfig:
     SYNC_MASTER always waits for at least one slave, also at 1: see `slave_acks_needed`.
     """
 
+    min_in_sync_replicas: int = _setting("minInSyncReplicas", values.integer(low=1), default=1)
+    """Copies in sync, the master's included, below which a SYNC_MASTER stores nothing.
+
+    RocketMQ default: 1.
+    """
+
+    enable_auto_in_sync_replicas: bool = _setting("enableAutoInSyncReplicas", values.boolean, default=False)
+    """Need no more copies than are in sync, down to `min_in_sync_replicas`. RocketMQ default: false."""
+
+    all_ack_in_sync_state_set: bool = _setting("allAckInSyncStateSet", values.boolean, default=False)
+    """Need every slave that is in sync, not only `in_sync_replicas`. RocketMQ default: false."""
+
     total_replicas: int = _setting("totalReplicas", values.integer(low=1), default=1)
     """Copies that the group is meant to have, the master's included. RocketMQ default: 1."""
 

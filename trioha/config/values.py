@@ -69,6 +69,17 @@ def one_of(kind: type[E]) -> Callable[[str], E]:
     return parse
 
 
+def boolean(text: str) -> bool:
+    """`true` or `false`, in any case as in Java; Java takes every other word for false, which is refused."""
+    match text.lower():
+        case "true":
+            return True
+        case "false":
+            return False
+        case _:
+            raise ValueRefused(f"{_shown(text)} is neither true nor false", hint="give true or false")
+
+
 def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int]:
     """A parser of the names of `kind` or decimal integers from `low` to `high`."""
     integers = integer(low=low, high=high)

@@ -203,6 +203,9 @@ async def _serve(
     group_commit = GroupCommit(
         GroupCommitSettings(
             copies_needed=config.slave_acks_needed,
+            copies_min=config.min_in_sync_replicas - 1 if config.slave_acks_needed else 0,
+            lowers_need=config.enable_auto_in_sync_replicas,
+            all_in_sync=config.all_ack_in_sync_state_set,
             slave_timeout_s=config.slave_timeout / 1000,
             sync_flush=sync_flush,
             sync_flush_timeout_s=config.sync_flush_timeout / 1000,
