@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.interop.rocketmq import class_path
+from tests.interop.rocketmq import class_path, java_tool
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
@@ -145,7 +145,7 @@ class JavaDriver:
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    "java", *_JVM_FLAGS,
+                    java_tool("java"), *_JVM_FLAGS,
                     # RocketMQ writes to the user's home whatever its store path says.
                     f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",

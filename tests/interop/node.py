@@ -134,7 +134,7 @@ class TriohaNode:
         role: str,
         ha_master_address: str | None = None,
         ha_port: int = 0,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys."""
         self.root = root
@@ -207,6 +207,7 @@ class TriohaNode:
         """Wait for the log's end and the best slave's ack (at least), and the number of HA connections."""
 
         async def poll() -> BrokerStatus:
+            deadline = trio.current_time() + within_s
             async with open_client(self.listen_address) as client:
                 while True:
                     status = await fetch_status(client)
@@ -224,14 +225,8 @@ class TriohaNode:
                         )
                     await trio.sleep(0.02)
 
-        async def bounded() -> BrokerStatus:
-            nonlocal deadline
-            deadline = trio.current_time() + within_s
-            return await poll()
-
-        deadline = 0.0
         try:
-            return trio.run(bounded)
+            return trio.run(poll)
         except TriohaError as problem:
             raise AssertionError(f"{problem}\n{self.log()}") from problem
 

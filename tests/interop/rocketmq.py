@@ -49,15 +49,21 @@ class ToolchainError(Exception):
 
 def missing_tools() -> str | None:
     """What this machine lacks to run real RocketMQ, as one line; None if it has everything."""
-    for tool in ("mvn", "java", "javac"):
+    for tool in ("mvn", java_tool("java"), java_tool("javac")):
         if shutil.which(tool) is None:
-            return f"interop tests need Maven and a JDK {JAVA_MAJOR_MIN} or newer: no `{tool}` on the PATH"
-    said = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=False)
+            return f"interop tests need Maven and a JDK {JAVA_MAJOR_MIN} or newer: there is no `{tool}`"
+    said = subprocess.run([java_tool("javac"), "-version"], capture_output=True, text=True, check=False)
     found = re.search(r"javac (\d+)", said.stdout + said.stderr)
     if found is None or int(found[1]) < JAVA_MAJOR_MIN:
         have = (said.stdout + said.stderr).strip() or "nothing"
         return f"interop tests need a JDK {JAVA_MAJOR_MIN} or newer: `javac -version` says {have}"
     return None
+
+
+def java_tool(name: str) -> str:
+    """`java` or `javac` as Maven finds them: of JAVA_HOME if that is set, else on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / name) if home else name
 
 
 def cache_folder() -> Path:
@@ -117,7 +123,7 @@ def _classes(version: str, folder: Path, jars: Path) -> Path:
     stamp.unlink(missing_ok=True)
     _run(
         [
-            "javac", "--release", str(JAVA_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
+            java_tool("javac"), "--release", str(JAVA_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
             "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources),
         ],
         cwd=folder,

@@ -1,9 +1,13 @@
 """The commit log: appends, limits, rolling and reading."""
 
+import errno
+import os
+
 import pytest
 
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
+from trioha.store import mapped_file
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Blank, Host, Record, decode_record, encode_record
 from trioha.store.status import PutStatus
@@ -161,3 +165,35 @@ def test_an_empty_log_can_begin_at_any_file_start(tmp_path):
     assert not log.is_empty
     with pytest.raises(AssertionError):
         log.start_at(0)
+
+
+@pytest.mark.parametrize("nameless_files", [True, False])
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, nameless_files):
+    if not nameless_files:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    directory = tmp_path / "commitlog"
+    directory.mkdir()
+    reserve = mapped_file._reserve
+
+    def look(fd, size):
+        assert list(directory.iterdir()) == []
+        reserve(fd, size)
+
+    monkeypatch.setattr(mapped_file, "_reserve", look)
+    file = MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES)
+    assert (file.path.name, file.path.stat().st_size) == (f"{FILE_BYTES:020d}", FILE_BYTES)
+    assert file.path.stat().st_mode & 0o777 == 0o644
+    file.view[:4] = b"data"
+    again = MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES)
+    assert bytes(again.view[:4]) == b"data"
+    assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+
+
+def test_a_file_without_space_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(fd, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mapped_file, "_reserve", full)
+    with pytest.raises(StoreError, match="no 65536 bytes could be reserved: No space left on device"):
+        MappedFile.create(tmp_path, start_offset=0, size=FILE_BYTES)
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import tempfile
 from pathlib import Path
 
 from trioha.errors import StoreError
@@ -68,25 +69,22 @@ class MappedFile:
         """Make the file that starts at `start_offset`, zero filled, with its space on disk reserved.
 
         Reserved space is what keeps a full disk an error that can be answered: a store into a sparse map
-        would end the process. An existing file of that name is taken as it is, which lets a worker thread
-        prepare a file that the log may meanwhile make itself. Raises StoreError if there is no space.
+        would end the process. The file gets its name when it is whole: RocketMQ does not load a store with a
+        file of another length, as a `kill -9` in the middle would leave one. An existing file of that name is
+        taken as it is, which lets a worker thread prepare a file that the log may meanwhile make itself.
+        Raises StoreError if there is no space.
         """
         path = directory / file_name(start_offset)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not path.exists():
+                _make_whole(path, size)
+        except FileExistsError:
+            return cls.open(path, size=size)
         except OSError as error:
-            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
-        try:
-            _reserve(fd, size)
-            mapped = cls(path, fd=fd, size=size, start_offset=start_offset)
-            sync_directory(directory)
-        except OSError as error:
-            os.close(fd)
-            path.unlink(missing_ok=True)
             raise StoreError(
                 f"no {size} bytes could be reserved: {error.strerror}", path=path, hint="free disk space"
             ) from error
-        return mapped
+        return cls.open(path, size=size)
 
     def sync(self) -> None:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
@@ -103,6 +101,35 @@ class MappedFile:
         """Close and delete the file."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _make_whole(path: Path, size: int) -> None:
+    """Make `path`, `size` bytes long, in one step; raises FileExistsError if it is there already."""
+    directory = path.parent
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except (AttributeError, OSError):
+        # No nameless files here: a name outside of the folder, since RocketMQ loads every file in it.
+        fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=directory.parent)
+    else:
+        name = ""
+    try:
+        _reserve(fd, size)
+        if name:
+            os.fchmod(fd, 0o644)
+            os.link(name, path)
+        else:
+            # With a folder to be relative to, link follows the symbolic link that /proc has for the file.
+            folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
+            finally:
+                os.close(folder)
+    finally:
+        os.close(fd)
+        if name:
+            Path(name).unlink()
+    sync_directory(directory)
 
 
 def _reserve(fd: int, size: int) -> None:

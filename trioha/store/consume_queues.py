@@ -1,0 +1,207 @@
+"""All consume queues of a store directory (spec store 1, 3, 5).
+
+`consumequeue/<topic>/<queueId>/` for plain topics, `batchconsumequeue/<topic>/<queueId>/` for topics with
+attribute `queue.type=BatchCQ`. Topic names come out of log records, so they are checked before they become
+folder names: a record may have been sent by anyone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+from attrs import frozen
+
+from trioha.errors import StoreError
+from trioha.store import batch_consume_queue, consume_queue
+from trioha.store.batch_consume_queue import BatchConsumeQueue
+from trioha.store.consume_queue import ConsumeQueue
+from trioha.store.entry_files import OPEN_FILES_MAX, FileCache, SyncWork
+
+log = structlog.get_logger(__name__)
+
+CONSUME_QUEUE_FOLDER = "consumequeue"
+BATCH_CONSUME_QUEUE_FOLDER = "batchconsumequeue"
+QUEUES_MAX = 100_000
+"""Queues that a store may hold: a flood of made-up topics must not fill the disk with folders."""
+TOPIC_BYTES_MAX = 255
+QUEUE_ID_MAX = 0x7FFFFFFF
+
+Queue = ConsumeQueue | BatchConsumeQueue
+
+
+@frozen
+class ConsumeQueueSettings:
+    """What the queues' files look like."""
+
+    file_bytes: int = consume_queue.DEFAULT_FILE_BYTES
+    """mappedFileSizeConsumeQueue; rounded up to whole entries."""
+    batch_file_bytes: int = batch_consume_queue.DEFAULT_FILE_BYTES
+    """mapperFileSizeBatchConsumeQueue (RocketMQ's spelling)."""
+    open_files_max: int = OPEN_FILES_MAX
+    queues_max: int = QUEUES_MAX
+
+
+def _never(_topic: str) -> bool:
+    return False
+
+
+def topic_fault(topic: str) -> str:
+    """Why `topic` cannot name a folder; empty if it can."""
+    if not topic or topic in {".", ".."} or "/" in topic or "\0" in topic:
+        return f"topic {topic!r} cannot name a folder"
+    if len(topic.encode("utf-8", "surrogatepass")) > TOPIC_BYTES_MAX:
+        return f"topic of {len(topic)} characters is longer than {TOPIC_BYTES_MAX} bytes"
+    return ""
+
+
+class ConsumeQueues:
+    """The table of queues under one store root. Call `recover` before anything else."""
+
+    def __init__(
+        self,
+        root: Path,
+        settings: ConsumeQueueSettings | None = None,
+        *,
+        is_batch_topic: Callable[[str], bool] = _never,
+    ) -> None:
+        """`is_batch_topic` tells whether a topic's new queues are batch queues; known ones stay what they are."""
+        self.root = root
+        self.settings = settings or ConsumeQueueSettings()
+        self.is_batch_topic = is_batch_topic
+        self._cache = FileCache(self.settings.open_files_max)
+        self._queues: dict[tuple[str, int], Queue] = {}
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(tuple(self._queues.values()))
+
+    # -- starting --------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Open all queues that lie on disk and find their ends. Blocks. Raises StoreError."""
+        self._queues.clear()
+        for folder in (CONSUME_QUEUE_FOLDER, BATCH_CONSUME_QUEUE_FOLDER):
+            for topic, queue_id in self._found(self.root / folder):
+                queue = self._make(topic, queue_id, batch=folder == BATCH_CONSUME_QUEUE_FOLDER)
+                queue.recover()
+                if isinstance(queue, BatchConsumeQueue) and (other := self._queues.get((topic, queue_id))):
+                    if other.max_offset and queue.max_offset:
+                        raise StoreError(
+                            f"queue {queue_id} of {topic!r} is there as a plain and as a batch queue",
+                            path=self.root / folder / topic / str(queue_id),
+                            hint="remove the folder that does not fit the topic's queue.type",
+                        )
+                    if other.max_offset:
+                        continue
+                self._queues[topic, queue_id] = queue
+
+    @staticmethod
+    def _found(folder: Path) -> list[tuple[str, int]]:
+        try:
+            return sorted(
+                (topic.name, int(queue.name))
+                for topic in folder.iterdir()
+                if topic.is_dir()
+                for queue in topic.iterdir()
+                if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir()
+            )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot be read: {error.strerror}", path=folder) from error
+
+    @property
+    def max_physical_offset(self) -> int:
+        """End of the last record that any queue knows, -1 if none knows any (spec store 5.1)."""
+        return max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
+
+    def queue_offsets(self) -> dict[tuple[str, int], int]:
+        """Next queue offset of each queue: what the log's own table starts from (spec store 5.1)."""
+        return {key: queue.max_offset for key, queue in self._queues.items()}
+
+    def truncate_dirty(self, physical_offset: int) -> None:
+        """Drop all entries of records at or behind `physical_offset`, the log's end. Raises StoreError."""
+        for queue in self:
+            queue.truncate_dirty(physical_offset)
+
+    def correct_min_offsets(self, log_min_offset: int) -> None:
+        """Let every queue begin with the first record that the log holds (spec store 5.5)."""
+        for queue in self:
+            queue.correct_min_offset(log_min_offset)
+
+    def delete_before(self, log_min_offset: int) -> int:
+        """Delete files that only speak of records before `log_min_offset`; returns how many (spec 5.8)."""
+        return sum(queue.delete_before(log_min_offset) for queue in self)
+
+    def destroy(self) -> None:
+        """Delete all queues: the log they were built from is gone (spec store 5.4)."""
+        for queue in self:
+            queue.destroy()
+        self._queues.clear()
+        for folder in (CONSUME_QUEUE_FOLDER, BATCH_CONSUME_QUEUE_FOLDER):
+            try:
+                shutil.rmtree(self.root / folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StoreError(f"cannot be deleted: {error.strerror}", path=self.root / folder) from error
+
+    # -- using -----------------------------------------------------------------------------------------
+
+    def find(self, topic: str, queue_id: int) -> Queue | None:
+        """The queue, None if there is none."""
+        return self._queues.get((topic, queue_id))
+
+    def find_or_make(self, topic: str, queue_id: int) -> Queue:
+        """The queue; a new one has no files until its first entry.
+
+        Raises StoreError for a topic or queue id that cannot be a folder, and beyond `queues_max`.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            return queue
+        fault = topic_fault(topic)
+        if not fault and not 0 <= queue_id <= QUEUE_ID_MAX:
+            fault = f"queue id {queue_id} is negative"
+        if not fault and len(self._queues) >= self.settings.queues_max:
+            fault = f"there are {len(self._queues)} queues already, no room for {topic!r}"
+        if fault:
+            raise StoreError(fault, path=self.root / CONSUME_QUEUE_FOLDER)
+        queue = self._make(topic, queue_id, batch=self.is_batch_topic(topic))
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    def _make(self, topic: str, queue_id: int, *, batch: bool) -> Queue:
+        if batch:
+            return BatchConsumeQueue(
+                self.root / BATCH_CONSUME_QUEUE_FOLDER / topic / str(queue_id),
+                topic=topic,
+                queue_id=queue_id,
+                file_bytes=self.settings.batch_file_bytes,
+                cache=self._cache,
+            )
+        return ConsumeQueue(
+            self.root / CONSUME_QUEUE_FOLDER / topic / str(queue_id),
+            topic=topic,
+            queue_id=queue_id,
+            file_bytes=self.settings.file_bytes,
+            cache=self._cache,
+        )
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic's queues. Raises StoreError."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            self._queues.pop(key).destroy()
+
+    def take_dirty(self) -> SyncWork:
+        """All writes since the last call, to be put on disk by a worker thread (`SyncWork.run`)."""
+        return self._cache.take_dirty()
+
+    def close(self) -> None:
+        """Close all files. Sync first."""
+        self._cache.close()

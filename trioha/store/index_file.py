@@ -1,0 +1,338 @@
+"""One index file: a hash table on disk from keys to physical offsets (spec store 4.1).
+
+| region | offset | content |
+|---|---|---|
+| header | 0 | i64 beginTimestamp, endTimestamp, beginPhyOffset, endPhyOffset; i32 hashSlotCount, indexCount |
+| slots | 40 | hashSlotNum x i32: number of the newest entry in the chain, 0 if there is none |
+| entries | 40 + 4 * hashSlotNum | entry n at + 20 * n: i32 keyHash, i64 physicalOffset, i32 timeDiff, i32 previous |
+
+indexCount is the number of the next entry and starts at 1; entry 0 is never used. `previous` is an entry with
+a lower number, 0 at a chain's end. timeDiff counts seconds from beginTimestamp.
+
+The file is mapped. It is sparse (420 MB by default), and its space is reserved piece by piece ahead of the
+entries, so that a full disk is an error of `put` and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+from array import array
+from collections.abc import Sequence
+from operator import lt
+from pathlib import Path
+from struct import Struct
+
+from attrs import frozen
+
+from trioha.errors import StoreError
+from trioha.store.mapped_file import sync_directory
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+ENTRY_BYTES = 20
+DEFAULT_HASH_SLOTS = 5_000_000
+DEFAULT_INDEX_NUM = 20_000_000
+RESERVE_BYTES = 4 << 20
+"""Space for entries is reserved this much at a time."""
+
+_HEADER = Struct(">qqqqii")
+_ENTRY = Struct(">iqii")
+_SLOT = Struct(">i")
+_ENTRY_WORDS = ENTRY_BYTES // 4
+_HEADER_WORDS = HEADER_BYTES // 4
+_TIME_DIFF_MAX_S = 0x7FFFFFFF
+_ZEROS = bytes(1 << 20)
+
+
+@frozen
+class IndexShape:
+    """How many slots and entries a store's index files have."""
+
+    hash_slots: int = DEFAULT_HASH_SLOTS
+    """maxHashSlotNum."""
+    index_num: int = DEFAULT_INDEX_NUM
+    """maxIndexNum; a file holds one key less."""
+
+    @property
+    def entries_at(self) -> int:
+        """Byte at which entry 0 would be."""
+        return HEADER_BYTES + SLOT_BYTES * self.hash_slots
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of a file."""
+        return self.entries_at + ENTRY_BYTES * self.index_num
+
+
+def key_hash(java_hash: int) -> int:
+    """The hash as an index entry holds it, of an unsigned `String.hashCode`: its absolute value, 0 for -2^31."""
+    if java_hash < 0x80000000:
+        return java_hash
+    return (0x100000000 - java_hash) & 0x7FFFFFFF
+
+
+class IndexFile:
+    """An open index file. Every number of its header is a property here; `put` writes them back."""
+
+    def __init__(self, path: Path, shape: IndexShape, *, fd: int) -> None:
+        self.path = path
+        self.shape = shape
+        self._fd = fd
+        self._view = memoryview(mmap.mmap(fd, shape.file_bytes))
+        self._words = self._view.cast("I")
+        (
+            self.begin_timestamp_ms,
+            self.end_timestamp_ms,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.used_slots,
+            index_count,
+        ) = _HEADER.unpack_from(self._view)
+        self.index_count = min(max(index_count, 1), shape.index_num)
+        """Number of the next entry; the keys in the file, plus 1."""
+        self._reserved_bytes = shape.entries_at
+        """Everything before this byte has its space on disk."""
+
+    def __repr__(self) -> str:
+        return f"<IndexFile {self.path.name}, {self.index_count - 1} keys>"
+
+    @classmethod
+    def open(cls, path: Path, shape: IndexShape) -> IndexFile:
+        """Open an existing file; raises StoreError if its length is not what `shape` says."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"cannot be opened: {error.strerror}", path=path) from error
+        found = os.fstat(fd).st_size
+        if found != shape.file_bytes:
+            os.close(fd)
+            raise StoreError(
+                f"has {found} bytes, the configuration says {shape.file_bytes}",
+                path=path,
+                hint="maxHashSlotNum and maxIndexNum must be what the store was made with",
+            )
+        return cls(path, shape, fd=fd)
+
+    @classmethod
+    def create(
+        cls, path: Path, shape: IndexShape, *, end_timestamp_ms: int = 0, end_physical_offset: int = 0
+    ) -> IndexFile:
+        """Make an empty file that continues one that ended at these values (spec store 4.1).
+
+        Raises StoreError if there is no space for the slots.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
+        try:
+            os.ftruncate(fd, shape.file_bytes)
+            _reserve(fd, 0, shape.entries_at)
+            file = cls(path, shape, fd=fd)
+            sync_directory(path.parent)
+        except OSError as error:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise StoreError(
+                f"no {shape.entries_at} bytes could be reserved: {error.strerror}",
+                path=path,
+                hint="free disk space",
+            ) from error
+        file.begin_timestamp_ms = file.end_timestamp_ms = end_timestamp_ms
+        file.begin_physical_offset = file.end_physical_offset = end_physical_offset
+        file._write_header()
+        return file
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no key fits any more."""
+        return self.index_count >= self.shape.index_num
+
+    @property
+    def room(self) -> int:
+        """How many keys still fit."""
+        return self.shape.index_num - self.index_count
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no key."""
+        return self.index_count <= 1
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def put(
+        self, hashes: Sequence[int], physical_offsets: Sequence[int], store_timestamps_ms: Sequence[int]
+    ) -> None:
+        """Add keys in order, at most `room` of them: key hashes, and each one's record and store time.
+
+        Raises StoreError if there is no disk space; nothing is added then. Works on whole columns, about
+        0.4 us a key: entries are made as one array of 32-bit words, and `previous` is copied from the slot
+        as it lies there, in the file's byte order.
+        """
+        count = len(hashes)
+        if not count:
+            return
+        assert count <= self.room, f"{count} keys, room for {self.room}"
+        number = self.index_count
+        self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
+        # The first key's difference is taken before it moves the begin; all others after (spec store 4.1).
+        first_diff = self._time_diff_s(store_timestamps_ms[0])
+        if number <= 1:
+            self.begin_physical_offset = physical_offsets[0]
+            self.begin_timestamp_ms = store_timestamps_ms[0]
+        begin_ms = self.begin_timestamp_ms
+        if begin_ms > 0:
+            diffs = [(time_ms - begin_ms) // 1000 for time_ms in store_timestamps_ms]
+            if min(diffs) < 0 or max(diffs) > _TIME_DIFF_MAX_S:
+                diffs = [min(max(diff, 0), _TIME_DIFF_MAX_S) for diff in diffs]
+        else:
+            diffs = [0] * count
+        diffs[0] = first_diff
+        slots = self.shape.hash_slots
+        words = self._words
+        numbers = array("I", range(number, number + count))
+        _swap(numbers)
+        previous: list[int] = []
+        note_previous = previous.append
+        for key, raw_number in zip(hashes, numbers, strict=True):
+            slot = _HEADER_WORDS + key % slots
+            note_previous(words[slot])
+            words[slot] = raw_number
+        chains = array("I", previous)
+        _swap(chains)
+        if not all(map(lt, chains, range(number, number + count))):
+            # A slot that points at or beyond its own entry is damage, and counts as empty.
+            for index, chain in enumerate(chains):
+                if chain >= number + index:
+                    chains[index] = 0
+        entries = array("I", bytes(count * ENTRY_BYTES))
+        entries[0::_ENTRY_WORDS] = array("I", hashes)
+        offsets = array("Q", physical_offsets)
+        if sys.byteorder == "little":
+            entries[1::_ENTRY_WORDS] = array("I", [offset >> 32 for offset in offsets])
+            entries[2::_ENTRY_WORDS] = array("I", offsets.tobytes())[0::2]
+        else:
+            entries[1::_ENTRY_WORDS] = array("I", offsets.tobytes())[0::2]
+            entries[2::_ENTRY_WORDS] = array("I", offsets.tobytes())[1::2]
+        entries[3::_ENTRY_WORDS] = array("I", diffs)
+        entries[4::_ENTRY_WORDS] = chains
+        _swap(entries)
+        at = self.shape.entries_at + number * ENTRY_BYTES
+        self._view[at : at + count * ENTRY_BYTES] = memoryview(entries).cast("B")
+        self.used_slots += chains.count(0)
+        self.index_count = number + count
+        self.end_physical_offset = physical_offsets[-1]
+        self.end_timestamp_ms = store_timestamps_ms[-1]
+        self._write_header()
+
+    def _time_diff_s(self, store_timestamp_ms: int) -> int:
+        if self.begin_timestamp_ms <= 0:
+            return 0
+        return min(max((store_timestamp_ms - self.begin_timestamp_ms) // 1000, 0), _TIME_DIFF_MAX_S)
+
+    def _write_header(self) -> None:
+        _HEADER.pack_into(
+            self._view,
+            0,
+            self.begin_timestamp_ms,
+            self.end_timestamp_ms,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.used_slots,
+            self.index_count,
+        )
+
+    def _reserve_to(self, end: int) -> None:
+        if end <= self._reserved_bytes:
+            return
+        size = min(
+            max(end - self._reserved_bytes, RESERVE_BYTES), self.shape.file_bytes - self._reserved_bytes
+        )
+        try:
+            _reserve(self._fd, self._reserved_bytes, size)
+        except OSError as error:
+            raise StoreError(
+                f"no {size} bytes could be reserved: {error.strerror}", path=self.path, hint="free disk space"
+            ) from error
+        self._reserved_bytes += size
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether the file may hold records stored in `[begin_ms, end_ms]`."""
+        return self.begin_timestamp_ms <= end_ms and self.end_timestamp_ms >= begin_ms
+
+    def find(self, key_hash: int, *, limit: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets of up to `limit` entries with this hash and stored in that time, newest first.
+
+        Other keys may have the same hash: compare the records. Damaged chains end the walk, they never
+        loop: a chain leads to lower numbers only.
+        """
+        found: list[int] = []
+        if self.is_empty:
+            return found
+        (number,) = _SLOT.unpack_from(
+            self._view, HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
+        )
+        if not 0 < number <= self.index_count:
+            return found
+        while len(found) < limit:
+            entry_hash, physical_offset, diff_s, previous = _ENTRY.unpack_from(
+                self._view, self.shape.entries_at + number * ENTRY_BYTES
+            )
+            stored_ms = self.begin_timestamp_ms + diff_s * 1000
+            if diff_s < 0:
+                break
+            if entry_hash == key_hash and begin_ms <= stored_ms <= end_ms:
+                found.append(physical_offset)
+            if not 0 < previous < number or stored_ms < begin_ms:
+                break
+            number = previous
+        return found
+
+    # -- ending ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give up the file; the map goes with the last slice of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._words.release()
+            self._view.release()
+
+    def remove(self) -> None:
+        """Close and delete the file. Raises StoreError."""
+        self.close()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot be deleted: {error.strerror}", path=self.path) from error
+
+
+def _swap(words: array[int]) -> None:
+    """Between this machine's byte order and the file's."""
+    if sys.byteorder == "little":
+        words.byteswap()
+
+
+def _reserve(fd: int, start: int, size: int) -> None:
+    """Give bytes `[start, start + size)` their space on disk; they must be zeros still, or be kept. OSError."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, start, size)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+                raise
+        else:
+            return
+    # Zeros written over zeros reserve space on every file system; bytes that are not zero have theirs.
+    end = start + size
+    while start < end:
+        chunk = os.pread(fd, min(len(_ZEROS), end - start), start)
+        if not any(chunk):
+            os.pwrite(fd, chunk, start)
+        start += len(chunk)

@@ -1,0 +1,274 @@
+"""The index of a store: its files in order, the newest of which takes new keys (spec store 4.1).
+
+Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. Which keys a record has, in the order
+they are put: UNIQ_KEY, then each part of KEYS; each is hashed as `topic#key`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import compress
+from pathlib import Path
+
+import structlog
+from attrs import frozen
+
+from trioha.errors import StoreError
+from trioha.store.entry_files import SyncWork
+from trioha.store.index_file import IndexFile, IndexShape, key_hash
+from trioha.store.tags import java_hashes
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "index"
+NAME_DIGITS = 17
+MESSAGES_MAX = 64
+"""maxMsgsNumBatch: most offsets that one query gives."""
+_NAME_FORMAT = "%Y%m%d%H%M%S%f"
+_MICROSECOND_DIGITS_CUT = 3
+_FOR_EVER_MS = (1 << 63) - 1
+
+
+@frozen
+class IndexSync:
+    """Index files with changes that are not on disk yet."""
+
+    work: SyncWork
+    index_msg_timestamp_ms: int
+    """What the checkpoint may say once `work` has run: the end of the last full file, 0 if none is full."""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class IndexService:
+    """The index files of one store. Make it with `open`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        shape: IndexShape,
+        *,
+        files: list[IndexFile],
+        now_ms: Callable[[], int] = _now_ms,
+    ) -> None:
+        self.directory = directory
+        self.shape = shape
+        self._files = files
+        self._now_ms = now_ms
+        self._unsynced: dict[Path, None] = {}
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        shape: IndexShape | None = None,
+        *,
+        safe_until_ms: int | None = None,
+        now_ms: Callable[[], int] = _now_ms,
+    ) -> tuple[IndexService, int | None]:
+        """Open the index below the store root; also the physical offset to dispatch again from, if any.
+
+        After an unclean stop give the checkpoint's indexMsgTimestamp as `safe_until_ms`: files that end
+        later may be half on disk, so they are deleted, and the log must be dispatched again from the offset
+        returned (spec store 5.1). Raises StoreError for a file that cannot be used.
+        """
+        directory = root / FOLDER
+        shape = shape or IndexShape()
+        files: list[IndexFile] = []
+        try:
+            paths = sorted(
+                path
+                for path in directory.iterdir()
+                if len(path.name) == NAME_DIGITS and path.name.isdecimal() and path.is_file()
+            )
+        except FileNotFoundError:
+            paths = []
+        except OSError as error:
+            raise StoreError(f"cannot be read: {error.strerror}", path=directory) from error
+        try:
+            for path in paths:
+                if path.stat().st_size == 0:
+                    # It was being made when the process ended.
+                    path.unlink()
+                    continue
+                files.append(IndexFile.open(path, shape))
+        except StoreError:
+            for file in files:
+                file.close()
+            raise
+        service = cls(directory, shape, files=files, now_ms=now_ms)
+        if safe_until_ms is None:
+            return service, None
+        return service, service._drop_from(
+            next((i for i, file in enumerate(files) if file.end_timestamp_ms > safe_until_ms), len(files))
+        )
+
+    def _drop_from(self, index: int) -> int | None:
+        """Delete the file of that index and all later ones; where they began, None if there are none."""
+        if index >= len(self._files):
+            return None
+        redispatch_offset = self._files[index].begin_physical_offset
+        for file in self._files[index:]:
+            log.info("index file is built again", file=file.path.name)
+            self._unsynced.pop(file.path, None)
+            file.remove()
+        del self._files[index:]
+        return redispatch_offset
+
+    def cut(self, physical_offset: int) -> int | None:
+        """Forget records at or behind `physical_offset`, the log's end: files that know any are deleted.
+
+        Returns the offset to dispatch again from, None if no file was touched. (RocketMQ keeps such
+        entries, and never indexes what is stored there next.)
+        """
+        return self._drop_from(
+            next(
+                (
+                    index
+                    for index, file in enumerate(self._files)
+                    if not file.is_empty and file.end_physical_offset >= physical_offset
+                ),
+                len(self._files),
+            )
+        )
+
+    def destroy(self) -> None:
+        """Delete all files. Raises StoreError."""
+        self._drop_from(0)
+
+    @property
+    def files(self) -> tuple[IndexFile, ...]:
+        """The files, oldest first."""
+        return tuple(self._files)
+
+    @property
+    def end_physical_offset(self) -> int:
+        """Start of the last record that was indexed, 0 for none: records before it are in (spec store 4.1)."""
+        return self._files[-1].end_physical_offset if self._files else 0
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        keys: Sequence[bytes],
+        physical_offsets: Sequence[int],
+        store_timestamps_ms: Sequence[int],
+        *,
+        last_record_offset: int,
+    ) -> None:
+        """Add `topic#key`s of records that follow each other, at or behind `end_physical_offset`.
+
+        `last_record_offset` is that of the last record looked at, with keys or without. Raises StoreError
+        if the disk refuses; what was put is then known by `end_physical_offset`, and the same records can
+        be put again.
+        """
+        hashes = [key_hash(value) for value in java_hashes(keys)]
+        again = self.end_physical_offset
+        if physical_offsets and physical_offsets[0] == again and self._files and not self._files[-1].is_empty:
+            wanted = self._not_yet_in(hashes, physical_offsets, again)
+            hashes = list(compress(hashes, wanted))
+            physical_offsets = list(compress(physical_offsets, wanted))
+            store_timestamps_ms = list(compress(store_timestamps_ms, wanted))
+        file = self._current()
+        done = 0
+        while done < len(hashes):
+            file = self._current()
+            part = slice(done, done + file.room)
+            file.put(hashes[part], physical_offsets[part], store_timestamps_ms[part])
+            self._unsynced[file.path] = None
+            done += len(hashes[part])
+        if file.is_full and file.end_physical_offset < last_record_offset:
+            # The broker makes the next file for any record behind a full one, whether it has keys or not.
+            self._current()
+
+    def _not_yet_in(self, hashes: list[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
+        """Which keys to put when the record at `again`, the last one indexed, comes again.
+
+        A stop may have left only some of its keys in the index, and the broker puts all of them again.
+        """
+        last = self._files[-1]
+        return [
+            offset != again
+            or again not in last.find(hashed, limit=MESSAGES_MAX, begin_ms=0, end_ms=_FOR_EVER_MS)
+            for hashed, offset in zip(hashes, physical_offsets, strict=True)
+        ]
+
+    def _current(self) -> IndexFile:
+        """The file that takes the next key, made if there is none or the last one is full."""
+        last = self._files[-1] if self._files else None
+        if last is not None and not last.is_full:
+            return last
+        file = IndexFile.create(
+            self.directory / self._next_name(),
+            self.shape,
+            end_timestamp_ms=0 if last is None else last.end_timestamp_ms,
+            end_physical_offset=0 if last is None else last.end_physical_offset,
+        )
+        self._files.append(file)
+        self._unsynced[file.path] = None
+        return file
+
+    def _next_name(self) -> str:
+        """Local time now; one ms behind the last file's name if the clock is not beyond it."""
+        moment = datetime.fromtimestamp(self._now_ms() / 1000)  # noqa: DTZ006 names are local time
+        name = moment.strftime(_NAME_FORMAT)[:-_MICROSECOND_DIGITS_CUT]
+        last = self._files[-1].path.name if self._files else ""
+        return name if name > last else _name_behind(last)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def query(self, topic: str, key: str, *, limit: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets of records that may have this key, newest first, each once (spec store 4.1).
+
+        At most `limit`, and never more than 64. Other keys can have the same hash: compare the records.
+        """
+        limit = min(limit, MESSAGES_MAX)
+        (hashed,) = java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")])
+        found: dict[int, None] = {}
+        for file in reversed(self._files):
+            if len(found) >= limit:
+                break
+            if file.overlaps(begin_ms, end_ms):
+                offsets = file.find(key_hash(hashed), limit=limit, begin_ms=begin_ms, end_ms=end_ms)
+                found |= dict.fromkeys(offsets)
+            if file.begin_timestamp_ms < begin_ms:
+                break
+        return list(found)[:limit]
+
+    # -- losing the log's head, ending -------------------------------------------------------------------
+
+    def delete_before(self, log_min_offset: int) -> int:
+        """Delete files that only know records before `log_min_offset`, never the newest; returns how many."""
+        deleted = 0
+        while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
+            file = self._files.pop(0)
+            self._unsynced.pop(file.path, None)
+            file.remove()
+            deleted += 1
+        return deleted
+
+    def take_dirty(self) -> IndexSync:
+        """What has changed since the last call, to be put on disk by a worker thread."""
+        work = SyncWork(tuple(self._unsynced))
+        self._unsynced.clear()
+        full_until_ms = max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
+        return IndexSync(work=work, index_msg_timestamp_ms=full_until_ms)
+
+    def close(self) -> None:
+        """Close all files. Sync first."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _name_behind(last: str) -> str:
+    """The name one ms behind `last`; of one that is no time, the next number: only the order counts."""
+    try:
+        moment = datetime.strptime(last + "000", _NAME_FORMAT) + timedelta(milliseconds=1)  # noqa: DTZ007
+    except (ValueError, OverflowError):
+        return f"{int(last) + 1:0{NAME_DIGITS}d}"
+    return moment.strftime(_NAME_FORMAT)[:-_MICROSECOND_DIGITS_CUT]
