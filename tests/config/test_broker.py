@@ -413,9 +413,7 @@ def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
 
 
 def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
-    loaded = load(
-        conf, "deleteWhen=04\nnamesrvAddr=a:1\ncleanFileForciblyEnable=true", "fileReservedTime=48"
-    )
+    loaded = load(conf, "deleteWhen=04\nnamesrvAddr=a:1\ncleanFileForciblyEnable=true", "fileReservedTime=48")
     assert loaded.warnings == (
         (
             f"{conf}: known to RocketMQ, not used by trioha yet: "
