@@ -184,6 +184,9 @@ class ConsumeQueue:
         Raises StoreError if the disk refuses: `discard` then, or call again when there is space.
         """
         if self.pending:
+            # The dispatcher leaves this to the flush, for all entries at once.
+            physical_offset, size, _ = _ENTRY.unpack(self.pending[-1][-ENTRY_BYTES:])
+            self.max_physical_offset = physical_offset + size
             self._files.append(self.pending[0] if len(self.pending) == 1 else b"".join(self.pending))
             self.pending.clear()
 

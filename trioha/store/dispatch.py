@@ -12,7 +12,10 @@ index, rolled back ones neither.
 
 from __future__ import annotations
 
+import mmap
+from enum import Enum, auto
 from struct import Struct
+from typing import cast
 
 import structlog
 from attrs import Factory, define, evolve, frozen
@@ -43,9 +46,10 @@ from trioha.store.record import (
     body_crc,
     check_record,
     describe_fault,
+    next_record_bytes,
 )
 from trioha.store.scan import store_timestamp_ms
-from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels, tags_code
+from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels, java_hashes, java_hashes_behind, tags_code
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -92,6 +96,14 @@ class DispatchFault:
     reason: str
 
 
+class _Stop(Enum):
+    """Why a walk over records ended."""
+
+    AT_END = auto()
+    AT_BLANK = auto()
+    AT_FAULT = auto()
+
+
 @define(eq=False)
 class _Target:
     """What a record's topic and queue id lead to."""
@@ -99,7 +111,8 @@ class _Target:
     queue: Queue | None
     """None if no queue may be made of that name."""
     fault: str
-    key_prefix: bytes
+    prefix_hash: int
+    """Hash of `topic#`, which all index keys of the topic begin with."""
     plain: ConsumeQueue | None
     """The queue, if its entries need nothing but the record's tags."""
 
@@ -124,7 +137,9 @@ class Dispatcher:
         self._targets: dict[tuple[bytes, int], _Target] = {}
         self._tag_codes: dict[bytes, int] = {}
         self._touched: dict[int, Queue] = {}
+        # Columns of the index keys of the stretch at hand.
         self._keys: list[bytes] = []
+        self._prefixes: list[int] = []
         self._key_offsets: list[int] = []
         self._key_times_ms: list[int] = []
         self.dispatched = Watermark(max(position, commit_log.min_offset))
@@ -184,6 +199,7 @@ class Dispatcher:
             finally:
                 self._touched.clear()
                 self._keys.clear()
+                self._prefixes.clear()
                 self._key_offsets.clear()
                 self._key_times_ms.clear()
             passed += records
@@ -198,7 +214,10 @@ class Dispatcher:
             queue.flush()
         if self._index is not None and last_record_offset >= 0:
             self._index.put(
-                self._keys, self._key_offsets, self._key_times_ms, last_record_offset=last_record_offset
+                java_hashes_behind(self._prefixes, self._keys),
+                self._key_offsets,
+                self._key_times_ms,
+                last_record_offset=last_record_offset,
             )
 
     def _collect(self, position: int, until_offset: int, records_max: int) -> tuple[int, int, int]:
@@ -214,90 +233,89 @@ class Dispatcher:
             )
             return commit_log.min_offset, 0, -1
         view = commit_log.read(position, min(until_offset - position, _READ_BYTES))
-        end = len(view)
+        # Slices of the map itself are bytes at once, which costs half of what slices of its view do. Indexes
+        # are positions in the file, then; files begin at multiples of their length.
+        data = cast("mmap.mmap", view.obj)
+        start = at = position % commit_log.file_bytes
+        end = start + len(view)
+        shift = position - start
         index_from = self._index.end_physical_offset if self._index is not None else 1 << 63
-        settings = self._settings
-        check_crc = settings.check_crc
-        multi_dispatch = settings.enable_multi_dispatch
+        check_crc = self._settings.check_crc
+        multi_dispatch = self._settings.enable_multi_dispatch
         targets = self._targets
         tag_codes = self._tag_codes
         touched = self._touched
-        keys, key_offsets, key_times = self._keys, self._key_offsets, self._key_times_ms
+        keys, prefixes = self._keys, self._prefixes
+        key_offsets, key_times = self._key_offsets, self._key_times_ms
         last_record_offset = -1
         last_time_ms = self.last_store_timestamp_ms
         records = 0
-        at = 0
-        next_file = False
+        stop = _Stop.AT_END
         while records < records_max and at < end:
             left = end - at
             if left < RECORD_BYTES_MIN:
-                if left >= BLANK_BYTES and BLANK.unpack_from(view, at)[1] == MAGIC_BLANK:
-                    next_file = True
-                    break
-                return self._skip(view, at, position, until_offset, records, last_record_offset)
+                blank = left >= BLANK_BYTES and BLANK.unpack_from(data, at)[1] == MAGIC_BLANK
+                stop = _Stop.AT_BLANK if blank else _Stop.AT_FAULT
+                break
             size, magic, queue_id, queue_offset, physical_offset, sys_flag, time_ms, body_bytes = _FIXED_V4(
-                view, at
+                data, at
             )
             if magic == MAGIC_V1 and not sys_flag & 0x30:
-                topic_at = at + 88 + body_bytes
+                topic_at = at + 89 + body_bytes
                 record_end = at + size
                 if (
                     body_bytes < 0
-                    or not RECORD_BYTES_MIN <= size <= left
-                    or topic_at + 3 > record_end
-                    or physical_offset != position + at
+                    or size > left
+                    or topic_at + 2 > record_end
+                    or physical_offset != shift + at
+                    or (properties_at := topic_at + (topic_bytes := data[topic_at - 1]) + 2) > record_end
+                    or topic_bytes > 127
+                    or properties_at + _I16(data, properties_at - 2)[0] != record_end
                 ):
-                    return self._skip(view, at, position, until_offset, records, last_record_offset)
-                topic_at += 1
-                topic_bytes = view[topic_at - 1]
-                properties_at = topic_at + topic_bytes
-                if (
-                    topic_bytes > 127
-                    or properties_at + 2 > record_end
-                    or properties_at + 2 + _I16(view, properties_at)[0] != record_end
-                ):
-                    return self._skip(view, at, position, until_offset, records, last_record_offset)
+                    stop = _Stop.AT_FAULT
+                    break
             elif magic == MAGIC_BLANK:
-                next_file = True
+                stop = _Stop.AT_BLANK
                 break
             else:
-                if check_record(view, at, end, position + at, check_crc=False) < 0:
-                    return self._skip(view, at, position, until_offset, records, last_record_offset)
-                topic_at, topic_bytes, time_ms = _measure(view, at, magic, sys_flag)
-                properties_at = topic_at + topic_bytes
+                if check_record(view, at - start, end - start, shift + at, check_crc=False) < 0:
+                    stop = _Stop.AT_FAULT
+                    break
+                topic_at, topic_bytes, time_ms = _measure(view, at - start, magic, sys_flag)
+                topic_at += start
+                properties_at = topic_at + topic_bytes + 2
                 record_end = at + size
-            if check_crc and not _crc_holds(view, at, sys_flag):
-                return self._skip(view, at, position, until_offset, records, last_record_offset)
+            if check_crc and not _crc_holds(view, at - start, sys_flag):
+                stop = _Stop.AT_FAULT
+                break
             records += 1
             last_record_offset = physical_offset
             last_time_ms = time_ms
-            # The separator in front lets the first property be found as the others are.
-            properties = b"\x02" + view[properties_at + 2 : record_end]
             at = record_end
-            place = (bytes(view[topic_at:properties_at]), queue_id)
+            # The separator in front lets the first property be found as the others are.
+            properties = b"\x02" + data[properties_at:record_end]
+            place = (data[topic_at : topic_at + topic_bytes], queue_id)
             target = targets.get(place)
             if target is None:
                 target = self._make_target(place)
-            transaction = sys_flag & TRANSACTION_MASK
-            if not transaction & TRANSACTION_PREPARED:
+            if not sys_flag & TRANSACTION_PREPARED:
                 # Neither prepared (0x4) nor rolled back (0xC).
                 plain = target.plain
                 if plain is not None:
-                    found = properties.rfind(b"\x02TAGS\x01")
-                    if found < 0:
-                        code = 0
-                    else:
-                        close = properties.find(b"\x02", found + 6)
-                        tags = properties[found + 6 : close] if close >= 0 else properties[found + 6 :]
+                    _, name, rest = properties.rpartition(b"\x02TAGS\x01")
+                    if name:
+                        tags = rest.partition(b"\x02")[0]
                         known = tag_codes.get(tags)
                         code = self._tags_code(tags, properties) if known is None else known
+                    else:
+                        code = 0
                     if queue_offset == plain.next_offset and physical_offset >= plain.max_physical_offset > 0:
                         # `ConsumeQueue.put`, inlined for the entry that simply follows the last one.
-                        if not plain.pending:
+                        pending = plain.pending
+                        if not pending:
                             touched[id(plain)] = plain
-                        plain.pending.append(_pack_entry(physical_offset, size, code))
+                        pending.append(_pack_entry(physical_offset, size, code))
                         plain.next_offset = queue_offset + 1
-                        plain.max_physical_offset = physical_offset + size
                     else:
                         touched[id(plain)] = plain
                         plain.put(
@@ -310,32 +328,45 @@ class Dispatcher:
                         self._put_multi(properties, physical_offset, size, code, queue_id)
                 else:
                     self._put_special(
-                        target, properties, physical_offset, size, queue_offset, time_ms, queue_id
+                        target,
+                        properties,
+                        physical_offset=physical_offset,
+                        size=size,
+                        queue_id=queue_id,
+                        queue_offset=queue_offset,
+                        time_ms=time_ms,
                     )
-            if physical_offset >= index_from and transaction != TRANSACTION_ROLLBACK:
-                found = properties.rfind(b"\x02UNIQ_KEY\x01")
-                if found >= 0:
-                    close = properties.find(b"\x02", found + 10)
-                    key = properties[found + 10 : close] if close >= 0 else properties[found + 10 :]
-                    if key:
-                        keys.append(target.key_prefix + key)
-                        key_offsets.append(physical_offset)
-                        key_times.append(time_ms)
-                    else:
-                        self._put_keys(target, properties, "UNIQ_KEY", physical_offset, time_ms)
-                found = properties.rfind(b"\x02KEYS\x01")
-                if found >= 0:
-                    close = properties.find(b"\x02", found + 6)
-                    key = properties[found + 6 : close] if close >= 0 else properties[found + 6 :]
-                    if key and b" " not in key:
-                        keys.append(target.key_prefix + key)
-                        key_offsets.append(physical_offset)
-                        key_times.append(time_ms)
-                    else:
-                        self._put_keys(target, properties, "KEYS", physical_offset, time_ms)
+            elif sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
+                continue
+            if physical_offset < index_from:
+                continue
+            _, name, rest = properties.rpartition(b"\x02UNIQ_KEY\x01")
+            if name:
+                if key := rest.partition(b"\x02")[0]:
+                    keys.append(key)
+                    prefixes.append(target.prefix_hash)
+                    key_offsets.append(physical_offset)
+                    key_times.append(time_ms)
+                else:
+                    self._put_keys(target, properties, "UNIQ_KEY", offset=physical_offset, time_ms=time_ms)
+            _, name, rest = properties.rpartition(b"\x02KEYS\x01")
+            if name:
+                if (key := rest.partition(b"\x02")[0]) and b" " not in key:
+                    keys.append(key)
+                    prefixes.append(target.prefix_hash)
+                    key_offsets.append(physical_offset)
+                    key_times.append(time_ms)
+                else:
+                    self._put_keys(target, properties, "KEYS", offset=physical_offset, time_ms=time_ms)
         self.last_store_timestamp_ms = max(last_time_ms, self.last_store_timestamp_ms)
-        position += at
-        return self._next_file(position) if next_file else position, records, last_record_offset
+        position = shift + at
+        if stop is _Stop.AT_BLANK:
+            position = self._next_file(position)
+        elif stop is _Stop.AT_FAULT:
+            behind = self._behind_fault(view[at - start :], position, until_offset)
+            records += behind != position
+            position = behind
+        return position, records, last_record_offset
 
     def _next_file(self, position: int) -> int:
         return position - position % self._log.file_bytes + self._log.file_bytes
@@ -354,7 +385,7 @@ class Dispatcher:
         target = _Target(
             queue=queue,
             fault=fault,
-            key_prefix=place[0] + b"#",
+            prefix_hash=java_hashes([place[0] + b"#"])[0],
             plain=queue if isinstance(queue, ConsumeQueue) and topic != SCHEDULE_TOPIC else None,
         )
         if queue is not None:
@@ -376,11 +407,12 @@ class Dispatcher:
         self,
         target: _Target,
         raw_properties: bytes,
+        *,
         physical_offset: int,
         size: int,
+        queue_id: int,
         queue_offset: int,
         time_ms: int,
-        queue_id: int,
     ) -> None:
         """A record of the schedule topic or of a batch topic, or one that enters no queue."""
         properties = parse_properties(raw_properties)
@@ -400,37 +432,21 @@ class Dispatcher:
                 queue_offset=queue_offset,
             )
         else:
-            self._put_batch(queue, properties, physical_offset, size, queue_offset, time_ms, code)
-        if self._settings.enable_multi_dispatch:
-            self._put_multi(raw_properties, physical_offset, size, code, queue_id)
-
-    def _put_batch(
-        self,
-        queue: BatchConsumeQueue,
-        properties: dict[str, str],
-        physical_offset: int,
-        size: int,
-        queue_offset: int,
-        time_ms: int,
-        code: int,
-    ) -> None:
-        """A record of a batch topic: INNER_BASE and INNER_NUM say which messages it holds (spec store 2.7)."""
-        base_offset, messages = queue_offset, 1
-        if "INNER_BASE" in properties and "INNER_NUM" in properties:
-            try:
-                base_offset, messages = int(properties["INNER_BASE"]), int(properties["INNER_NUM"])
-            except ValueError:
+            span = _batch_span(properties, queue_offset)
+            if span is None:
                 self._note_fault(physical_offset, "INNER_BASE or INNER_NUM is no number")
                 return
-        self._touched[id(queue)] = queue
-        queue.put(
-            physical_offset=physical_offset,
-            size=size,
-            tags_code=code,
-            store_timestamp_ms=time_ms,
-            base_offset=base_offset,
-            messages=messages,
-        )
+            self._touched[id(queue)] = queue
+            queue.put(
+                physical_offset=physical_offset,
+                size=size,
+                tags_code=code,
+                store_timestamp_ms=time_ms,
+                base_offset=span[0],
+                messages=span[1],
+            )
+        if self._settings.enable_multi_dispatch:
+            self._put_multi(raw_properties, physical_offset, size, code, queue_id)
 
     def _put_multi(
         self, raw_properties: bytes, physical_offset: int, size: int, code: int, queue_id: int
@@ -460,55 +476,61 @@ class Dispatcher:
             self._note_fault(physical_offset, error.reason)
 
     def _put_keys(
-        self, target: _Target, raw_properties: bytes, name: str, physical_offset: int, time_ms: int
+        self, target: _Target, raw_properties: bytes, name: str, *, offset: int, time_ms: int
     ) -> None:
         """Keys of a record whose property is empty, given twice, or a list."""
         value = parse_properties(raw_properties).get(name, "")
         for key in value.split(" ") if name == "KEYS" else [value]:
             if key:
-                self._keys.append(target.key_prefix + key.encode())
-                self._key_offsets.append(physical_offset)
+                self._keys.append(key.encode())
+                self._prefixes.append(target.prefix_hash)
+                self._key_offsets.append(offset)
                 self._key_times_ms.append(time_ms)
 
-    def _skip(
-        self,
-        view: memoryview,
-        at: int,
-        position: int,
-        until_offset: int,
-        records: int,
-        last_record_offset: int,
-    ) -> tuple[int, int, int]:
-        """Pass a record that is not whole and valid (spec store 5.6).
+    def _behind_fault(self, view: memoryview, offset: int, until_offset: int) -> int:
+        """Where to go on behind a record that is not whole and valid; `offset` itself to wait (spec 5.6).
 
-        One that is whole but wrong inside is skipped by its size. Of one without a believable size a master
-        skips what it holds of the file; a slave stays, and looks again when it is called next.
+        `view` starts at the record. One that is whole but wrong inside is passed by its size. Of one without
+        a believable size a master passes all it holds of the file; a slave stays, and looks again when it is
+        called next.
         """
-        offset = position + at
-        end = len(view)
-        fault = check_record(view, at, end, offset, check_crc=self._settings.check_crc)
-        size = _I32(view, at)[0] if end - at >= 4 else 0
+        left = len(view)
+        size = next_record_bytes(view, 0, left)
         if offset + max(size, BLANK_BYTES) > until_offset and until_offset < self._log.max_offset:
             # Not damaged, but not to be dispatched yet.
-            return offset, records, last_record_offset
-        follows = at + size == end or (
-            at + size + BLANK_BYTES <= end and BLANK.unpack_from(view, at + size)[1] in _RECORD_STARTS
+            return offset
+        fault = check_record(view, 0, left, offset, check_crc=self._settings.check_crc)
+        followed = size == left or (
+            size + BLANK_BYTES <= left and BLANK.unpack_from(view, max(size, 0))[1] in _RECORD_STARTS
         )
-        whole = RECORD_BYTES_MIN <= size <= end - at and (fault in {BAD_POSITION, BAD_CRC} or follows)
-        if not whole and self._settings.is_slave:
-            if self.stuck_at != offset:
-                self.stuck_at = offset
-                self._note_fault(offset, describe_fault(view, at, end, offset))
-            return offset, records, last_record_offset
-        self._note_fault(offset, describe_fault(view, at, end, offset))
+        whole = RECORD_BYTES_MIN <= size <= left and (fault in {BAD_POSITION, BAD_CRC} or followed)
+        waits = self._settings.is_slave and not whole
+        if not waits or self.stuck_at != offset:
+            self._note_fault(offset, describe_fault(view, 0, left, offset))
+        if waits:
+            self.stuck_at = offset
+            return offset
         if whole:
-            return offset + size, records + 1, last_record_offset
-        return min(self._next_file(offset), self._log.max_offset), records + 1, last_record_offset
+            return offset + size
+        return min(self._next_file(offset), self._log.max_offset)
 
     def _note_fault(self, physical_offset: int, reason: str) -> None:
         self.faults += 1
         self.last_fault = DispatchFault(physical_offset, reason)
         log.error("record cannot be dispatched", offset=physical_offset, reason=reason)
+
+
+def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int] | None:
+    """First queue offset and number of the messages in a batch topic's record; None if it does not say well.
+
+    INNER_BASE and INNER_NUM say it (spec store 2.7); a plain message has neither.
+    """
+    if "INNER_BASE" not in properties or "INNER_NUM" not in properties:
+        return queue_offset, 1
+    try:
+        return int(properties["INNER_BASE"]), int(properties["INNER_NUM"])
+    except ValueError:
+        return None
 
 
 _RECORD_STARTS = frozenset((MAGIC_V1, MAGIC_V2, MAGIC_BLANK))

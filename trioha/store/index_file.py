@@ -67,11 +67,11 @@ class IndexShape:
         return self.entries_at + ENTRY_BYTES * self.index_num
 
 
-def key_hash(java_hash: int) -> int:
-    """The hash as an index entry holds it, of an unsigned `String.hashCode`: its absolute value, 0 for -2^31."""
-    if java_hash < 0x80000000:
-        return java_hash
-    return (0x100000000 - java_hash) & 0x7FFFFFFF
+def key_hashes(java_hashes: Sequence[int]) -> list[int]:
+    """Hashes as index entries hold them, of unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
+    return [
+        value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes
+    ]
 
 
 class IndexFile:
@@ -186,11 +186,14 @@ class IndexFile:
             self.begin_timestamp_ms = store_timestamps_ms[0]
         begin_ms = self.begin_timestamp_ms
         if begin_ms > 0:
-            diffs = [(time_ms - begin_ms) // 1000 for time_ms in store_timestamps_ms]
-            if min(diffs) < 0 or max(diffs) > _TIME_DIFF_MAX_S:
-                diffs = [min(max(diff, 0), _TIME_DIFF_MAX_S) for diff in diffs]
+            low, high = self._time_diff_s(min(store_timestamps_ms)), self._time_diff_s(max(store_timestamps_ms))
+            if low == high:
+                # As nearly always: keys that are put together were stored in the same second.
+                diffs = array("I", (low,)) * count
+            else:
+                diffs = array("I", map(self._time_diff_s, store_timestamps_ms))
         else:
-            diffs = [0] * count
+            diffs = array("I", (0,)) * count
         diffs[0] = first_diff
         slots = self.shape.hash_slots
         words = self._words
@@ -209,18 +212,17 @@ class IndexFile:
             for index, chain in enumerate(chains):
                 if chain >= number + index:
                     chains[index] = 0
-        entries = array("I", bytes(count * ENTRY_BYTES))
-        entries[0::_ENTRY_WORDS] = array("I", hashes)
         offsets = array("Q", physical_offsets)
-        if sys.byteorder == "little":
-            entries[1::_ENTRY_WORDS] = array("I", [offset >> 32 for offset in offsets])
-            entries[2::_ENTRY_WORDS] = array("I", offsets.tobytes())[0::2]
-        else:
-            entries[1::_ENTRY_WORDS] = array("I", offsets.tobytes())[0::2]
-            entries[2::_ENTRY_WORDS] = array("I", offsets.tobytes())[1::2]
-        entries[3::_ENTRY_WORDS] = array("I", diffs)
+        columns = (array("I", hashes), offsets, diffs, chains)
+        for column in columns:
+            _swap(column)
+        halves = array("I", offsets.tobytes())
+        entries = array("I", bytes(count * ENTRY_BYTES))
+        entries[0::_ENTRY_WORDS] = columns[0]
+        entries[1::_ENTRY_WORDS] = halves[0::2]
+        entries[2::_ENTRY_WORDS] = halves[1::2]
+        entries[3::_ENTRY_WORDS] = diffs
         entries[4::_ENTRY_WORDS] = chains
-        _swap(entries)
         at = self.shape.entries_at + number * ENTRY_BYTES
         self._view[at : at + count * ENTRY_BYTES] = memoryview(entries).cast("B")
         self.used_slots += chains.count(0)

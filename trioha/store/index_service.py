@@ -17,7 +17,7 @@ from attrs import frozen
 
 from trioha.errors import StoreError
 from trioha.store.entry_files import SyncWork
-from trioha.store.index_file import IndexFile, IndexShape, key_hash
+from trioha.store.index_file import IndexFile, IndexShape, key_hashes
 from trioha.store.tags import java_hashes
 
 log = structlog.get_logger(__name__)
@@ -154,19 +154,20 @@ class IndexService:
 
     def put(
         self,
-        keys: Sequence[bytes],
+        java_hashes: Sequence[int],
         physical_offsets: Sequence[int],
         store_timestamps_ms: Sequence[int],
         *,
         last_record_offset: int,
     ) -> None:
-        """Add `topic#key`s of records that follow each other, at or behind `end_physical_offset`.
+        """Add keys of records that follow each other, at or behind `end_physical_offset`.
 
+        Three columns: the hash of `topic#key` as `tags.java_hashes` gives it, and its record's place and time.
         `last_record_offset` is that of the last record looked at, with keys or without. Raises StoreError
         if the disk refuses; what was put is then known by `end_physical_offset`, and the same records can
         be put again.
         """
-        hashes = [key_hash(value) for value in java_hashes(keys)]
+        hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
         if physical_offsets and physical_offsets[0] == again and self._files and not self._files[-1].is_empty:
             wanted = self._not_yet_in(hashes, physical_offsets, again)
@@ -185,7 +186,7 @@ class IndexService:
             # The broker makes the next file for any record behind a full one, whether it has keys or not.
             self._current()
 
-    def _not_yet_in(self, hashes: list[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
+    def _not_yet_in(self, hashes: Sequence[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
         """Which keys to put when the record at `again`, the last one indexed, comes again.
 
         A stop may have left only some of its keys in the index, and the broker puts all of them again.
@@ -227,13 +228,13 @@ class IndexService:
         At most `limit`, and never more than 64. Other keys can have the same hash: compare the records.
         """
         limit = min(limit, MESSAGES_MAX)
-        (hashed,) = java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")])
+        (hashed,) = key_hashes(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")]))
         found: dict[int, None] = {}
         for file in reversed(self._files):
             if len(found) >= limit:
                 break
             if file.overlaps(begin_ms, end_ms):
-                offsets = file.find(key_hash(hashed), limit=limit, begin_ms=begin_ms, end_ms=end_ms)
+                offsets = file.find(hashed, limit=limit, begin_ms=begin_ms, end_ms=end_ms)
                 found |= dict.fromkeys(offsets)
             if file.begin_timestamp_ms < begin_ms:
                 break

@@ -39,6 +39,7 @@ def _lane_masks() -> tuple[tuple[int, int, int], ...]:
 
 
 _FOLDS = _lane_masks()
+_POWERS = tuple(pow(31, length, 1 << 32) for length in range(_WIDTHS[-1] + 1))
 
 
 def java_hash(text: str) -> int:
@@ -74,6 +75,28 @@ def java_hashes(keys: Sequence[bytes]) -> list[int]:
         else:
             hashes += [_hash_one(key) for key in chunk]
     return hashes
+
+
+def java_hashes_behind(prefix_hashes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
+    """`String.hashCode` of each key with something in front of it, of which only the hash is known.
+
+    Unsigned numbers below 2^32. `len(keys)` prefix hashes, each as `java_hashes` gives it.
+    """
+    hashes = java_hashes(keys)
+    if keys and max(map(len, keys)) < len(_POWERS) and b"".join(keys).isascii():
+        powers = _POWERS
+        return [
+            (prefix * powers[length] + value) & _MASK_32
+            for prefix, length, value in zip(prefix_hashes, map(len, keys), hashes, strict=True)
+        ]
+    return [
+        (prefix * pow(31, _utf16_units(key), 1 << 32) + value) & _MASK_32
+        for prefix, key, value in zip(prefix_hashes, keys, hashes, strict=True)
+    ]
+
+
+def _utf16_units(key: bytes) -> int:
+    return len(key) if key.isascii() else len(key.decode("utf-8", "replace").encode("utf-16-le")) // 2
 
 
 def _fold(padded: bytes, width: int) -> list[int]:
