@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_role": HaRole.REPLICA,
         "ha_gap_policy": GapPolicy.FAIL,
         "ha_tail_check": 65536,
+        "ha_allowed_peers": (),
+        "ha_connections_max": 64,
+        "ha_connections_per_peer": 8,
+        "ha_first_report_timeout": 15000,
+        "ha_tls_cert": None,
+        "ha_tls_key": None,
+        "ha_tls_ca": None,
         "log_format": LogFormat.CONSOLE,
         "given": frozenset(),
     }
@@ -126,6 +134,13 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haRole=observer
         trioha.haGapPolicy=resync
         trioha.haTailCheck=0
+        trioha.haAllowedPeers=10.0.0.7, 10.1.0.0/16,::1
+        trioha.haConnectionsMax=5
+        trioha.haConnectionsPerPeer=2
+        trioha.haFirstReportTimeout=7000
+        trioha.haTlsCert=/tls/node.pem
+        trioha.haTlsKey=/tls/node.key
+        trioha.haTlsCa=/tls/ca.pem
         trioha.logFormat=json
     """
     loaded = load(conf, text)
@@ -165,6 +180,13 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_role": HaRole.OBSERVER,
         "ha_gap_policy": GapPolicy.RESYNC,
         "ha_tail_check": 0,
+        "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
+        "ha_connections_max": 5,
+        "ha_connections_per_peer": 2,
+        "ha_first_report_timeout": 7000,
+        "ha_tls_cert": Path("/tls/node.pem"),
+        "ha_tls_key": Path("/tls/node.key"),
+        "ha_tls_ca": Path("/tls/ca.pem"),
         "log_format": LogFormat.JSON,
     }
     settings = broker_settings()

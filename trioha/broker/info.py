@@ -118,6 +118,7 @@ class BrokerInfo:
                 ha_address=identity.ha_address,
                 client=client_extras,
                 put_statuses=self._puts.statistics().statuses,
+                ended_connections=self._master.statistics().closed,
             ),
         )
 

@@ -257,6 +257,10 @@ class _Loading:
                 f"is {config.min_in_sync_replicas}, but inSyncReplicas is only {config.in_sync_replicas}",
                 "raise inSyncReplicas",
             )
+        tls = ("ha_tls_cert", "ha_tls_key", "ha_tls_ca")
+        missing = [attribute for attribute in tls if attribute not in self.given]
+        if 0 < len(missing) < len(tls):
+            yield self._problem(missing[0], "is missing, mutual TLS needs all three files", "give it, too")
         if (
             sound("broker_id", "record_dir")
             and config.record_dir is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -311,6 +312,31 @@ class BrokerConfig:
         "trioha.haTailCheck", values.integer(low=0, high=1 << 30), default=64 * 1024
     )
     """Bytes before its own end that a slave compares with its master's on every connect; 0: none."""
+
+    ha_allowed_peers: tuple[IPv4Network | IPv6Network, ...] = _setting(
+        "trioha.haAllowedPeers", values.networks, default=()
+    )
+    """Addresses and networks (CIDR), split by `,`, that may connect to the HA port; empty allows all."""
+
+    ha_connections_max: int = _setting("trioha.haConnectionsMax", values.integer(low=1), default=64)
+    """Connections at the HA port at a time."""
+
+    ha_connections_per_peer: int = _setting("trioha.haConnectionsPerPeer", values.integer(low=1), default=8)
+    """Connections at the HA port at a time of one address."""
+
+    ha_first_report_timeout: int = _setting(
+        "trioha.haFirstReportTimeout", values.integer(low=1), default=15000
+    )
+    """Milliseconds in which a peer at the HA port must ask for something; a 4.9 slave takes up to 6 s."""
+
+    ha_tls_cert: Path | None = _setting("trioha.haTlsCert", values.optional_directory, default=None)
+    """PEM file of the node's certificate: with it, the HA port and the dialling slave speak mutual TLS."""
+
+    ha_tls_key: Path | None = _setting("trioha.haTlsKey", values.optional_directory, default=None)
+    """PEM file of the certificate's key."""
+
+    ha_tls_ca: Path | None = _setting("trioha.haTlsCa", values.optional_directory, default=None)
+    """PEM file of the authority that the peer's certificate must come from."""
 
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
     """How log lines are written."""

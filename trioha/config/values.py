@@ -122,6 +122,19 @@ def ip_address(text: str) -> str:
     return str(address)
 
 
+def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """IP addresses and networks in CIDR form, split by `,`; none for an empty value."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(ipaddress.ip_network(part))
+        except ValueError as error:
+            raise ValueRefused(
+                f"{_shown(part)} is no network: {error}", hint="give 10.0.0.7 or 10.0.0.0/24"
+            ) from None
+    return tuple(found)
+
+
 def directory(text: str) -> Path:
     """A directory, made absolute against the working directory.
 

@@ -18,6 +18,7 @@ the end. Offsets:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import structlog
@@ -50,6 +51,8 @@ class HaSettings:
     """haHousekeepingInterval: silence of the peer after which the connection is closed."""
     transfer_batch_bytes: int
     """haTransferBatchSize: longest body of a frame to a slave in step."""
+    first_report_timeout_s: float = math.inf
+    """trioha.haFirstReportTimeout: how long a master waits for a connection's first report."""
     transfer_batch_bytes_max: int = 0
     """trioha.haTransferBatchMax: longest body of a frame to a slave that is behind; below
     `transfer_batch_bytes` nothing grows."""
@@ -103,6 +106,8 @@ class HaConnection:
         self._sink = sink
         self._on_refused = on_refused
         self._requested = trio.Event()
+        self._request_deadline_s = math.inf
+        """When a peer that has not asked for anything is closed."""
         self._hint_offset = -1
         """Where the log begins or ends, for a slave that asks for bytes outside of it."""
         self._batch_bytes = settings.transfer_batch_bytes
@@ -129,13 +134,18 @@ class HaConnection:
         Cancelling closes the connection with the reason SHUTDOWN.
         """
         self._change_state(HaState.HANDSHAKE)
-        idle = trio.CancelScope(deadline=trio.current_time() + self._settings.housekeeping_interval_s)
+        settings = self._settings
+        patience_s = min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
+        self._request_deadline_s = trio.current_time() + settings.first_report_timeout_s
+        idle = trio.CancelScope(deadline=trio.current_time() + patience_s)
         try:
             with idle:
                 async with trio.open_nursery() as connection:
                     connection.start_soon(self._read_reports, idle, connection.cancel_scope)
                     connection.start_soon(self._write_log, connection.cancel_scope)
-            if idle.cancelled_caught:
+            if idle.cancelled_caught and trio.current_time() >= self._request_deadline_s:
+                self._end(CloseReason.NO_REQUEST)
+            elif idle.cancelled_caught:
                 self._end(CloseReason.HOUSEKEEPING)
                 log.warning(
                     f"ha housekeeping, found this connection[{self.address}] expired",
@@ -182,10 +192,11 @@ class HaConnection:
                 if not data:
                     self._end(CloseReason.EOF)
                     break
-                idle.deadline = trio.current_time() + housekeeping_s
                 report = decoder.feed(bytes(data))
                 if report is not None:
                     self._take_report(report)
+                # Until it has asked for something, nothing that a peer sends buys it more time.
+                idle.deadline = min(trio.current_time() + housekeeping_s, self._request_deadline_s)
             if self._hint_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
@@ -246,6 +257,7 @@ class HaConnection:
         self._change_state(HaState.TRANSFER)
         self._lag_clock.appended(max_offset, trio.current_time())
         self._acknowledge(offset)
+        self._request_deadline_s = math.inf
         self._requested.set()
 
     def _acknowledge(self, offset: int) -> None:

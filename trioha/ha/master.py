@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from itertools import count
 
@@ -9,6 +10,7 @@ import structlog
 import trio
 from attrs import field, frozen
 
+from trioha.ha.admission import Admission, AdmissionSettings, identity_of
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
 from trioha.ha.replicas import Replicas
 from trioha.ha.transport import SocketTransport
@@ -17,6 +19,7 @@ from trioha.store.commit_log import CommitLog
 
 log = structlog.get_logger(__name__)
 
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
 LOOPBACK_PREFIXES = ("127.", "::1", "::ffff:127.")
 
 
@@ -41,6 +44,8 @@ class HaMaster:
         settings: HaSettings,
         sink: EventSink,
         distinct_by_connection: bool = False,
+        admission: AdmissionSettings | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`distinct_by_connection`: each connection is a replica of its own, for several on one host."""
         self._log = commit_log
@@ -48,6 +53,8 @@ class HaMaster:
         self._settings = settings
         self._sink = sink
         self._distinct_by_connection = distinct_by_connection
+        self._admission = Admission(admission or AdmissionSettings())
+        self._tls = tls
         self._ids = count(1)
         self._connections: dict[int, HaConnection] = {}
         self._closed: Counter[str] = Counter()
@@ -79,11 +86,47 @@ class HaMaster:
             # Gone before it was served.
             await trio.aclose_forcefully(stream)
             return
-        await self.serve_stream(SocketTransport.take_over(stream), host=peer[0], port=peer[1])
+        host, port = peer[0], peer[1]
+        refusal = self._admission.refusal(host)
+        if refusal is not None:
+            self._count_refused(f"{host}:{port}", refusal)
+            await trio.aclose_forcefully(stream)
+            return
+        self._admission.opened(host)
+        try:
+            transport = SocketTransport.take_over(stream)
+            if self._tls is None:
+                await self.serve_stream(transport, host=host, port=port)
+            else:
+                await self._serve_tls(transport, self._tls, host=host, port=port)
+        finally:
+            self._admission.closed(host)
 
-    async def serve_stream(self, stream: trio.abc.Stream, *, host: str, port: int) -> CloseReason:
+    async def _serve_tls(
+        self, transport: SocketTransport, context: ssl.SSLContext, *, host: str, port: int
+    ) -> None:
+        """Shake hands first: a peer without a certificate of the authority is counted and gets no more."""
+        stream = trio.SSLStream(transport, context, server_side=True)
+        try:
+            with trio.fail_after(min(self._settings.first_report_timeout_s, TLS_HANDSHAKE_TIMEOUT_S)):
+                await stream.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            self._count_refused(f"{host}:{port}", f"TLS: {error.__cause__ or 'no handshake in time'}")
+            await trio.aclose_forcefully(stream)
+            return
+        identity = identity_of(stream.getpeercert())
+        await self.serve_stream(stream, host=host, port=port, identity=identity)
+
+    def _count_refused(self, address: str, reason: str) -> None:
+        self._closed[CloseReason.NOT_ALLOWED.name] += 1
+        log.warning("HA connection refused", peer=address, reason=reason)
+
+    async def serve_stream(
+        self, stream: trio.abc.Stream, *, host: str, port: int, identity: str | None = None
+    ) -> CloseReason:
         """Serve one slave over any stream until its connection ends; says why it did.
 
+        `identity` is what its certificate says it is.
         A fault of our own in one connection ends that connection, with its traceback in the log.
         """
         connection_id = next(self._ids)
@@ -92,7 +135,7 @@ class HaMaster:
             stream,
             connection_id=connection_id,
             address=address,
-            replica=self._replica_name(host=host, connection_id=connection_id),
+            replica=self._replica_name(host=host, connection_id=connection_id, identity=identity),
             commit_log=self._log,
             replicas=self._replicas,
             settings=self._settings,
@@ -118,8 +161,10 @@ class HaMaster:
             )
         return connection.close_reason
 
-    def _replica_name(self, *, host: str, connection_id: int) -> str:
-        """What makes a replica distinct: its address, or on one host each connection (design section 4)."""
+    def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> str:
+        """What makes a replica distinct: its certificate, its address, or on one host each connection."""
+        if identity is not None:
+            return f"certificate of {identity}"
         if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
             return f"connection {connection_id}"
         return host

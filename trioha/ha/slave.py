@@ -179,7 +179,7 @@ class HaSlave:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 stream = await self._connect()
         except (OSError, trio.TooSlowError) as error:
-            log.debug("connect failed", master=self._master_address, error=str(error) or "timed out")
+            log.info("connect failed", master=self._master_address, error=str(error) or "timed out")
             self._last_reason = CloseReason.CONNECT_FAILED
             return CloseReason.CONNECT_FAILED
         self._connection_id = next(self._ids)

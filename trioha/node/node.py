@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,6 +34,7 @@ from trioha.broker.send import SendProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
 from trioha.config.model import AckMode, HaRole
 from trioha.errors import ConfigError
+from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
@@ -190,7 +192,9 @@ async def _serve(
         housekeeping_interval_s=config.ha_housekeeping_interval / 1000,
         transfer_batch_bytes=config.ha_transfer_batch_size,
         transfer_batch_bytes_max=config.ha_transfer_batch_max,
+        first_report_timeout_s=config.ha_first_report_timeout / 1000,
     )
+    tls_files = _tls_files(config)
     replicas = Replicas(gap_bytes_max=config.ha_max_gap_not_in_sync)
     master = HaMaster(
         commit_log=commit_log,
@@ -198,6 +202,12 @@ async def _serve(
         settings=ha_settings,
         sink=sink,
         distinct_by_connection=config.ha_distinct_by is DistinctBy.CONNECTION,
+        admission=AdmissionSettings(
+            allowed=config.ha_allowed_peers,
+            connections_max=config.ha_connections_max,
+            connections_per_peer_max=config.ha_connections_per_peer,
+        ),
+        tls=server_context(tls_files) if tls_files is not None else None,
     )
     slave = _slave(config, store, settings=ha_settings, sink=sink) if is_slave else None
     group_commit = GroupCommit(
@@ -266,12 +276,13 @@ async def _serve(
 
 
 def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, sink: EventSink) -> HaSlave:
+    tls_files = _tls_files(config)
     endpoint = config.ha_master_endpoint
     assert endpoint is not None, "load_config refuses a SLAVE without haMasterAddress"
     host, port = endpoint
     return HaSlave(
         master_address=str(Address(host, port)),
-        connect=partial(_connect, host, port),
+        connect=partial(_connect, host, port, client_context(tls_files) if tls_files is not None else None),
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
@@ -282,8 +293,27 @@ def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, s
     )
 
 
-async def _connect(host: str, port: int) -> trio.abc.Stream:
-    return SocketTransport.take_over(await trio.open_tcp_stream(host, port))
+async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """A stream to the master. Raises OSError if it is not there, or is not who it should be."""
+    transport = SocketTransport.take_over(await trio.open_tcp_stream(host, port))
+    if tls is None:
+        return transport
+    stream = trio.SSLStream(transport, tls, server_hostname=host)
+    try:
+        await stream.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise ConnectionError(f"TLS: {error.__cause__}") from error
+    except trio.Cancelled:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+def _tls_files(config: BrokerConfig) -> TlsFiles | None:
+    if config.ha_tls_cert is None or config.ha_tls_key is None or config.ha_tls_ca is None:
+        return None
+    return TlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)
 
 
 async def _open_ha_listeners(config: BrokerConfig) -> list[trio.SocketListener]:

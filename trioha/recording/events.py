@@ -141,6 +141,8 @@ class CloseReason(IntEnum):
     """The slave holds other bytes than the master."""
     NOT_ALLOWED = 18
     """The peer is not in the allow-list, or too many connections are open."""
+    NO_REQUEST = 20
+    """The peer connected and asked for nothing in time."""
     PROBED = 19
     """The slave has found out what it wanted to know of where the master's log begins."""
 

@@ -99,6 +99,8 @@ class BrokerStatus:
     connections: tuple[ConnectionStatus, ...] = ()
     client: SlaveClientStatus | None = None
     """On a slave: its connection to the master."""
+    ended_connections: Mapping[str, int] = Factory(dict)
+    """How many HA connections ended for which reason since the start; empty where unknown."""
     put_statuses: Mapping[str, int] = Factory(dict)
     """How many puts ended with each PutMessageStatus since the start; empty where unknown."""
 
@@ -127,6 +129,7 @@ class HaExtras:
     ha_address: str
     client: HaClientExtras | None = None
     put_statuses: Mapping[str, int] = Factory(dict)
+    ended_connections: Mapping[str, int] = Factory(dict)
 
 
 @frozen
@@ -286,6 +289,7 @@ def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras) -> BrokerS
         connections=info.connections,
         client=None if info.master else info.client,
         put_statuses=extras.put_statuses,
+        ended_connections=extras.ended_connections,
     )
 
 
@@ -378,6 +382,7 @@ def _extras_to_json(extras: HaExtras) -> dict[str, object]:
             "verdict": extras.client.verdict,
         }
     whole["putStatuses"] = dict(extras.put_statuses)
+    whole["endedConnections"] = dict(extras.ended_connections)
     return whole
 
 
@@ -401,6 +406,7 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
         if "client" in fields
         else None,
         put_statuses=fields.inner("putStatuses").integers(),
+        ended_connections=fields.inner("endedConnections").integers(),
     )
 
 

@@ -1,0 +1,138 @@
+"""Who may connect to the HA port, and how many: peers are hostile until proven (design section 1).
+
+Anyone who reaches the port of a RocketMQ master may read its whole log and acknowledge it. Here a peer must
+come from an allowed address, there is a limit to the connections of all and of each, and with TLS it must
+show a certificate of the same authority. Whoever is not admitted gets nothing, not even a refusal.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from pathlib import Path
+
+from attrs import frozen
+
+from trioha.errors import ConfigError
+
+Network = IPv4Network | IPv6Network
+
+
+@frozen
+class AdmissionSettings:
+    """What a peer must be to be served."""
+
+    allowed: tuple[Network, ...] = ()
+    """trioha.haAllowedPeers: addresses and networks; empty allows all."""
+    connections_max: int = 64
+    """trioha.haConnectionsMax: open at a time, of all peers."""
+    connections_per_peer_max: int = 8
+    """trioha.haConnectionsPerPeer: open at a time, of one address."""
+
+
+class Admission:
+    """Counts the connections that are open and says who may have one more."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
+        self._open: Counter[str] = Counter()
+
+    def refusal(self, host: str) -> str | None:
+        """Why a peer at the IP address `host` gets no connection now; None if it may have one."""
+        settings = self._settings
+        if settings.allowed and not _is_in(host, settings.allowed):
+            return "not in trioha.haAllowedPeers"
+        if self._open.total() >= settings.connections_max:
+            return f"{settings.connections_max} connections are open (trioha.haConnectionsMax)"
+        if self._open[host] >= settings.connections_per_peer_max:
+            return f"{self._open[host]} connections of this peer are open (trioha.haConnectionsPerPeer)"
+        return None
+
+    def opened(self, host: str) -> None:
+        """A connection of `host` was made."""
+        self._open[host] += 1
+
+    def closed(self, host: str) -> None:
+        """A connection of `host` ended."""
+        self._open[host] -= 1
+        if not self._open[host]:
+            del self._open[host]
+
+
+def _is_in(host: str, networks: tuple[Network, ...]) -> bool:
+    address = ip_address(host.split("%", 1)[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address.version == network.version and address in network for network in networks)
+
+
+@frozen
+class TlsFiles:
+    """PEM files for mutual TLS on the HA port (trioha.haTlsCert, haTlsKey, haTlsCa)."""
+
+    certificate: Path
+    """The node's own certificate, with its chain."""
+    key: Path
+    authority: Path
+    """Certificates that the peer's must come from."""
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS for the side that listens: shows its certificate and wants the peer's. Raises ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, files)
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS for the side that dials: the peer's certificate must name the host that was dialled.
+
+    Raises ConfigError.
+    """
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+    _load(context, files)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for key, path in (
+        ("trioha.haTlsCert", files.certificate),
+        ("trioha.haTlsKey", files.key),
+        ("trioha.haTlsCa", files.authority),
+    ):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", key=key) from None
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{files.certificate} and {files.key} are no certificate with its key: {error.reason}",
+            key="trioha.haTlsCert",
+            hint="both are PEM files, the key without a passphrase",
+        ) from None
+    try:
+        context.load_verify_locations(files.authority)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{files.authority} has no certificates: {error.reason}", key="trioha.haTlsCa", hint="a PEM file"
+        ) from None
+
+
+def identity_of(certificate: dict[str, object] | None) -> str | None:
+    """Who a certificate is for: its common name, else its first DNS name; None if it names nobody."""
+    if not certificate:
+        return None
+    subject = certificate.get("subject", ())
+    assert isinstance(subject, tuple)
+    for parts in subject:
+        for key, value in parts:
+            if key == "commonName":
+                return str(value)
+    names = certificate.get("subjectAltName", ())
+    assert isinstance(names, tuple)
+    return next((str(value) for kind, value in names if kind == "DNS"), None)
