@@ -1,0 +1,472 @@
+"""A master, its slaves behind faulty links, and a producer, for one run.
+
+Theory of operation. The runner's main thread does one thing after the other and may block. Each node has a
+thread of its own (`_Keeper`) in which its process is made and awaited, so that a slow start delays nobody;
+the thread lives as long as the cluster, because the kernel ends a node with the thread that made it. Links,
+producer and peers are trio tasks in one more thread (`_World`), so that they go on while the others block.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import trio
+
+from tests.faults.faults import MASTER, slave_name
+from tests.faults.invariants import check_promises
+from tests.faults.peers import Guest, Impostor, pose, visit
+from tests.faults.plan import Plan
+from tests.faults.producer import Producer, Promise
+from tests.faults.proxy import Link
+from tests.interop.node import TriohaNode
+
+T = TypeVar("T")
+
+READY_WITHIN_S = 30.0
+LOST_WITHIN_S = 5.0
+CAUGHT_UP_WITHIN_S = 30.0
+"""A slave that was refused again and again waits up to 5 s before it dials once more."""
+WORLD_WITHIN_S = 10.0
+
+
+class _Node(TriohaNode):
+    """A node process that its keeper knows as soon as it is there."""
+
+    def __init__(self, root: Path, *, on_spawned: Callable[[subprocess.Popen[str]], None], **options: Any):
+        self._on_spawned = on_spawned
+        super().__init__(root, **options)
+
+    def _wait_ready(self) -> dict[str, str]:
+        self._on_spawned(self._process)
+        return super()._wait_ready()
+
+
+class _Keeper:
+    """One node over all its starts. Used by the main thread only."""
+
+    def __init__(self, name: str, *, make: Callable[..., _Node], on_ready: Callable[[_Node], None]) -> None:
+        self.name = name
+        self.kills = 0
+        self.starts = 0
+        self._make = make
+        self._on_ready = on_ready
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._spawned = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._starting: Future[_Node] | None = None
+        self._killed_in_start = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the node is meant to run."""
+        return self._starting is not None
+
+    def start(self) -> None:
+        """Begin to start the node, and do not wait for it."""
+        assert not self.is_up, f"{self.name} is up"
+        self.starts += 1
+        self._spawned.clear()
+        self._killed_in_start = False
+        self._starting = self._thread.submit(self._start)
+
+    def _start(self) -> _Node:
+        node = self._make(on_spawned=self._note)
+        self._on_ready(node)
+        return node
+
+    def _note(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._spawned.set()
+
+    def node(self) -> _Node:
+        """The running node, once it is ready. Raises AssertionError if it does not come up or is gone."""
+        assert self._starting is not None, f"{self.name} is not up"
+        node = self._starting.result(READY_WITHIN_S)
+        assert node.is_running, f"{self.name} has ended by itself\n{node.log()}"
+        return node
+
+    def kill(self) -> None:
+        """`kill -9`, wherever it is on its way up; returns when it is gone."""
+        assert self._starting is not None, f"{self.name} is not up"
+        self.kills += 1
+        assert self._spawned.wait(READY_WITHIN_S), f"{self.name}: no process"
+        assert self._process is not None
+        ended_itself = self._process.poll() is not None
+        if not ended_itself:
+            self._process.kill()
+        try:
+            node = self._starting.result(READY_WITHIN_S)
+        except AssertionError:
+            if ended_itself:
+                raise
+        else:
+            node.kill()
+            assert not ended_itself, f"{self.name} had ended by itself\n{node.log()}"
+        finally:
+            self._starting = None
+
+    def stop(self) -> None:
+        """SIGTERM. Raises AssertionError unless it ends with 0 and in time."""
+        node = self.node()
+        self._starting = None
+        node.stop()
+
+    def close(self) -> None:
+        """Leave no process behind, whatever happened."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait(READY_WITHIN_S)
+        self._thread.shutdown()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the last start."""
+        return None if self._process is None else self._process.pid
+
+
+class _World:
+    """Links, producer and peers, in a trio thread of their own."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._producing: trio.CancelScope | None = None
+        self._produced = trio.Event()
+        self.links: list[Link] = []
+        self.producer = Producer(plan.setup.load, seed=plan.seed)
+        self._impostors: dict[int, trio.CancelScope] = {}
+        self._thread = threading.Thread(target=self._run, name="world", daemon=True)
+        self._thread.start()
+        assert self._ready.wait(WORLD_WITHIN_S), "the links' thread did not start"
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._token = trio.lowlevel.current_trio_token()
+            for index in range(self._plan.setup.slaves):
+                link = Link(seed=self._plan.seed + index)
+                await nursery.start(link.serve)
+                self.links.append(link)
+            self._ready.set()
+            await trio.sleep_forever()
+
+    def call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a function in the trio thread."""
+        if self._failure is not None:
+            raise self._failure
+        return trio.from_thread.run_sync(partial(function, *arguments, **options), trio_token=self._token)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, within_s: float) -> Any:
+        """Run an async function in the trio thread; raises TooSlowError after `within_s`."""
+
+        async def bounded() -> Any:
+            with trio.fail_after(within_s):
+                return await function(*arguments)
+
+        if self._failure is not None:
+            raise self._failure
+        return trio.from_thread.run(bounded, trio_token=self._token)
+
+    def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Start a task that lives until the end at most."""
+        assert self._nursery is not None
+        self.call(self._nursery.start_soon, function, *arguments)
+
+    async def produce(self) -> None:
+        await self.producer.run()
+        self._produced.set()
+
+    async def wait_produced(self) -> None:
+        self.producer.stop()
+        await self._produced.wait()
+
+    async def mislead(self, index: int, kind: Impostor, seed: int) -> None:
+        assert self._nursery is not None
+        scope = self._impostors[index] = trio.CancelScope()
+
+        async def run(*, task_status: trio.TaskStatus[int]) -> None:
+            with scope:
+                await pose(kind, seed=seed, task_status=task_status)
+
+        port = await self._nursery.start(run)
+        self.links[index].target = ("127.0.0.1", port)
+        self.links[index].cut(reset=False)
+
+    def lead_back(self, index: int, target: tuple[str, int] | None) -> None:
+        self._impostors.pop(index).cancel()
+        self.links[index].target = target
+        self.links[index].cut(reset=False)
+
+    def close(self) -> None:
+        if self._thread.is_alive() and self._nursery is not None and self._token is not None:
+            trio.from_thread.run_sync(self._nursery.cancel_scope.cancel, trio_token=self._token)
+        self._thread.join(WORLD_WITHIN_S)
+        if self._failure is not None:
+            raise self._failure
+
+
+class Cluster:
+    """Everything that a run is about. A context manager that leaves no process and no thread behind.
+
+    Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.violations: list[str] = []
+        """What was found out while the run went on."""
+        self._master_target: tuple[str, int] | None = None
+        self._misled: set[int] = set()
+        self._guard = threading.Lock()
+        """Over where links lead: a keeper's thread knows first that the master is up again."""
+        self._world = _World(plan)
+        self.keepers = {
+            name: _Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
+            for name in plan.setup.nodes
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            for keeper in self.keepers.values():
+                keeper.close()
+        finally:
+            self._world.close()
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> Path:
+        """Store of a node."""
+        return self.folder / name
+
+    def recordings(self, name: str) -> Path:
+        """Recorded sessions of a node."""
+        return self.folder / "recordings" / name
+
+    def log_file(self, name: str) -> Path:
+        """What a node wrote to stderr, over all its starts."""
+        return self.folder / f"{name}.log"
+
+    def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> _Node:
+        setup = self.plan.setup
+        options: dict[str, Any] = {
+            "mappedFileSizeCommitLog": setup.file_bytes,
+            "maxMessageSize": 60_000,
+            "haSendHeartbeatInterval": setup.heartbeat_ms,
+            "haHousekeepingInterval": setup.housekeeping_ms,
+            "haTransferBatchSize": setup.transfer_batch_bytes,
+            "trioha.recordDir": self.recordings(name),
+        }
+        if name == MASTER:
+            return _Node(
+                self.store(name),
+                on_spawned=on_spawned,
+                role=setup.role,
+                slaveTimeout=setup.slave_timeout_ms,
+                inSyncReplicas=setup.in_sync_replicas,
+                totalReplicas=setup.slaves + 1,
+                flushDiskType=setup.flush_disk_type,
+                **options,
+            )
+        index = setup.nodes.index(name) - 1
+        return _Node(
+            self.store(name),
+            on_spawned=on_spawned,
+            role="SLAVE",
+            brokerId=index + 1,
+            ha_master_address=self._world.links[index].address,
+            flushDiskType=setup.slave_flush_disk_type,
+            **options,
+        )
+
+    def _take_ready(self, name: str, node: _Node) -> None:
+        """In a keeper's thread: lead links and producer to the master that is up."""
+        if name == MASTER:
+            self._lead(("127.0.0.1", node.ha_port), node.listen_address)
+
+    def _lead(self, target: tuple[str, int] | None, listen_address: str | None) -> None:
+        with self._guard:
+            self._master_target = target
+            for index, link in enumerate(self._world.links):
+                if index not in self._misled:
+                    self._world.call(setattr, link, "target", target)
+            self._world.call(self._world.producer.use, listen_address)
+
+    def start(self, name: str) -> None:
+        """Begin to start a node."""
+        self.keepers[name].start()
+
+    def kill(self, names: Iterable[str]) -> None:
+        """`kill -9` of these nodes, one right after the other. After the master's: are its promises kept?"""
+        names = tuple(names)
+        for name in names:
+            self.keepers[name].kill()
+        if MASTER in names:
+            self._lead(None, None)
+            self._check_promises_on_slaves()
+
+    def stop(self, name: str) -> None:
+        """SIGTERM, and a clean end."""
+        self.keepers[name].stop()
+        if name == MASTER:
+            self._lead(None, None)
+        assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
+
+    def hang(self, name: str) -> None:
+        """SIGSTOP."""
+        self.keepers[name].node().hang()
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self.keepers[name].node().resume()
+
+    def pause(self, seconds: float) -> None:
+        """Let the others go on for a while."""
+        time.sleep(seconds)
+
+    # -- links and peers -----------------------------------------------------------------------------------
+
+    def link(self, index: int, call: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of a slave's link."""
+        self._world.call(getattr(self._world.links[index], call), *arguments, **options)
+
+    def mislead(self, index: int, kind: Impostor, *, seed: int) -> None:
+        """Lead a slave to an impostor."""
+        with self._guard:
+            self._misled.add(index)
+            self._world.run(self._world.mislead, index, kind, seed, within_s=WORLD_WITHIN_S)
+
+    def lead_back(self, index: int) -> None:
+        """Lead it to its master again."""
+        with self._guard:
+            self._misled.discard(index)
+            self._world.call(self._world.lead_back, index, self._master_target)
+
+    def visit(self, name: str, kind: Guest, *, seed: int, stay_s: float) -> None:
+        """Send a guest to a node's HA port."""
+        keeper = self.keepers[name]
+        if keeper.is_up:
+            port = keeper.node().ha_port
+            self._world.spawn(partial(visit, kind, port=port, seed=seed, stay_s=stay_s))
+
+    # -- the course of a run -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start all nodes, wait until every slave has taken something, and begin the load."""
+        for keeper in self.keepers.values():
+            keeper.start()
+        nodes = [keeper.node() for keeper in self.keepers.values()]
+        nodes[0].wait(connections=self.plan.setup.slaves, within_s=CAUGHT_UP_WITHIN_S)
+        self._world.spawn(self._world.produce)
+        for node in nodes[1:]:
+            node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
+
+    def settle(self) -> int:
+        """Mend everything, end the load, and wait until all are equal; returns the end of the log."""
+        for index in range(self.plan.setup.slaves):
+            self.link(index, "heal")
+        for keeper in self.keepers.values():
+            if not keeper.is_up:
+                keeper.start()
+        nodes = {name: keeper.node() for name, keeper in self.keepers.items()}
+        # The last puts go to a whole cluster.
+        self.pause(0.2)
+        self._world.run(self._world.wait_produced, within_s=CAUGHT_UP_WITHIN_S)
+        end_offset = nodes[MASTER].max_offset
+        for name, node in nodes.items():
+            status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
+            assert status.max_offset == end_offset, f"{name} ends at {status.max_offset}, not {end_offset}"
+        self._wait_all_acked(nodes[MASTER], end_offset)
+        return end_offset
+
+    def _wait_all_acked(self, master: _Node, end_offset: int) -> None:
+        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
+        while True:
+            connections = master.status().connections
+            acks = [connection.ack_offset for connection in connections]
+            if acks == [end_offset] * self.plan.setup.slaves:
+                return
+            assert time.monotonic() < deadline_s, (
+                f"acks are {acks}, not {end_offset} of each slave: {connections}\n{master.log()}"
+            )
+            self.pause(0.02)
+
+    def end(self) -> None:
+        """Stop all nodes, each cleanly."""
+        names = self.plan.setup.nodes
+        for name in names if self.plan.master_stops_first else reversed(names):
+            self.stop(name)
+
+    @property
+    def promises(self) -> list[Promise]:
+        """What was answered PUT_OK so far."""
+        return list(self._world.producer.promises)
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Puts by their answers."""
+        return dict(self._world.producer.statuses)
+
+    def _check_promises_on_slaves(self) -> None:
+        self._world.run(self._world.producer.wait_lost, within_s=LOST_WITHIN_S)
+        setup = self.plan.setup
+        self.violations += check_promises(
+            self.promises,
+            [self.store(slave_name(index)) for index in range(setup.slaves)],
+            copies=setup.copies_needed,
+            when="right after the master was killed",
+        )
+
+
+def processes_naming(folder: Path) -> list[int]:
+    """Ids of processes whose command line names a file in `folder`: none may be left after a run."""
+    needle = os.fsencode(f"{folder}{os.sep}")
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if needle in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM unwind the stack, so that everything is cleaned up."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)

@@ -1,0 +1,229 @@
+"""What must hold whatever happened: each check returns its violations, a line for each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from attrs import frozen
+
+from tests.faults.producer import KEY_PROPERTY, Promise
+from tests.interop.node import run_trioha
+from trioha.errors import StoreError
+from trioha.recording.events import Kind, PutStatus
+from trioha.recording.layout import CLOSED_NOTE
+from trioha.recording.reader import Session, find_sessions, open_session, read_facts, read_segments
+from trioha.recording.records import read_records
+from trioha.store.properties import parse_properties
+from trioha.store.record import Record
+from trioha.store.stored_log import StoredLog
+
+NAMED_MAX = 5
+"""So many of a kind are named, the others counted."""
+STORE_NAMES = {"checkpoint", "commitlog", "lock"}
+"""What a cleanly closed store must hold."""
+
+
+@frozen
+class Held:
+    """Messages that a log holds."""
+
+    keys: dict[int, tuple[str, int]]
+    """Key and CRC-32 of the body by physical offset."""
+    min_offset: int
+    end_offset: int
+
+
+def held_messages(store: Path) -> Held:
+    """Every message of a store's log, in use or not. Raises StoreError at a bad record."""
+    log = StoredLog.open(store)
+    keys: dict[int, tuple[str, int]] = {}
+    end_offset = log.min_offset
+    for record in log.records(log.min_offset):
+        end_offset = record.physical_offset + record.total_size
+        if isinstance(record, Record):
+            key = parse_properties(record.properties_raw).get(KEY_PROPERTY, "")
+            keys[record.physical_offset] = (key, crc32(record.body))
+    return Held(keys, log.min_offset, end_offset)
+
+
+def check_promises(
+    promises: Sequence[Promise], stores: Sequence[Path], *, copies: int, when: str
+) -> list[str]:
+    """Every message that was answered PUT_OK is in the logs of at least `copies` of these stores."""
+    if copies == 0 or not promises:
+        return []
+    try:
+        held = [held_messages(store) for store in stores]
+    except StoreError as error:
+        return [f"{when}: {error}"]
+    broken = []
+    for promise in promises:
+        wanted = (promise.key, promise.body_crc32)
+        found = sum(log.keys.get(promise.physical_offset) == wanted for log in held)
+        if found < copies:
+            broken.append(f"{promise.key} at offset {promise.physical_offset} is held by {found}")
+    if not broken:
+        return []
+    ends = ", ".join(
+        f"{store.name} ends at {log.end_offset}" for store, log in zip(stores, held, strict=True)
+    )
+    violation = (
+        f"{when}: {len(broken)} of {len(promises)} messages that were answered PUT_OK are on fewer than "
+        f"{copies} of {len(stores)} stores: {_some(broken)} ({ends})"
+    )
+    return [violation]
+
+
+def check_logs_equal(stores: Sequence[Path], *, end_offset: int) -> list[str]:
+    """The first store's log and each other's are valid, the same bytes, and end at `end_offset`."""
+    first, *others = stores
+    violations = []
+    for other in others:
+        answer = run_trioha("verify", "--against", first, other)
+        if answer.exit_code:
+            violations.append(f"trioha verify {other.name}: {' '.join(answer.stderr.split())}")
+        if f"to {end_offset}" not in answer.stdout:
+            violations.append(f"{other.name} does not end at {end_offset}: {' '.join(answer.stdout.split())}")
+    return violations
+
+
+def check_process_logs(files: Iterable[Path]) -> list[str]:
+    """No node crashed, or hid a fault of its own."""
+    violations = []
+    for file in files:
+        lines = file.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if "Traceback" in line or "ended by a fault of this node" in line:
+                near = " | ".join(part.strip() for part in lines[max(0, at - 2) : at + 1])
+                violations.append(f"{file.name}: {near}")
+    return violations
+
+
+def check_clean_store(store: Path, *, file_bytes: int, end_offset: int) -> list[str]:
+    """A store that was closed cleanly holds what it must, no mark of an unclean end, and no spare file."""
+    names = {path.name for path in store.iterdir()}
+    violations = [f"{store.name}: {name} is missing" for name in sorted(STORE_NAMES - names)]
+    if "abort" in names:
+        violations.append(f"{store.name}: abort is there after a clean stop")
+    files = sorted(path.name for path in (store / "commitlog").iterdir())
+    spare = [
+        name for name in files if not name.isdecimal() or int(name) > end_offset - end_offset % file_bytes
+    ]
+    if spare:
+        violations.append(f"{store.name}: files that hold nothing are left in commitlog: {spare}")
+    return violations
+
+
+# -- recordings --------------------------------------------------------------------------------------------
+
+
+def check_recordings(folder: Path, *, copies_needed: int, end_offset: int, unclean_ends: int) -> list[str]:
+    """A node's sessions can be read and say only what can be true.
+
+    All but `unclean_ends` of them were closed in order; the last one ends at `end_offset`.
+    """
+    try:
+        sessions = [open_session(path) for path in find_sessions([folder])]
+    except StoreError as error:
+        return [str(error)]
+    violations: list[str] = []
+    unclosed = 0
+    for session in sessions:
+        where = f"{folder.name}/{session.path.name}"
+        facts, damage = read_facts(session)
+        is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
+        unclosed += not is_closed
+        violations += [
+            f"{where}: {one.path} at {one.position}: {one.reason}"
+            for one in (*damage, *read_segments(session).damage, *read_records(session).damage)
+            # How a recorder ends that is killed while it begins a segment, or before its first fact.
+            if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
+        ]
+        violations += [
+            f"{where}: {problem}"
+            for problem in _check_session(
+                session, copies_needed=copies_needed, is_last=session is sessions[-1], end_offset=end_offset
+            )
+        ]
+    if unclosed > unclean_ends:
+        violations.append(
+            f"{folder.name}: {unclosed} sessions were not closed, {unclean_ends} nodes were killed"
+        )
+    return violations
+
+
+def _check_session(session: Session, *, copies_needed: int, is_last: bool, end_offset: int) -> list[str]:
+    records = read_records(session).array
+    records = records[records["kind"] != Kind.KEYFRAME]
+    if np.any(records["kind"] == Kind.DROPPED):
+        return ["events were dropped"]
+    if session.is_slave:
+        return _check_slave_session(records, is_last=is_last, end_offset=end_offset)
+    return _check_master_session(records, copies_needed=copies_needed, is_last=is_last, end_offset=end_offset)
+
+
+def _check_slave_session(records: np.ndarray, *, is_last: bool, end_offset: int) -> list[str]:
+    violations: list[str] = []
+    reported: dict[int, int] = {}
+    for record in records[records["kind"] == Kind.REPORTED]:
+        conn, offset, own_max = (int(record[name]) for name in ("conn", "offset", "aux"))
+        if offset > own_max:
+            violations.append(f"reported {offset}, the own log ends at {own_max}")
+        if offset < reported.get(conn, -1):
+            violations.append(f"reported {offset} after {reported[conn]} on connection {conn}")
+        reported[conn] = offset
+    # Not the last report: one that connects anew may ask for bytes that it has, to compare them.
+    if is_last and max(reported.values(), default=-1) != end_offset:
+        violations.append(f"the highest report was {max(reported.values(), default=-1)}, not {end_offset}")
+    return _first(violations)
+
+
+def _check_master_session(
+    records: np.ndarray, *, copies_needed: int, is_last: bool, end_offset: int
+) -> list[str]:
+    violations: list[str] = []
+    sent: defaultdict[int, int] = defaultdict(int)
+    acks: dict[int, int] = {}
+    reached = 0
+    """The most that `copies_needed` connections ever acknowledged."""
+    final_acks: set[int] = set()
+    for record in records:
+        kind, conn, offset, own_max = (int(record[name]) for name in ("kind", "conn", "offset", "aux"))
+        if kind == Kind.REQUESTED:
+            sent[conn] = offset
+        elif kind == Kind.TRANSFER:
+            sent[conn] = max(sent[conn], offset + int(record["size"]))
+        elif kind == Kind.ACK:
+            if offset < acks.get(conn, -1):
+                violations.append(f"ack {offset} after {acks[conn]} on connection {conn}")
+            if offset > sent[conn] or offset > own_max:
+                violations.append(f"ack {offset} on connection {conn}: sent {sent[conn]}, log {own_max}")
+            acks[conn] = offset
+            ordered = sorted(acks.values(), reverse=True)
+            if 0 < copies_needed <= len(ordered):
+                reached = max(reached, ordered[copies_needed - 1])
+        elif kind == Kind.CLOSED:
+            final_acks.add(acks.pop(conn, -1))
+        elif (
+            kind == Kind.WAIT_END
+            and int(record["flags"]) == PutStatus.PUT_OK
+            and copies_needed
+            and offset > reached
+        ):
+            violations.append(f"PUT_OK for {offset}, {copies_needed} copies had reached {reached}")
+    if is_last and end_offset not in final_acks:
+        violations.append(f"no connection's last ack was {end_offset}, but {sorted(final_acks)[-4:]}")
+    return _first(violations)
+
+
+def _first(violations: list[str]) -> list[str]:
+    return violations[:NAMED_MAX]
+
+
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
+    return "; ".join(texts[:NAMED_MAX]) + more

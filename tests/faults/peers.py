@@ -1,0 +1,132 @@
+"""Peers that have no business at an HA port, and masters that are none.
+
+A guest dials a node's HA port; an impostor is dialled by a slave in its master's stead.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from functools import partial
+
+import trio
+
+from trioha.ha.frames import HEADER, REPORT, REPORT_BYTES
+
+FAR_OFFSET = 1 << 50
+
+
+class Guest(StrEnum):
+    """What a guest does."""
+
+    HTTP = "http"
+    NOISE = "noise"
+    ACK_BEYOND = "ack-beyond"
+    """Asks like an empty slave, then acknowledges more than anyone ever wrote."""
+    ACK_AT_ONCE = "ack-at-once"
+    """Its first report is far beyond the log."""
+    NEGATIVE = "negative"
+    MISALIGNED = "misaligned"
+    """Half a report, and no more."""
+    MUTE = "mute"
+    CROWD = "crowd"
+    """Forty connections that ask, and take nothing."""
+
+
+class Impostor(StrEnum):
+    """What an impostor sends to whoever dials it."""
+
+    NOISE = "noise"
+    NEGATIVE_SIZE = "negative-size"
+    HUGE_SIZE = "huge-size"
+    WRONG_OFFSET = "wrong-offset"
+    BAD_RECORD = "bad-record"
+    """A frame that fits the slave's log exactly, of bytes that are no record."""
+    MUTE = "mute"
+
+
+async def visit(kind: Guest, *, port: int, seed: int, stay_s: float) -> None:
+    """Be a guest at 127.0.0.1:`port` for `stay_s`, or until shown out."""
+    chance = random.Random(f"guest {seed}")
+    say: Callable[[trio.SocketStream], Awaitable[None]] = partial(_say, kind, chance)
+    number = 40 if kind is Guest.CROWD else 1
+    with trio.move_on_after(stay_s):
+        async with trio.open_nursery() as nursery:
+            for _ in range(number):
+                nursery.start_soon(_attend, port, say, kind is Guest.CROWD)
+
+
+async def _attend(port: int, say: Callable[[trio.SocketStream], Awaitable[None]], deaf: bool) -> None:
+    try:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await say(stream)
+            if deaf:
+                await trio.sleep_forever()
+            while await stream.receive_some():
+                pass
+    except (OSError, trio.BrokenResourceError):
+        pass  # shown out, or nobody at home: both are as they should be
+
+
+async def _say(kind: Guest, chance: random.Random, stream: trio.SocketStream) -> None:
+    match kind:
+        case Guest.HTTP:
+            await stream.send_all(b"GET / HTTP/1.1\r\nHost: broker\r\nAccept: */*\r\n\r\n")
+        case Guest.NOISE:
+            for _ in range(8):
+                await stream.send_all(chance.randbytes(chance.randint(1, 4096)))
+                await trio.sleep(0.02)
+        case Guest.ACK_BEYOND:
+            await stream.send_all(REPORT.pack(0))
+            await trio.sleep(0.05)
+            await stream.send_all(REPORT.pack(FAR_OFFSET))
+        case Guest.ACK_AT_ONCE:
+            await stream.send_all(REPORT.pack(FAR_OFFSET))
+        case Guest.NEGATIVE:
+            await stream.send_all(REPORT.pack(-1) + REPORT.pack(-2))
+        case Guest.MISALIGNED:
+            await stream.send_all(bytes(chance.randint(1, REPORT_BYTES - 1)))
+        case Guest.CROWD:
+            await stream.send_all(REPORT.pack(0))
+        case Guest.MUTE:
+            pass
+
+
+async def pose(
+    kind: Impostor, *, seed: int, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be a master that is none, on a port of its own (the start value), until cancelled."""
+    handler = partial(_pretend, kind, random.Random(f"impostor {seed}"))
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    task_status.started(listeners[0].socket.getsockname()[1])
+    await trio.serve_listeners(handler, listeners)
+
+
+async def _pretend(kind: Impostor, chance: random.Random, stream: trio.SocketStream) -> None:
+    try:
+        report = b""
+        while len(report) < REPORT_BYTES:
+            data = await stream.receive_some(REPORT_BYTES - len(report))
+            if not data:
+                return
+            report += data
+        (offset,) = REPORT.unpack(report)
+        match kind:
+            case Impostor.NOISE:
+                # Its first byte makes the first frame's offset negative or beyond every log.
+                await stream.send_all(bytes((chance.randint(1, 255),)) + chance.randbytes(50_000))
+            case Impostor.NEGATIVE_SIZE:
+                await stream.send_all(HEADER.pack(offset, -5))
+            case Impostor.HUGE_SIZE:
+                await stream.send_all(HEADER.pack(offset, 2**31 - 1))
+            case Impostor.WRONG_OFFSET:
+                await stream.send_all(HEADER.pack(offset + chance.choice((1, 8, 1 << 30)), 0))
+            case Impostor.BAD_RECORD:
+                await stream.send_all(HEADER.pack(offset, 200) + chance.randbytes(200))
+            case Impostor.MUTE:
+                pass
+        while await stream.receive_some():
+            pass
+    except trio.BrokenResourceError:
+        pass  # the slave has had enough

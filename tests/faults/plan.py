@@ -1,0 +1,277 @@
+"""What happens in a run: drawn from its seed alone, so that the same seed is the same plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from attrs import asdict, frozen
+
+from tests.faults.faults import (
+    MASTER,
+    Cut,
+    CutAfter,
+    Fault,
+    Freeze,
+    HalfOpen,
+    Hang,
+    Kill,
+    KillWhileStarting,
+    Misled,
+    Shred,
+    Slow,
+    Stop,
+    Visit,
+    slave_name,
+)
+from tests.faults.peers import Guest, Impostor
+from tests.faults.producer import LoadSettings
+from tests.faults.proxy import BOTH, Direction
+
+FIRST_FAULT_S = 0.2
+LAST_FAULT_S = 5.0
+TRIES_PER_FAULT = 20
+
+
+@frozen
+class Setup:
+    """The cluster of a run."""
+
+    role: str
+    """brokerRole of the master."""
+    slaves: int
+    in_sync_replicas: int
+    flush_disk_type: str
+    slave_flush_disk_type: str
+    file_bytes: int
+    """mappedFileSizeCommitLog."""
+    transfer_batch_bytes: int
+    heartbeat_ms: int
+    housekeeping_ms: int
+    slave_timeout_ms: int
+    load: LoadSettings
+
+    @property
+    def copies_needed(self) -> int:
+        """Slaves that must hold a message before its put is PUT_OK (design section 4)."""
+        return max(1, self.in_sync_replicas - 1) if self.role == "SYNC_MASTER" else 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all nodes, the master's first."""
+        return (MASTER, *(slave_name(index) for index in range(self.slaves)))
+
+
+@frozen
+class Planned:
+    """A fault and when it begins, in seconds since the load began."""
+
+    at_s: float
+    fault: Fault
+
+    @property
+    def until_s(self) -> float:
+        """When it ends."""
+        return self.at_s + self.fault.duration_s
+
+
+@frozen
+class Plan:
+    """A whole run."""
+
+    seed: int
+    setup: Setup
+    faults: tuple[Planned, ...]
+    """In the order of their begin."""
+    master_stops_first: bool
+    """Which side is stopped first at the end."""
+
+    def describe(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "seed": self.seed,
+            "setup": asdict(self.setup),
+            "faults": [
+                {
+                    "at_s": round(planned.at_s, 3),
+                    "fault": type(planned.fault).__name__,
+                    **asdict(planned.fault),
+                }
+                for planned in self.faults
+            ],
+            "master_stops_first": self.master_stops_first,
+        }
+
+
+def make_plan(seed: int) -> Plan:
+    """The plan of this seed."""
+    chance = random.Random(f"plan {seed}")
+    setup = _draw_setup(chance)
+    planned: list[Planned] = []
+    for _ in range(chance.randint(4, 12)):
+        for _ in range(TRIES_PER_FAULT):
+            draw = chance.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
+            candidate = Planned(chance.uniform(FIRST_FAULT_S, LAST_FAULT_S), draw(chance, setup))
+            if not any(_collide(candidate, other) for other in planned):
+                planned.append(candidate)
+                break
+    return Plan(
+        seed=seed,
+        setup=setup,
+        faults=tuple(sorted(planned, key=lambda one: one.at_s)),
+        master_stops_first=chance.random() < 0.5,
+    )
+
+
+def _collide(one: Planned, other: Planned) -> bool:
+    shared = set(one.fault.occupies) & set(other.fault.occupies)
+    return bool(shared) and one.at_s <= other.until_s and other.at_s <= one.until_s
+
+
+def _draw_setup(chance: random.Random) -> Setup:
+    role, slaves, in_sync_replicas = chance.choices(
+        [("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 3), ("SYNC_MASTER", 2, 2), ("ASYNC_MASTER", 1, 1)],
+        [6, 3, 1, 1],
+    )[0]
+    file_bytes = chance.choice((64, 64, 128, 256, 1024)) * 1024
+    return Setup(
+        role=role,
+        slaves=slaves,
+        in_sync_replicas=in_sync_replicas,
+        flush_disk_type=chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH")),
+        slave_flush_disk_type=chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH")),
+        file_bytes=file_bytes,
+        transfer_batch_bytes=chance.choice((500, 4096, 32768, 32768, 1024 * 1024)),
+        heartbeat_ms=200,
+        housekeeping_ms=chance.choice((1000, 1500, 2000)),
+        slave_timeout_ms=chance.choice((300, 400, 500)),
+        load=LoadSettings(
+            concurrency=chance.choice((1, 4, 16, 32)),
+            rate=chance.choice((100.0, 300.0, 600.0)),
+            body_bytes_max=chance.choice((300, 4000, 30_000)),
+        ),
+    )
+
+
+# -- kinds -------------------------------------------------------------------------------------------------
+
+Draw = Callable[[random.Random, Setup], Fault]
+
+
+def _slave(chance: random.Random, setup: Setup) -> str:
+    return slave_name(chance.randrange(setup.slaves))
+
+
+def _kill_slave(chance: random.Random, setup: Setup) -> Fault:
+    return Kill(nodes=(_slave(chance, setup),), duration_s=chance.uniform(0.05, 1.0))
+
+
+def _kill_master(chance: random.Random, setup: Setup) -> Fault:
+    return Kill(nodes=(MASTER,), duration_s=chance.uniform(0.05, 1.0))
+
+
+def _kill_all(chance: random.Random, setup: Setup) -> Fault:
+    nodes = list(setup.nodes)
+    chance.shuffle(nodes)
+    return Kill(nodes=tuple(nodes), duration_s=chance.uniform(0.05, 0.5))
+
+
+def _kill_while_starting(chance: random.Random, setup: Setup) -> Fault:
+    return KillWhileStarting(
+        node=chance.choice(setup.nodes),
+        into_start_s=chance.uniform(0.1, 0.6),
+        duration_s=chance.uniform(0.7, 1.2),
+    )
+
+
+def _stop(chance: random.Random, setup: Setup) -> Fault:
+    return Stop(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.1, 0.8))
+
+
+def _hang(chance: random.Random, setup: Setup) -> Fault:
+    return Hang(node=chance.choice(setup.nodes), duration_s=chance.choice((0.1, 0.5, 1.2, 2.5)))
+
+
+def _cut(chance: random.Random, setup: Setup) -> Fault:
+    return Cut(link=chance.randrange(setup.slaves), reset=chance.random() < 0.5, duration_s=0.0)
+
+
+def _cut_after(chance: random.Random, setup: Setup) -> Fault:
+    way = chance.choice(BOTH)
+    if way is Direction.TO_TARGET:
+        # Reports of 8 bytes: mostly in the middle of one.
+        number_bytes = chance.randint(1, 200)
+    else:
+        number_bytes = chance.choice((chance.randint(1, 40), chance.randint(1, 200_000)))
+    return CutAfter(
+        link=chance.randrange(setup.slaves),
+        way=way,
+        number_bytes=number_bytes,
+        duration_s=chance.uniform(0.3, 1.0),
+    )
+
+
+def _freeze(chance: random.Random, setup: Setup) -> Fault:
+    ways = chance.choice(((Direction.TO_TARGET,), (Direction.TO_CLIENT,), BOTH))
+    return Freeze(
+        link=chance.randrange(setup.slaves), ways=ways, duration_s=chance.choice((0.1, 0.4, 1.0, 3.0))
+    )
+
+
+def _half_open(chance: random.Random, setup: Setup) -> Fault:
+    return HalfOpen(link=chance.randrange(setup.slaves), duration_s=chance.uniform(0.1, 3.0))
+
+
+def _slow(chance: random.Random, setup: Setup) -> Fault:
+    return Slow(
+        link=chance.randrange(setup.slaves),
+        latency_s=chance.choice((0.0, 0.02, 0.2)),
+        bytes_per_s=chance.choice((20e3, 100e3, 1e6)),
+        duration_s=chance.uniform(0.3, 2.0),
+    )
+
+
+def _shred(chance: random.Random, setup: Setup) -> Fault:
+    return Shred(
+        link=chance.randrange(setup.slaves),
+        piece_bytes_max=chance.choice((7, 100, 1000)),
+        duration_s=chance.uniform(0.3, 1.0),
+    )
+
+
+def _misled(chance: random.Random, setup: Setup) -> Fault:
+    return Misled(
+        link=chance.randrange(setup.slaves),
+        impostor=chance.choice(list(Impostor)),
+        seed=chance.randrange(1 << 32),
+        duration_s=chance.uniform(0.2, 1.0),
+    )
+
+
+def _visit(chance: random.Random, setup: Setup) -> Fault:
+    return Visit(
+        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
+        guest=chance.choice(list(Guest)),
+        seed=chance.randrange(1 << 32),
+        duration_s=chance.uniform(0.3, 2.0),
+    )
+
+
+KINDS: tuple[tuple[Draw, int], ...] = (
+    (_kill_slave, 4),
+    (_kill_master, 4),
+    (_kill_all, 1),
+    (_kill_while_starting, 1),
+    (_stop, 2),
+    (_hang, 3),
+    (_cut, 4),
+    (_cut_after, 4),
+    (_freeze, 4),
+    (_half_open, 3),
+    (_slow, 3),
+    (_shred, 2),
+    (_misled, 2),
+    (_visit, 4),
+)
+"""Every kind of fault, and how often it is drawn."""

@@ -1,0 +1,150 @@
+"""One run: a plan carried out, and what was found.
+
+As a program, `python -m tests.faults.runner SEED FOLDER`, it is what `tests.faults` starts for each seed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from attrs import asdict, field, frozen
+
+from tests.faults.cluster import Cluster, exit_on_sigterm, processes_naming
+from tests.faults.faults import MASTER
+from tests.faults.invariants import (
+    check_clean_store,
+    check_logs_equal,
+    check_process_logs,
+    check_promises,
+    check_recordings,
+)
+from tests.faults.plan import Plan, make_plan
+from trioha.errors import TriohaError
+
+PLAN_FILE = "plan.json"
+REPORT_FILE = "report.json"
+
+
+@frozen
+class Report:
+    """How a run went."""
+
+    seed: int
+    folder: str
+    violations: list[str]
+    """Empty if all invariants held."""
+    seconds: float
+    end_offset: int = -1
+    """Where all logs ended; -1 if the run did not come so far."""
+    promises: int = 0
+    """Messages that were answered PUT_OK."""
+    kills: int = 0
+    starts: int = 0
+    statuses: dict[str, int] = field(factory=dict)
+    faults: list[str] = field(factory=list)
+    """The faults of the plan, by kind."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all invariants held."""
+        return not self.violations
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"ok": self.ok, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Report:
+        """The value of `to_json`."""
+        return cattrs.structure({key: value for key, value in document.items() if key != "ok"}, cls)
+
+
+def run_seed(seed: int, folder: Path) -> Report:
+    """Carry out the plan of `seed` in `folder`, which is made, and check all invariants.
+
+    Everything stays in the folder: stores, logs, recordings, `plan.json` and `report.json`.
+    """
+    plan = make_plan(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLAN_FILE).write_text(json.dumps(plan.describe(), indent=2, default=str) + "\n")
+    began_s = time.monotonic()
+    violations: list[str] = []
+    end_offset = -1
+    with Cluster(plan, folder) as cluster:
+        try:
+            cluster.begin()
+            carry_out(plan, cluster)
+            end_offset = cluster.settle()
+            cluster.end()
+        except (AssertionError, TriohaError) as problem:
+            violations.append(f"{problem}\n{''.join(traceback.format_tb(problem.__traceback__)[-3:])}")
+    violations += cluster.violations
+    violations += check_process_logs(cluster.log_file(name) for name in plan.setup.nodes)
+    if end_offset >= 0 and not violations:
+        violations += check_end(plan, cluster, end_offset)
+    left = processes_naming(folder)
+    if left:
+        violations.append(f"processes are left: {left}")
+    report = Report(
+        seed=seed,
+        folder=str(folder),
+        violations=violations,
+        seconds=round(time.monotonic() - began_s, 2),
+        end_offset=end_offset,
+        promises=len(cluster.promises),
+        kills=sum(keeper.kills for keeper in cluster.keepers.values()),
+        starts=sum(keeper.starts for keeper in cluster.keepers.values()),
+        statuses=cluster.statuses,
+        faults=[type(planned.fault).__name__ for planned in plan.faults],
+    )
+    (folder / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    return report
+
+
+def carry_out(plan: Plan, cluster: Cluster) -> None:
+    """Begin and end the plan's faults, each in its turn; one that comes late goes ahead at once."""
+    steps = sorted(
+        (moment_s, order, step)
+        for order, planned in enumerate(plan.faults)
+        for moment_s, step in ((planned.at_s, "begin"), (planned.until_s, "end"))
+    )
+    began_s = time.monotonic()
+    for moment_s, order, step in steps:
+        cluster.pause(max(0.0, began_s + moment_s - time.monotonic()))
+        fault = plan.faults[order].fault
+        (fault.begin if step == "begin" else fault.end)(cluster)
+
+
+def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
+    """All that must hold once every node was stopped cleanly with equal logs."""
+    setup = plan.setup
+    stores = [cluster.store(name) for name in setup.nodes]
+    violations = check_logs_equal(stores, end_offset=end_offset)
+    violations += check_promises(cluster.promises, stores, copies=len(stores), when="at the end")
+    for name, store in zip(setup.nodes, stores, strict=True):
+        violations += check_clean_store(store, file_bytes=setup.file_bytes, end_offset=end_offset)
+        violations += check_recordings(
+            cluster.recordings(name),
+            copies_needed=setup.copies_needed if name == MASTER else 0,
+            end_offset=end_offset,
+            unclean_ends=cluster.keepers[name].kills,
+        )
+    return violations
+
+
+def main() -> int:
+    """Run one seed and print its report as one line of JSON; exit code 1 if an invariant did not hold."""
+    exit_on_sigterm()
+    report = run_seed(int(sys.argv[1]), Path(sys.argv[2]))
+    print(json.dumps(report.to_json()), flush=True)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
