@@ -99,10 +99,12 @@ class Producer:
 
     async def _stay_connected(self) -> None:
         while True:
-            await self._address_known.wait()
-            assert self._address is not None, "the event is set with the address"
+            address = self._address
+            if address is None:
+                await self._address_known.wait()
+                continue
             try:
-                async with open_client(self._address) as client:
+                async with open_client(address) as client:
                     self._lost = trio.Event()
                     self._client = client
                     self._connected.set()

@@ -1,0 +1,56 @@
+"""Seeded faults on clusters of real nodes, as many as a test run can bear."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.__main__ import run_seeds
+from tests.faults.cluster import processes_naming
+
+pytestmark = pytest.mark.process
+
+SEEDS = range(3, 15)
+"""`python -m tests.faults` runs any number of others."""
+
+
+@pytest.mark.timeout(300)
+def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
+    reports = list(run_seeds(SEEDS, jobs=2, root=tmp_path, keep=False))
+    assert {report.seed for report in reports} == set(SEEDS)
+    broken = [
+        f"seed {report.seed}, {report.folder}: {report.violations}" for report in reports if not report.ok
+    ]
+    assert not broken, "\n".join(broken)
+    # The faults were real, and so was the load.
+    assert sum(report.kills for report in reports) >= 10
+    assert all(report.promises for report in reports)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path, number):
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults", "--count", "4", "--jobs", "2", "--folder", str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        # Two runs, and two nodes of each at least.
+        while len(processes_naming(tmp_path)) < 6:
+            assert time.monotonic() < deadline_s
+            assert command.poll() is None
+            time.sleep(0.02)
+        command.send_signal(number)
+        _, said = command.communicate(timeout=30)
+    finally:
+        command.kill()
+        command.wait()
+    assert command.returncode == 128 + number
+    assert "Traceback" not in said
+    assert processes_naming(tmp_path) == []
