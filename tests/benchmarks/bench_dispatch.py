@@ -1,7 +1,8 @@
 """Dispatch: consume queues and index built from a log of 1 KiB messages, on one core.
 
-Each message has a UNIQ_KEY as Java's client makes it, one key and a tag. Prints records per second, the median of
-several rounds; every round builds all files anew and checks that each record is in its queue and in the index.
+Each message has a UNIQ_KEY as Java's client makes it, one key and a tag. Prints records per second, the
+median of several rounds; every round builds all files anew and checks that each record is in its queue and
+in the index.
 
 Run it with `python tests/benchmarks/bench_dispatch.py [--json] [--records N] [--rounds N] [--profile]`.
 """

@@ -1,4 +1,5 @@
-"""Consume queue of a topic whose records may hold many messages each (5.x, `queue.type=BatchCQ`, spec store 3.2).
+"""Consume queue of a topic whose records may hold many messages each (5.x, `queue.type=BatchCQ`, spec store
+3.2).
 
 | offset | type | field |
 |---|---|---|
@@ -11,8 +12,8 @@
 | 38 | i32 | compactedOffset, -1 |
 | 42 | i32 | reserved, 0 |
 
-Message `x` is in the entry with `base <= x < base + batchSize`, found by binary search. Files are named by their
-bytes from 0 on, whatever the first message's number is.
+Message `x` is in the entry with `base <= x < base + batchSize`, found by binary search. Files are named by
+their bytes from 0 on, whatever the first message's number is.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class BatchConsumeQueue:
     # -- losing the log's head ---------------------------------------------------------------------------
 
     def correct_min_offset(self, log_min_offset: int) -> None:
-        """Move `min_offset` to the first message that the log still holds, `max_offset` if none (spec 5.5)."""
+        """Move `min_offset` to the first message that the log holds, `max_offset` if none (spec 5.5)."""
         position = self._first_at_or_after(log_min_offset)
         held = position < self._files.end
         self._min_offset = self._read_one(position).queue_offset if held else self._max_offset
@@ -240,7 +241,7 @@ class BatchConsumeQueue:
 
 
 def _leading_valid(data: bytes, entry_bytes: int) -> int:
-    """How many entries at the front are valid: also base at least 0 and batchSize above 0 (spec store 3.2)."""
+    """How many leading entries are valid: also base at least 0 and batchSize above 0 (spec store 3.2)."""
     count = leading_valid(data, entry_bytes)
     for index, (base, messages) in enumerate(_BASE.iter_unpack(data[: count * entry_bytes])):
         if base < 0 or messages <= 0:

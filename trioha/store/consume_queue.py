@@ -6,13 +6,13 @@
 | 8 | i32 | totalSize of the record |
 | 12 | i64 | tagsCode |
 
-Entry `k` is at byte `20 * k`, so the queue offset is the entry's number. A queue whose first messages are gone
-(or that a replica began late) starts in the file that the first known one belongs to; entries before it are
-pre-blanks (offset 0, size 0x7FFFFFFF), which `min_offset` hides.
+Entry `k` is at byte `20 * k`, so the queue offset is the entry's number. A queue whose first messages are
+gone (or that a replica began late) starts in the file that the first known one belongs to; entries before
+it are pre-blanks (offset 0, size 0x7FFFFFFF), which `min_offset` hides.
 
-Theory of operation. The queue is derived from the log and can always be rebuilt. The dispatcher calls `put` (or
-does the same inline) for each record, then `flush` once per batch; only then do readers see the entries. An
-entry that comes again is dropped, so dispatching a stretch of the log twice does no harm.
+Theory of operation. The queue is derived from the log and can always be rebuilt. The dispatcher calls `put`
+(or does the same inline) for each record, then `flush` once per batch; only then do readers see the
+entries. An entry that comes again is dropped, so dispatching a stretch of the log twice does no harm.
 """
 
 from __future__ import annotations

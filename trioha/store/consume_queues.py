@@ -67,7 +67,7 @@ class ConsumeQueues:
         *,
         is_batch_topic: Callable[[str], bool] = _never,
     ) -> None:
-        """`is_batch_topic` tells whether a topic's new queues are batch queues; known ones stay what they are."""
+        """`is_batch_topic` tells whether a topic's new queues are batch queues; known ones stay so."""
         self.root = root
         self.settings = settings or ConsumeQueueSettings()
         self.is_batch_topic = is_batch_topic

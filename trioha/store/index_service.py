@@ -1,15 +1,15 @@
 """The index of a store: its files in order, the newest of which takes new keys (spec store 4.1).
 
-Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. Which keys a record has, in the order
-they are put: UNIQ_KEY, then each part of KEYS; each is hashed as `topic#key`.
+Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. Which keys a record has, in the
+order they are put: UNIQ_KEY, then each part of KEYS; each is hashed as `topic#key`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 
 import structlog
@@ -147,7 +147,7 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """Start of the last record that was indexed, 0 for none: records before it are in (spec store 4.1)."""
+        """Start of the last record that was indexed, 0 for none: what is before it is in (spec store 4.1)."""
         return self._files[-1].end_physical_offset if self._files else 0
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -162,10 +162,10 @@ class IndexService:
     ) -> None:
         """Add keys of records that follow each other, at or behind `end_physical_offset`.
 
-        Three columns: the hash of `topic#key` as `tags.java_hashes` gives it, and its record's place and time.
-        `last_record_offset` is that of the last record looked at, with keys or without. Raises StoreError
-        if the disk refuses; what was put is then known by `end_physical_offset`, and the same records can
-        be put again.
+        Three columns: the hash of `topic#key` as `tags.java_hashes` gives it, and its record's place and
+        time. `last_record_offset` is that of the last record looked at, with keys or without. Raises
+        StoreError if the disk refuses; what was put is then known by `end_physical_offset`, and the same
+        records can be put again.
         """
         hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
@@ -193,8 +193,7 @@ class IndexService:
         """
         last = self._files[-1]
         return [
-            offset != again
-            or again not in last.find(hashed, limit=MESSAGES_MAX, begin_ms=0, end_ms=_FOR_EVER_MS)
+            offset != again or next(last.find(hashed, begin_ms=0, end_ms=_FOR_EVER_MS), -1) != again
             for hashed, offset in zip(hashes, physical_offsets, strict=True)
         ]
 
@@ -227,18 +226,21 @@ class IndexService:
 
         At most `limit`, and never more than 64. Other keys can have the same hash: compare the records.
         """
-        limit = min(limit, MESSAGES_MAX)
+        found = self.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        return list(islice(found, min(limit, MESSAGES_MAX)))
+
+    def candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """What `query` gives, without an end but the index's own."""
         (hashed,) = key_hashes(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")]))
-        found: dict[int, None] = {}
+        given: set[int] = set()
         for file in reversed(self._files):
-            if len(found) >= limit:
-                break
             if file.overlaps(begin_ms, end_ms):
-                offsets = file.find(hashed, limit=limit, begin_ms=begin_ms, end_ms=end_ms)
-                found |= dict.fromkeys(offsets)
+                for physical_offset in file.find(hashed, begin_ms=begin_ms, end_ms=end_ms):
+                    if physical_offset not in given:
+                        given.add(physical_offset)
+                        yield physical_offset
             if file.begin_timestamp_ms < begin_ms:
                 break
-        return list(found)[:limit]
 
     # -- losing the log's head, ending -------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Java's string hash, and the tags code that a consume queue entry carries (spec store 2.8).
 
-`String.hashCode` is `h = 31*h + u` over the UTF-16 code units, modulo 2^32. It is wanted twice for nearly every
-record (each index key), and a loop over characters would cost more than everything else that dispatch does.
-`java_hashes` therefore takes many keys at once: left-padded with zero bytes to one power-of-two width (leading
-zeros do not change the hash) they make one large integer, in which neighbouring lanes are folded pairwise,
-`high * 31^n + low`, first bytes, then pairs, then fours, until one lane a key is left.
+`String.hashCode` is `h = 31*h + u` over the UTF-16 code units, modulo 2^32. It is wanted twice for nearly
+every record (each index key), and a loop over characters would cost more than everything else that dispatch
+does. `java_hashes` therefore takes many keys at once: left-padded with zero bytes to one power-of-two width
+(leading zeros do not change the hash) they make one large integer, in which neighbouring lanes are folded
+pairwise, `high * 31^n + low`, first bytes, then pairs, then fours, until one lane a key is left.
 """
 
 from __future__ import annotations

@@ -1,0 +1,307 @@
+"""Reads: by queue offset, by physical offset, by time, and by key (spec store 3 to 5, remoting 4.2 and 4.3).
+
+Records are given as views of the log's map, unmodified and uncopied: what a consumer gets is what the broker
+wrote. Every entry is checked against the record it names before that record is given; queues and index
+are derived files, and one that is damaged must not hand out other bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from itertools import islice
+
+from attrs import frozen
+
+from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queues import ConsumeQueues, Queue
+from trioha.store.index_service import MESSAGES_MAX, IndexService
+from trioha.store.properties import parse_properties
+from trioha.store.record import (
+    RECORD_BYTES_MIN,
+    Record,
+    RecordError,
+    check_record,
+    decode_record,
+    next_record_bytes,
+)
+from trioha.store.scan import store_timestamp_ms, topic_of
+
+SCAN_ENTRIES_MAX = 800
+"""Entries that one pull looks at for matching tags, as in the broker (16,000 bytes of consume queue)."""
+CANDIDATES_MAX = 4096
+"""Records that one query by key looks at: keys made to share a hash must not stop the loop."""
+_SCAN_CHUNK = 64
+_MASK_32 = 0xFFFFFFFF
+
+
+class GetStatus(StrEnum):
+    """What a read by queue offset found; the names that RocketMQ answers as remark."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    """Entries were looked at, none has a wanted tag."""
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    """Entries were looked at, but the log does not hold their records any more."""
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    """The queue says that it has the offset, and does not."""
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    """The offset is beyond the queue's end."""
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    """The offset is the queue's end: nothing new."""
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    """The offset is before the queue's first message."""
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    """There is no such queue."""
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    """The queue never had a message."""
+
+
+@frozen
+class ReadLimits:
+    """How much one read by queue offset gives; one message at least, if there is any."""
+
+    messages_max: int = 32
+    bytes_max: int = 256 * 1024
+    """maxTransferBytesOnMessageInMemory, or what the request asks for."""
+
+
+@frozen
+class GetResult:
+    """Messages of one queue, and where to go on."""
+
+    status: GetStatus
+    next_begin_offset: int
+    """Queue offset to ask for next."""
+    min_offset: int
+    max_offset: int
+    records: tuple[memoryview, ...] = ()
+    """Whole records, in order, unmodified."""
+    queue_offsets: tuple[int, ...] = ()
+    """Queue offset of each record; of its first message, where a record holds several."""
+    messages: int = 0
+    """Messages in `records`: more than the records only in batch topics."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all records."""
+        return sum(map(len, self.records))
+
+
+class MessageReader:
+    """Reads from one store's log, queues and index. Holds no state of its own."""
+
+    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, index: IndexService | None) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+
+    # -- by queue offset ---------------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        limits: ReadLimits | None = None,
+        tag_codes: Collection[int] | None = None,
+    ) -> GetResult:
+        """Messages from queue offset `offset` on (spec remoting 4.2).
+
+        `tag_codes` are `String.hashCode`s of the wanted tags; None or empty takes all. Different tags may
+        have one code: consumers compare the tags themselves. Raises StoreError if the disk refuses.
+        """
+        limits = limits or ReadLimits()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if high == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        if offset < low:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
+        if offset == high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if offset > high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        wanted = frozenset(code & _MASK_32 for code in tag_codes) if tag_codes else None
+        return self._get_from(queue, offset, limits, wanted)
+
+    def _get_from(
+        self, queue: Queue, offset: int, limits: ReadLimits, wanted: frozenset[int] | None
+    ) -> GetResult:
+        low, high = queue.min_offset, queue.max_offset
+        records: list[memoryview] = []
+        offsets: list[int] = []
+        messages = total_bytes = looked_at = 0
+        next_offset = offset
+        removed = False
+        full = False
+        while not full and next_offset < high and looked_at < SCAN_ENTRIES_MAX:
+            before = next_offset
+            for entry in queue.entries(next_offset, min(_SCAN_CHUNK, SCAN_ENTRIES_MAX - looked_at)):
+                if wanted is None or entry.tags_code & _MASK_32 in wanted:
+                    record = self._record(entry.physical_offset, entry.size)
+                    if record is None:
+                        removed = True
+                    elif records and (
+                        total_bytes + entry.size > limits.bytes_max
+                        or messages + entry.messages > limits.messages_max
+                    ):
+                        full = True
+                        break
+                    else:
+                        records.append(record)
+                        offsets.append(entry.queue_offset)
+                        messages += entry.messages
+                        total_bytes += entry.size
+                looked_at += 1
+                next_offset = max(next_offset, entry.queue_offset + entry.messages)
+                if messages >= limits.messages_max or total_bytes >= limits.bytes_max:
+                    full = True
+                    break
+            if next_offset == before:
+                break
+        if records:
+            status = GetStatus.FOUND
+        elif not looked_at:
+            status, next_offset = GetStatus.OFFSET_FOUND_NULL, min(queue.roll(offset), high)
+        else:
+            status = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, next_offset, low, high, tuple(records), tuple(offsets), messages)
+
+    def _record(self, physical_offset: int, size: int) -> memoryview | None:
+        """The record that an entry names; None if the log does not hold it, or something else there."""
+        if size < RECORD_BYTES_MIN or size > self._log.file_bytes:
+            return None
+        view = self._log.read(physical_offset, size)
+        if len(view) != size or check_record(view, 0, size, physical_offset, check_crc=False) != size:
+            return None
+        return view
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First queue offset that has its message, 0 for an unknown queue."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.min_offset
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset behind the last message, 0 for an unknown queue."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    # -- by physical offset ------------------------------------------------------------------------------
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The record that starts at `physical_offset`; None if none does. Any number may be asked for."""
+        head = self._log.read(physical_offset, RECORD_BYTES_MIN)
+        if len(head) < RECORD_BYTES_MIN:
+            return None
+        return self._record(physical_offset, next_record_bytes(head, 0, len(head)))
+
+    # -- by time -----------------------------------------------------------------------------------------
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
+        """First queue offset stored at or after `timestamp_ms`; `max_offset` if none was.
+
+        With `upper` (5.x boundaryType UPPER) the last one stored at or before it; `min_offset` if none was.
+        4.9 answers the last message where nothing is late enough; 5.3 as here (spec remoting 4.3). 0 for an
+        unknown queue. Binary search by storeTimestamp.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.max_offset
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            found = self._stored(queue, middle, high)
+            if found is None:
+                high = middle
+                continue
+            start, behind, stored_ms = found
+            if stored_ms > timestamp_ms or (stored_ms == timestamp_ms and not upper):
+                # Nothing readable lies between the middle and `start`, so the middle is as late.
+                high = min(middle, start)
+            else:
+                low = behind
+        if not upper:
+            return low
+        last = self._stored_before(queue, low, first)
+        return first if last is None else last
+
+    def _stored(self, queue: Queue, offset: int, end: int) -> tuple[int, int, int] | None:
+        """(first, behind last, storeTimestamp) of the first readable record that ends behind `offset`."""
+        while offset < end:
+            progress = offset
+            for entry in queue.entries(offset, _SCAN_CHUNK):
+                if entry.queue_offset >= end:
+                    return None
+                progress = max(progress, entry.queue_offset + entry.messages)
+                record = self._record(entry.physical_offset, entry.size)
+                if record is not None and progress > offset:
+                    return entry.queue_offset, progress, store_timestamp_ms(record, 0)
+            if progress == offset:
+                return None
+            offset = progress
+        return None
+
+    def _stored_before(self, queue: Queue, end: int, first: int) -> int | None:
+        """Queue offset of the last readable record that starts before `end`."""
+        for offset in range(end - 1, max(first, end - SCAN_ENTRIES_MAX) - 1, -1):
+            entry = queue.entry(offset)
+            if entry is not None and self._record(entry.physical_offset, entry.size) is not None:
+                return entry.queue_offset
+        return None
+
+    def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at a queue offset was stored, ms; -1 if it cannot be read."""
+        queue = self._queues.find(topic, queue_id)
+        entry = None if queue is None else queue.entry(offset)
+        record = None if entry is None else self._record(entry.physical_offset, entry.size)
+        return -1 if record is None else store_timestamp_ms(record, 0)
+
+    def earliest_store_timestamp(self, topic: str, queue_id: int) -> int:
+        """When the queue's first message was stored, ms; -1 if it has none."""
+        return self.store_timestamp(topic, queue_id, self.min_offset(topic, queue_id))
+
+    # -- by key ------------------------------------------------------------------------------------------
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        limit: int = MESSAGES_MAX,
+        begin_ms: int = 0,
+        end_ms: int = (1 << 63) - 1,
+    ) -> tuple[memoryview, ...]:
+        """Records of `topic` with this key or UNIQ_KEY, stored in `[begin_ms, end_ms]`, newest first.
+
+        At most `limit`, and never more than 64. Records that only share the key's hash are left out.
+        """
+        if self._index is None:
+            return ()
+        limit = min(limit, MESSAGES_MAX)
+        found: list[memoryview] = []
+        candidates = self._index.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        for physical_offset in islice(candidates, CANDIDATES_MAX):
+            if len(found) >= limit:
+                break
+            record = self.record_at(physical_offset)
+            if record is not None and has_key(record, topic, key):
+                found.append(record)
+        return tuple(found)
+
+
+def has_key(record: memoryview, topic: str, key: str) -> bool:
+    """Whether a checked record is of `topic` and has `key` among its KEYS or as its UNIQ_KEY."""
+    if topic_of(record, 0) != topic.encode("utf-8", "surrogatepass"):
+        return False
+    try:
+        decoded = decode_record(record, check_crc=False)
+    except RecordError:
+        return False
+    assert isinstance(decoded, Record)
+    properties = parse_properties(decoded.properties_raw)
+    return key == properties.get("UNIQ_KEY") or (key != "" and key in properties.get("KEYS", "").split(" "))
