@@ -21,7 +21,6 @@ import structlog
 from attrs import Factory, define, evolve, frozen
 
 from trioha.errors import StoreError
-from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queue import ConsumeQueue

@@ -69,9 +69,7 @@ class IndexShape:
 
 def key_hashes(java_hashes: Sequence[int]) -> list[int]:
     """Hashes as index entries hold them, of unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
-    return [
-        value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes
-    ]
+    return [value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes]
 
 
 class IndexFile:
@@ -186,7 +184,10 @@ class IndexFile:
             self.begin_timestamp_ms = store_timestamps_ms[0]
         begin_ms = self.begin_timestamp_ms
         if begin_ms > 0:
-            low, high = self._time_diff_s(min(store_timestamps_ms)), self._time_diff_s(max(store_timestamps_ms))
+            low, high = (
+                self._time_diff_s(min(store_timestamps_ms)),
+                self._time_diff_s(max(store_timestamps_ms)),
+            )
             if low == high:
                 # As nearly always: keys that are put together were stored in the same second.
                 diffs = array("I", (low,)) * count
