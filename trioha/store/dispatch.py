@@ -1,10 +1,10 @@
 """Dispatch: from the log's records to consume queues and index (spec store 5.6; "reput" in RocketMQ).
 
-Theory of operation. `position` walks through the log, record by record; everything before it is in the queues and
-the index. `dispatch` takes a stretch of the log, collects what its records say, and then writes each queue once
-and the index once; only then `dispatched` moves. Whatever stops it between those steps, the same stretch can be
-dispatched again: queues drop entries they have, the index records it has. Bodies are not read unless
-`check_crc` asks for it.
+Theory of operation. `position` walks through the log, record by record; everything before it is in the
+queues and the index. `dispatch` takes a stretch of the log, collects what its records say, and then writes
+each queue once and the index once; only then `dispatched` moves. Whatever stops it between those steps, the
+same stretch can be dispatched again: queues drop entries they have, the index records it has. Bodies are
+not read unless `check_crc` asks for it.
 
 A record's type decides: plain and committed messages enter their queue and the index, prepared ones only the
 index, rolled back ones neither.
@@ -62,8 +62,8 @@ _SLACK_MS = 3000
 _IPV6_EXTRA_BYTES = 12
 
 _FIXED_V4 = Struct(">iI4xi4xqqi16xq20xi").unpack_from
-"""Of a record with IPv4 hosts: totalSize, magic, queueId, queueOffset, physicalOffset, sysFlag, storeTimestamp,
-bodyLength."""
+"""Of a record with IPv4 hosts: totalSize, magic, queueId, queueOffset, physicalOffset, sysFlag,
+storeTimestamp, bodyLength."""
 _I16 = Struct(">h").unpack_from
 _I32 = Struct(">i").unpack_from
 _I64 = Struct(">q").unpack_from
@@ -180,8 +180,8 @@ class Dispatcher:
     def dispatch(self, until_offset: int, *, records_max: int = BATCH_RECORDS) -> int:
         """Dispatch records that end at or before `until_offset`, about `records_max` at most.
 
-        Returns how many were passed, bad ones included; 0 if there is nothing more to do now. Raises StoreError
-        if the disk refuses a write: the position stays, so call again when there is space.
+        Returns how many were passed, bad ones included; 0 if there is nothing more to do now. Raises
+        StoreError if the disk refuses a write: the position stays, so call again when there is space.
         """
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
@@ -204,7 +204,8 @@ class Dispatcher:
             passed += records
             if position == start:
                 break
-            self.stuck_at = -1
+            if position > self.stuck_at:
+                self.stuck_at = -1
             self.dispatched.advance(position)
         return passed
 
@@ -554,7 +555,7 @@ def _body_at(at: int, sys_flag: int) -> int:
 def _crc_holds(view: memoryview, at: int, sys_flag: int) -> bool:
     body_at = _body_at(at, sys_flag)
     (body_bytes,) = _I32(view, body_at - 4)
-    return body_crc(view[body_at : body_at + body_bytes]) == _I32(view, at + 8)[0]
+    return body_crc(view[body_at : body_at + body_bytes]) == int(_I32(view, at + 8)[0])
 
 
 def start_position(
@@ -569,7 +570,8 @@ def start_position(
 
     After a clean stop: behind the last record that any queue knows; all of the log if none knows any. After
     an unclean one: at the newest log file that began 3 s or more before what the checkpoint says is on disk.
-    `redispatch_from` is what `IndexService.open` or `cut` gave. Recovered queues are needed, and the log's end.
+    `redispatch_from` is what `IndexService.open` or `cut` gave. Recovered queues are needed, and the log's
+    end.
     """
     known = queues.max_physical_offset
     position = min(max(known, commit_log.min_offset), commit_log.max_offset)

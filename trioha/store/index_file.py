@@ -4,7 +4,7 @@
 |---|---|---|
 | header | 0 | i64 beginTimestamp, endTimestamp, beginPhyOffset, endPhyOffset; i32 hashSlotCount, indexCount |
 | slots | 40 | hashSlotNum x i32: number of the newest entry in the chain, 0 if there is none |
-| entries | 40 + 4 * hashSlotNum | entry n at + 20 * n: i32 keyHash, i64 physicalOffset, i32 timeDiff, i32 previous |
+| entries | 40 + 4 * hashSlotNum | n at 20 * n: i32 keyHash, i64 physicalOffset, i32 timeDiff, i32 previous |
 
 indexCount is the number of the next entry and starts at 1; entry 0 is never used. `previous` is an entry with
 a lower number, 0 at a chain's end. timeDiff counts seconds from beginTimestamp.
@@ -20,7 +20,7 @@ import mmap
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import lt
 from pathlib import Path
 from struct import Struct
@@ -81,15 +81,11 @@ class IndexFile:
         self._fd = fd
         self._view = memoryview(mmap.mmap(fd, shape.file_bytes))
         self._words = self._view.cast("I")
-        (
-            self.begin_timestamp_ms,
-            self.end_timestamp_ms,
-            self.begin_physical_offset,
-            self.end_physical_offset,
-            self.used_slots,
-            index_count,
-        ) = _HEADER.unpack_from(self._view)
-        self.index_count = min(max(index_count, 1), shape.index_num)
+        header: tuple[int, ...] = _HEADER.unpack_from(self._view)
+        self.begin_timestamp_ms, self.end_timestamp_ms = header[:2]
+        self.begin_physical_offset, self.end_physical_offset = header[2:4]
+        self.used_slots = min(max(header[4], 0), shape.hash_slots)
+        self.index_count = min(max(header[5], 1), shape.index_num)
         """Number of the next entry; the keys in the file, plus 1."""
         self._reserved_bytes = shape.entries_at
         """Everything before this byte has its space on disk."""
@@ -269,33 +265,28 @@ class IndexFile:
         """Whether the file may hold records stored in `[begin_ms, end_ms]`."""
         return self.begin_timestamp_ms <= end_ms and self.end_timestamp_ms >= begin_ms
 
-    def find(self, key_hash: int, *, limit: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Physical offsets of up to `limit` entries with this hash and stored in that time, newest first.
+    def find(self, key_hash: int, *, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of entries with this hash and stored in that time, newest first.
 
         Other keys may have the same hash: compare the records. Damaged chains end the walk, they never
         loop: a chain leads to lower numbers only.
         """
-        found: list[int] = []
-        if self.is_empty:
-            return found
-        (number,) = _SLOT.unpack_from(
-            self._view, HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
-        )
-        if not 0 < number <= self.index_count:
-            return found
-        while len(found) < limit:
+        at = HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
+        number: int = _SLOT.unpack_from(self._view, at)[0]
+        if self.is_empty or number >= self.index_count:
+            return
+        while number > 0:
             entry_hash, physical_offset, diff_s, previous = _ENTRY.unpack_from(
                 self._view, self.shape.entries_at + number * ENTRY_BYTES
             )
             stored_ms = self.begin_timestamp_ms + diff_s * 1000
             if diff_s < 0:
-                break
+                return
             if entry_hash == key_hash and begin_ms <= stored_ms <= end_ms:
-                found.append(physical_offset)
-            if not 0 < previous < number or stored_ms < begin_ms:
-                break
+                yield physical_offset
+            if previous >= number or stored_ms < begin_ms:
+                return
             number = previous
-        return found
 
     # -- ending ----------------------------------------------------------------------------------------
 
@@ -323,7 +314,7 @@ def _swap(words: array[int]) -> None:
 
 
 def _reserve(fd: int, start: int, size: int) -> None:
-    """Give bytes `[start, start + size)` their space on disk; they must be zeros still, or be kept. OSError."""
+    """Give bytes `[start, start + size)` their space on disk, keeping what is there. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, start, size)
