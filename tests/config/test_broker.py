@@ -68,6 +68,15 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_max_gap_not_in_sync": 268435456,
         "sync_flush_timeout": 5000,
         "slave_timeout": 3000,
+        "ha_flow_control_enable": False,
+        "max_ha_transfer_byte_in_second": 104857600,
+        "file_reserved_time": 72,
+        "delete_when": frozenset({4}),
+        "disk_max_used_space_ratio": 75,
+        "disk_space_clean_forcibly_ratio": 85,
+        "disk_space_warning_level_ratio": 90,
+        "clean_file_forcibly_enable": True,
+        "clean_resource_interval": 10000,
         "in_sync_replicas": 1,
         "min_in_sync_replicas": 1,
         "enable_auto_in_sync_replicas": False,
@@ -120,6 +129,15 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         haMaxGapNotInSync=9223372036854775807
         syncFlushTimeout=6
         slaveTimeout=7
+        haFlowControlEnable=true
+        maxHaTransferByteInSecond=5000
+        fileReservedTime=1
+        deleteWhen=03; 15
+        diskMaxUsedSpaceRatio=60
+        diskSpaceCleanForciblyRatio=70
+        diskSpaceWarningLevelRatio=80
+        cleanFileForciblyEnable=false
+        cleanResourceInterval=500
         inSyncReplicas=2
         minInSyncReplicas=2
         enableAutoInSyncReplicas=true
@@ -166,6 +184,15 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_max_gap_not_in_sync": 9223372036854775807,
         "sync_flush_timeout": 6,
         "slave_timeout": 7,
+        "ha_flow_control_enable": True,
+        "max_ha_transfer_byte_in_second": 5000,
+        "file_reserved_time": 1,
+        "delete_when": frozenset({3, 15}),
+        "disk_max_used_space_ratio": 60,
+        "disk_space_clean_forcibly_ratio": 70,
+        "disk_space_warning_level_ratio": 80,
+        "clean_file_forcibly_enable": False,
+        "clean_resource_interval": 500,
         "in_sync_replicas": 2,
         "min_in_sync_replicas": 2,
         "enable_auto_in_sync_replicas": True,
@@ -435,11 +462,11 @@ def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
 
 
 def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
-    loaded = load(conf, "deleteWhen=04\nnamesrvAddr=a:1\ncleanFileForciblyEnable=true", "fileReservedTime=48")
+    loaded = load(conf, "brokerPermission=6\nnamesrvAddr=a:1\nslaveReadEnable=true", "brokerTopicEnable=true")
     assert loaded.warnings == (
         (
             f"{conf}: known to RocketMQ, not used by trioha yet: "
-            "deleteWhen, namesrvAddr, cleanFileForciblyEnable, -p fileReservedTime"
+            "brokerPermission, namesrvAddr, slaveReadEnable, -p brokerTopicEnable"
         ),
     )
 

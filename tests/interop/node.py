@@ -152,6 +152,10 @@ class TriohaNode:
             "mappedFileSizeCommitLog": FILE_BYTES,
             "maxMessageSize": 65000,
             "haSendHeartbeatInterval": 200,
+            # How full the disk of the test machine is must not matter.
+            "diskMaxUsedSpaceRatio": 100,
+            "diskSpaceCleanForciblyRatio": 100,
+            "diskSpaceWarningLevelRatio": 100,
             "trioha.bindAddress": "127.0.0.1",
             **settings,
         }

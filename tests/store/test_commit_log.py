@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_made_refuses_the_put_and_keeps_the_log_as_it_was(
 
     with monkeypatch.context() as patched:
         patched.setattr(MappedFile, "create", no_space)
-        assert log.append(message(bytes(60000))).status is PutStatus.CREATE_MAPPED_FILE_FAILED
+        assert log.append(message(bytes(60000))).status is PutStatus.SERVICE_NOT_AVAILABLE
         assert log.max_offset == end_offset
         assert log.append(message(b"small one still fits")).status is PutStatus.PUT_OK
     assert log.append(message(bytes(60000))).physical_offset == FILE_BYTES

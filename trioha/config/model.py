@@ -252,6 +252,44 @@ class BrokerConfig:
     SYNC_MASTER always waits for at least one slave, also at 1: see `slave_acks_needed`.
     """
 
+    ha_flow_control_enable: bool = _setting("haFlowControlEnable", values.boolean, default=False)
+    """Limit what goes to each slave in a second. RocketMQ default: false."""
+
+    max_ha_transfer_byte_in_second: int = _setting(
+        "maxHaTransferByteInSecond", values.integer(low=1024, high=LONG_MAX), default=100 * 1024 * 1024
+    )
+    """Bytes to one slave in a second, with `ha_flow_control_enable`. RocketMQ default: 104857600.
+
+    RocketMQ counts only frame headers; here bodies count, too.
+    """
+
+    file_reserved_time: int = _setting("fileReservedTime", values.integer(low=1, high=1 << 20), default=72)
+    """Hours after its last write in which a log file is kept. RocketMQ default: 72."""
+
+    delete_when: frozenset[int] = _setting("deleteWhen", values.hours, default=frozenset((4,)))
+    """Hours of the local day in which old files are deleted, `04;05`. RocketMQ default: 04."""
+
+    disk_max_used_space_ratio: int = _setting(
+        "diskMaxUsedSpaceRatio", values.integer(low=10, high=100), default=75
+    )
+    """Percent of the disk above which old files are deleted at any hour. RocketMQ default: 75."""
+
+    disk_space_clean_forcibly_ratio: int = _setting(
+        "diskSpaceCleanForciblyRatio", values.integer(low=10, high=100), default=85
+    )
+    """Percent of the disk above which the oldest files are deleted at once. RocketMQ default: 85."""
+
+    disk_space_warning_level_ratio: int = _setting(
+        "diskSpaceWarningLevelRatio", values.integer(low=10, high=100), default=90
+    )
+    """Percent of the disk above which puts are refused. RocketMQ default: 90."""
+
+    clean_file_forcibly_enable: bool = _setting("cleanFileForciblyEnable", values.boolean, default=True)
+    """Whether `disk_space_clean_forcibly_ratio` counts. RocketMQ default: true."""
+
+    clean_resource_interval: int = _setting("cleanResourceInterval", values.integer(low=1), default=10000)
+    """Milliseconds between two looks at the disk. RocketMQ default: 10000."""
+
     min_in_sync_replicas: int = _setting("minInSyncReplicas", values.integer(low=1), default=1)
     """Copies in sync, the master's included, below which a SYNC_MASTER stores nothing.
 

@@ -122,6 +122,16 @@ def ip_address(text: str) -> str:
     return str(address)
 
 
+def hours(text: str) -> frozenset[int]:
+    """Hours of the day, 0 to 23, split by `;`; none for an empty value."""
+    found = set()
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        if not part.isdecimal() or int(part) > 23:
+            raise ValueRefused(f"{_shown(part)} is no hour of the day", hint="give hours as in 04 or 04;16")
+        found.add(int(part))
+    return frozenset(found)
+
+
 def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """IP addresses and networks in CIDR form, split by `,`; none for an empty value."""
     found = []

@@ -25,8 +25,8 @@ import structlog
 import trio
 from attrs import frozen
 
-from trioha.ha.frames import ReportDecoder, encode_header
-from trioha.ha.meter import LagClock, RateMeter
+from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
+from trioha.ha.meter import FlowControl, LagClock, RateMeter
 from trioha.ha.replicas import Replicas
 from trioha.ha.transport import send_now
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
@@ -51,6 +51,9 @@ class HaSettings:
     """haHousekeepingInterval: silence of the peer after which the connection is closed."""
     transfer_batch_bytes: int
     """haTransferBatchSize: longest body of a frame to a slave in step."""
+    flow_bytes_per_s: int | None = None
+    """maxHaTransferByteInSecond with haFlowControlEnable: bytes to one slave in a second, headers and bodies;
+    None for no limit."""
     first_report_timeout_s: float = math.inf
     """trioha.haFirstReportTimeout: how long a master waits for a connection's first report."""
     transfer_batch_bytes_max: int = 0
@@ -111,6 +114,9 @@ class HaConnection:
         self._hint_offset = -1
         """Where the log begins or ends, for a slave that asks for bytes outside of it."""
         self._batch_bytes = settings.transfer_batch_bytes
+        self._flow = None
+        if settings.flow_bytes_per_s is not None:
+            self._flow = FlowControl(settings.flow_bytes_per_s, now_s=trio.current_time())
         self._lag_clock = LagClock()
         self._rate = RateMeter(trio.current_time())
 
@@ -288,11 +294,13 @@ class HaConnection:
             heartbeat_s = self._settings.heartbeat_interval_s
             while True:
                 frames = 0
-                while appended.offset > self.sent_offset:
+                while appended.offset > self.sent_offset and self.close_reason is CloseReason.NONE:
                     await self._send_frame()
                     frames += 1
                     if frames % FRAMES_PER_TURN == 0:
                         await trio.lowlevel.checkpoint()
+                if self.close_reason is not CloseReason.NONE:
+                    break
                 with trio.move_on_after(heartbeat_s) as silence:
                     await appended.reached(self.sent_offset + 1)
                 if silence.cancelled_caught:
@@ -309,7 +317,11 @@ class HaConnection:
         offset = self.sent_offset
         commit_log = self._log
         max_offset = commit_log.max_offset
-        body = commit_log.read(offset, self._next_batch_bytes(max_offset - offset))
+        if offset < commit_log.min_offset:
+            # Deleted while the slave was behind.
+            self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
+            return
+        body = commit_log.read(offset, await self._next_frame_bytes(max_offset - offset))
         now_s = trio.current_time()
         self._lag_clock.appended(max_offset, now_s)
         # Counted as sent before the first byte leaves: the slave's ack may be faster than our own return.
@@ -331,6 +343,19 @@ class HaConnection:
                 settings.transfer_batch_bytes, min(2 * self._batch_bytes, settings.transfer_batch_bytes_max)
             )
         return self._batch_bytes
+
+    async def _next_frame_bytes(self, behind_bytes: int) -> int:
+        """Longest body of the next frame, as flow control allows; waits until it allows any."""
+        batch_bytes = self._next_batch_bytes(behind_bytes)
+        if self._flow is None:
+            return batch_bytes
+        allowed_bytes = self._flow.allowed_bytes(trio.current_time())
+        if allowed_bytes <= HEADER_BYTES:
+            await trio.sleep_until(self._flow.next_window_s)
+            allowed_bytes = self._flow.allowed_bytes(trio.current_time())
+        frame_bytes = min(batch_bytes, behind_bytes, allowed_bytes - HEADER_BYTES)
+        self._flow.spend(frame_bytes + HEADER_BYTES)
+        return frame_bytes
 
     async def _send_heartbeat(self) -> None:
         self._sink.emit(

@@ -64,6 +64,11 @@ class HaMaster:
         """Every connection that is open now, oldest first."""
         return [connection.status() for connection in self._connections.values()]
 
+    def needed_from(self) -> int:
+        """Lowest offset that a connected slave has not acknowledged; beyond every log if there is none."""
+        acks = (connection.ack_offset for connection in self._connections.values())
+        return min((ack for ack in acks if ack >= 0), default=2**63 - 1)
+
     def statistics(self) -> MasterStatistics:
         """What happened since the start."""
         return MasterStatistics(accepted=self._accepted, closed=dict(self._closed))

@@ -51,6 +51,7 @@ from trioha.store.allocate import allocate_ahead
 from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
+from trioha.store.retention import Retention, RetentionSettings
 
 log = structlog.get_logger(__name__)
 
@@ -100,7 +101,7 @@ async def run_node(config: BrokerConfig, *, on_ready: Callable[[Ready], None]) -
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(store.close)
-        log.info("store closed", max_offset=store.commit_log.flushed.offset)
+        log.info("store closed", flushed_offset=store.commit_log.flushed.offset)
 
 
 async def _open_store(config: BrokerConfig) -> MessageStore:
@@ -192,6 +193,7 @@ async def _serve(
         housekeeping_interval_s=config.ha_housekeeping_interval / 1000,
         transfer_batch_bytes=config.ha_transfer_batch_size,
         transfer_batch_bytes_max=config.ha_transfer_batch_max,
+        flow_bytes_per_s=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None,
         first_report_timeout_s=config.ha_first_report_timeout / 1000,
     )
     tls_files = _tls_files(config)
@@ -256,6 +258,7 @@ async def _serve(
     async with trio.open_nursery() as node:
         node.start_soon(flush.run)
         node.start_soon(allocate_ahead, commit_log)
+        node.start_soon(_retention(config, store, master).run)
         await node.start(master.serve, ha_listeners)
         if slave is not None:
             node.start_soon(slave.run)
@@ -273,6 +276,22 @@ async def _serve(
                 session=session,
             )
         )
+
+
+def _retention(config: BrokerConfig, store: MessageStore, master: HaMaster) -> Retention:
+    return Retention(
+        store.commit_log,
+        RetentionSettings(
+            file_reserved_s=config.file_reserved_time * 3600.0,
+            delete_when=config.delete_when,
+            disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
+            force_ratio=config.disk_space_clean_forcibly_ratio / 100,
+            full_ratio=config.disk_space_warning_level_ratio / 100,
+            clean_forcibly=config.clean_file_forcibly_enable,
+            interval_s=config.clean_resource_interval / 1000,
+        ),
+        needed_from=master.needed_from,
+    )
 
 
 def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, sink: EventSink) -> HaSlave:

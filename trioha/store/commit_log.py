@@ -129,6 +129,8 @@ class CommitLog:
         """storeTimestamp of the newest record, 0 for an empty log."""
         self._landmarks: deque[int] = deque(maxlen=_LANDMARKS_MAX)
         """Offsets at which records start, some 16 KiB apart, of the newest part of the log."""
+        self.disk_is_full = False
+        """Whether puts are refused for want of space; replication is not."""
         self.appended = Watermark(self._start_offset)
         """End of the log: everything before it is whole records. Moved by appends only."""
         self.flushed = Watermark(self._start_offset)
@@ -221,7 +223,7 @@ class CommitLog:
             file, at = self._room_for(size)
         except StoreError as error:
             log.error("no file for the next message", path=error.path, reason=error.reason)
-            return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, reason=error.reason)
+            return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
         physical_offset = file.start_offset + at
         key = (message.topic, message.queue_id)
         queued = sys_flag & TRANSACTION_MASK not in {TRANSACTION_PREPARED, TRANSACTION_ROLLBACK}
@@ -269,6 +271,8 @@ class CommitLog:
 
     def _refuse(self, message: Message, *, topic: bytes, size: int) -> AppendResult | None:
         """The limits of spec store 2.6, checked before anything is written."""
+        if self.disk_is_full:
+            return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
         illegal = PutStatus.MESSAGE_ILLEGAL
         if len(message.body) > self.message_bytes_max:
             return AppendResult(
@@ -430,6 +434,15 @@ class CommitLog:
         offered, self._offered = self._offered, None
         if offered is not None:
             offered.remove()
+
+    def delete_first_file(self) -> None:
+        """Delete the oldest file, which must not be the last: the log begins behind it then.
+
+        Slices of it that are being sent stay valid.
+        """
+        assert len(self._files) > 1, "the last file is never deleted"
+        self._files.pop(0).remove()
+        self._start_offset = self._files[0].start_offset
 
     def set_aside(self, directory: Path) -> None:
         """Move all files to `directory`, which must not exist, and go on with an empty log.

@@ -57,6 +57,7 @@ class FlushService:
         try:
             await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
         except OSError as error:
+            self._store.mark_failed()
             raise StoreError(
                 f"fsync failed: {error.strerror}",
                 path=log.directory,

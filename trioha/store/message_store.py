@@ -54,6 +54,7 @@ class MessageStore:
         self._checkpoint = checkpoint
         self._opened_at_offset = commit_log.max_offset
         self._opened_clean = opened_clean
+        self._has_failed = False
 
     @classmethod
     def open(
@@ -113,6 +114,10 @@ class MessageStore:
             checkpoint.save(self._checkpoint_path)
             self._checkpoint = checkpoint
 
+    def mark_failed(self) -> None:
+        """The disk has failed a sync: nothing may call this store clean any more, whatever the disk says."""
+        self._has_failed = True
+
     @property
     def _checkpoint_path(self) -> Path:
         return self.settings.root / "checkpoint"
@@ -125,6 +130,11 @@ class MessageStore:
         Raises StoreError if the disk refuses: the store then stays marked as in need of recovery.
         """
         log_ = self.commit_log
+        if self._has_failed:
+            # A sync that succeeds after one that failed says nothing about the pages that were lost.
+            log_.close()
+            self._lock.release()
+            return
         try:
             log_.sync(log_.flushed.offset, log_.max_offset)
             log_.flushed.advance(log_.max_offset)

@@ -1,0 +1,145 @@
+"""Which files go and when, and what a full disk does: a disk that the tests play."""
+
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+from tests.ha.support import connected, make_master
+from tests.store.support import FILE_BYTES, message, open_log
+from trioha.recording.events import CloseReason
+from trioha.store.retention import Retention, RetentionSettings
+from trioha.store.status import PutStatus
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+NIGHT = NOW.replace(hour=4)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Six files, each an hour younger than the one before; the last was written now."""
+    log, _ = open_log(tmp_path)
+    while len(log.files) < 6:
+        log.append(message(bytes(20_000)))
+    for number, file in enumerate(log.files):
+        written = (NOW - timedelta(hours=5 - number)).timestamp()
+        os.utime(file.path, (written, written))
+    return log
+
+
+def retention(log, *, hours=3, **options):
+    settings = RetentionSettings(file_reserved_s=hours * 3600.0)
+    return Retention(log, settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "now", "left"),
+    [
+        (0.50, NOW, 6),
+        (0.75, NOW, 6),
+        (0.76, NOW, 3),
+        (0.50, NIGHT + timedelta(days=1), 1),
+        (0.86, NOW, 1),
+    ],
+)
+def test_old_files_go_at_their_hour_or_when_the_disk_fills_up(log, ratio, now, left):
+    first = log.files[0].path
+    deleted = []
+    retention(log, on_deleted=deleted.append).apply(ratio, now=now)
+    assert len(log.files) == left
+    assert log.min_offset == (6 - left) * FILE_BYTES
+    assert deleted == [FILE_BYTES * number for number in range(1, 7 - left)]
+    assert first.exists() is (left == 6)
+    assert len(log.read(log.min_offset, 10)) == 10
+    assert len(log.read(0, 10)) == (10 if left == 6 else 0)
+
+
+def test_forced_cleaning_can_be_switched_off(log):
+    settings = RetentionSettings(file_reserved_s=3600.0 * 100, clean_forcibly=False)
+    Retention(log, settings).apply(0.89, now=NOW)
+    assert len(log.files) == 6
+
+
+def test_what_a_connected_replica_still_needs_stays_unless_the_disk_is_too_full(log):
+    cleaner = retention(log, hours=1, needed_from=lambda: FILE_BYTES + 5)
+    cleaner.apply(0.80, now=NOW)
+    assert log.min_offset == FILE_BYTES
+    cleaner.apply(0.86, now=NOW)
+    assert log.min_offset == 5 * FILE_BYTES
+
+
+def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(log):
+    cleaner = retention(log)
+    cleaner.apply(0.91, now=NOW)
+    refused = log.append(message())
+    assert (refused.status, refused.reason) == (PutStatus.SERVICE_NOT_AVAILABLE, "the disk is full")
+    assert len(log.read(log.min_offset, 10)) == 10
+    cleaner.apply(0.89, now=NOW)
+    assert log.append(message()).status is PutStatus.PUT_OK
+
+
+async def test_the_disk_is_looked_at_every_interval(log, autojump_clock, monkeypatch):
+    looks = []
+
+    async def run_in_place(function, *args):
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    def used_ratio(directory):
+        looks.append((trio.current_time() - started, directory))
+        return 0.5
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    started = trio.current_time()
+    with trio.move_on_after(25):
+        await retention(log, used_ratio=used_ratio).run()
+    assert looks == [(0.0, log.directory), (10.0, log.directory), (20.0, log.directory)]
+
+
+async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_clock):
+    master, _, _ = make_master(log)
+    near, far = trio.testing.lockstep_stream_pair()
+    reasons = []
+
+    async def serve():
+        reasons.append(await master.serve_stream(near, host="10.0.0.1", port=1))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await far.send_all((100).to_bytes(8, "big"))
+        # It takes one frame and then nothing for a while.
+        assert await far.receive_some(100)
+        assert master.needed_from() == 100
+        retention(log).apply(0.86, now=NOW)
+        while await far.receive_some(65536):
+            pass
+    assert reasons == [CloseReason.REQUEST_BELOW_MIN]
+
+
+# -- flow control -------------------------------------------------------------------------------------------
+
+
+async def test_flow_control_bounds_headers_and_bodies_in_every_second(tmp_path, autojump_clock):
+    from attrs import evolve
+
+    from tests.ha.support import SETTINGS
+
+    log, _ = open_log(tmp_path)
+    while log.max_offset < 30_000:
+        log.append(message(bytes(1000)))
+    master, _, _ = make_master(log, settings=evolve(SETTINGS, flow_bytes_per_s=10_000))
+    arrived = {}
+    async with connected(master) as (peer, _):
+        started = trio.current_time()
+        await peer.report(0)
+        offset = 0
+        while offset < log.max_offset:
+            start, body = await peer.next_frame()
+            assert start == offset
+            assert body
+            second = int(trio.current_time() - started)
+            arrived[second] = arrived.get(second, 0) + 12 + len(body)
+            offset += len(body)
+            await peer.report(offset)
+    assert arrived == {0: 10_000, 1: 10_000, 2: 10_000, 3: log.max_offset + 4 * 12 - 30_000}
