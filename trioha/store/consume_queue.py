@@ -255,9 +255,9 @@ class ConsumeQueue:
         return Entry(position // ENTRY_BYTES, *_ENTRY.unpack(data))
 
     def _find_max_physical_offset(self) -> None:
-        if self._files.end == self._files.start:
-            self.max_physical_offset = -1
-        else:
+        # Known to be nothing while the disk is asked, and if it does not answer.
+        self.max_physical_offset = -1
+        if self._files.end > self._files.start:
             last = self._read_one(self._files.end - ENTRY_BYTES)
             self.max_physical_offset = last.physical_offset + last.size
 

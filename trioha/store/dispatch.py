@@ -58,6 +58,7 @@ BATCH_RECORDS = 512
 LMQ_PREFIX = "%LMQ%"
 _READ_BYTES = 1 << 40
 _TAG_CACHE_MAX = 65536
+_CACHED_TAG_BYTES_MAX = 128
 _SLACK_MS = 3000
 _IPV6_EXTRA_BYTES = 12
 
@@ -193,6 +194,8 @@ class Dispatcher:
                 self._write(last_record_offset)
             except StoreError:
                 for queue in self._touched.values():
+                    queue.pending.clear()
+                for queue in self._touched.values():
                     queue.discard()
                 raise
             finally:
@@ -251,12 +254,9 @@ class Dispatcher:
         last_time_ms = self.last_store_timestamp_ms
         records = 0
         stop = _Stop.AT_END
-        while records < records_max and at < end:
-            left = end - at
-            if left < RECORD_BYTES_MIN:
-                blank = left >= BLANK_BYTES and BLANK.unpack_from(data, at)[1] == MAGIC_BLANK
-                stop = _Stop.AT_BLANK if blank else _Stop.AT_FAULT
-                break
+        # Closer to the end no record can start.
+        last_start = end - RECORD_BYTES_MIN
+        while at <= last_start and records < records_max:
             size, magic, queue_id, queue_offset, physical_offset, sys_flag, time_ms, body_bytes = _FIXED_V4(
                 data, at
             )
@@ -265,7 +265,7 @@ class Dispatcher:
                 record_end = at + size
                 if (
                     body_bytes < 0
-                    or size > left
+                    or record_end > end
                     or topic_at + 2 > record_end
                     or physical_offset != shift + at
                     or (properties_at := topic_at + (topic_bytes := data[topic_at - 1]) + 2) > record_end
@@ -358,6 +358,9 @@ class Dispatcher:
                     key_times.append(time_ms)
                 else:
                     self._put_keys(target, properties, "KEYS", offset=physical_offset, time_ms=time_ms)
+        if last_start < at < end and stop is _Stop.AT_END and records < records_max:
+            blank = end - at >= BLANK_BYTES and BLANK.unpack_from(data, at)[1] == MAGIC_BLANK
+            stop = _Stop.AT_BLANK if blank else _Stop.AT_FAULT
         self.last_store_timestamp_ms = max(last_time_ms, self.last_store_timestamp_ms)
         position = shift + at
         if stop is _Stop.AT_BLANK:
@@ -381,7 +384,6 @@ class Dispatcher:
             queue = self._queues.find_or_make(topic, place[1])
         except StoreError as error:
             fault = error.reason
-            log.warning("record enters no consume queue", reason=fault)
         target = _Target(
             queue=queue,
             fault=fault,
@@ -398,9 +400,11 @@ class Dispatcher:
         if not tags:
             # An empty value does not count, and an earlier one of the same name may.
             return tags_code(parse_properties(properties).get("TAGS", ""))
-        if len(self._tag_codes) >= _TAG_CACHE_MAX:
-            self._tag_codes.clear()
-        code = self._tag_codes[tags] = tags_code(tags.decode("utf-8", "replace"))
+        code = tags_code(tags.decode("utf-8", "replace"))
+        if len(tags) <= _CACHED_TAG_BYTES_MAX:
+            if len(self._tag_codes) >= _TAG_CACHE_MAX:
+                self._tag_codes.clear()
+            self._tag_codes[tags] = code
         return code
 
     def _put_special(

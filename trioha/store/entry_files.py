@@ -7,6 +7,7 @@ process. Writes come in batches, one call for all of a queue's entries in a batc
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name
 
 OPEN_FILES_MAX = 256
 """File descriptors that all queues of a store share."""
+_ZERO_CHECK_BYTES = 64 * 1024
 
 
 @frozen
@@ -253,11 +255,12 @@ class EntryFiles:
             try:
                 # Zeros without writing them: stale entries behind the end must not come back at a next start.
                 fd = self._cache.fd(path)
-                os.ftruncate(fd, end - file_start)
-                os.ftruncate(fd, self.file_bytes)
+                if not _is_zero_from(fd, end - file_start):
+                    os.ftruncate(fd, end - file_start)
+                    os.ftruncate(fd, self.file_bytes)
+                    self._cache.mark_dirty(path)
             except OSError as error:
                 raise StoreError(f"cannot be cut: {error.strerror}", path=path, offset=end) from error
-            self._cache.mark_dirty(path)
         self.end = end
         if not self._paths:
             # Nothing is left: the next entry may begin anywhere.
@@ -289,3 +292,26 @@ class EntryFiles:
             except OSError as error:
                 raise StoreError(f"cannot be deleted: {error.strerror}", path=path) from error
             del self._paths[start]
+
+
+def _is_zero_from(fd: int, at: int) -> bool:
+    """Whether a file holds nothing but zeros from `at` on; holes are passed without reading them."""
+    size = os.fstat(fd).st_size
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+            stop = os.lseek(fd, at, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                # No data up to the end.
+                return True
+            if error.errno != errno.EINVAL:
+                raise
+            # A file system that knows no holes.
+            stop = size
+        while at < stop:
+            data = os.pread(fd, min(stop - at, _ZERO_CHECK_BYTES), at)
+            if not data or data.count(0) != len(data):
+                return False
+            at += len(data)
+    return True

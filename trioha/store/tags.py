@@ -63,17 +63,21 @@ def java_hashes(keys: Sequence[bytes]) -> list[int]:
         return []
     longest = max(map(len, keys))
     width = next((width for width in _WIDTHS if longest <= width), 0)
-    if not width:
-        return [_hash_one(key) for key in keys]
-    hashes: list[int] = []
+    if not width or not b"".join(keys).isascii():
+        # Leave the uncommon ones out, or one of them would make all others slow.
+        odd = [index for index, key in enumerate(keys) if len(key) > _WIDTHS[-1] or not key.isascii()]
+        rest = list(keys)
+        for index in odd:
+            rest[index] = b""
+        hashes = java_hashes(rest)
+        for index in odd:
+            hashes[index] = _hash_one(keys[index])
+        return hashes
+    hashes = []
     step = _CHUNK_BYTES // width
     for start in range(0, len(keys), step):
         chunk = keys[start : start + step]
-        padded = b"".join([key.rjust(width, b"\0") for key in chunk])
-        if padded.isascii():
-            hashes += _fold(padded, width)
-        else:
-            hashes += [_hash_one(key) for key in chunk]
+        hashes += _fold(b"".join([key.rjust(width, b"\0") for key in chunk]), width)
     return hashes
 
 
@@ -116,7 +120,7 @@ def _fold(padded: bytes, width: int) -> list[int]:
 
 
 def _hash_one(key: bytes) -> int:
-    if key.isascii() and len(key) <= _CHUNK_BYTES:
+    if key.isascii():
         value = 0
         # 128 characters at a time: a key of 32 KiB costs no more per byte than a short one.
         step = _WIDTHS[-1]
