@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -72,7 +73,7 @@ class _Keeper:
         return self._starting is not None
 
     def start(self) -> None:
-        """Begin to start the node, and do not wait for it."""
+        """Begin to start the node without waiting for it."""
         assert not self.is_up, f"{self.name} is up"
         self.starts += 1
         self._spawned.clear()
@@ -118,21 +119,18 @@ class _Keeper:
     def stop(self) -> None:
         """SIGTERM. Raises AssertionError unless it ends with 0 and in time."""
         node = self.node()
+        node.stop()  # kills it if that takes too long
         self._starting = None
-        node.stop()
 
     def close(self) -> None:
         """Leave no process behind, whatever happened."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait(READY_WITHIN_S)
-        self._thread.shutdown()
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the last start."""
-        return None if self._process is None else self._process.pid
+        try:
+            if self.is_up:
+                # Its end, and whether it had come, was judged before.
+                with suppress(AssertionError):
+                    self.kill()
+        finally:
+            self._thread.shutdown()
 
 
 class _World:

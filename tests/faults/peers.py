@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from trioha.ha.frames import HEADER, REPORT, REPORT_BYTES
+from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT, REPORT_BYTES
 
 FAR_OFFSET = 1 << 50
 
@@ -26,6 +26,9 @@ class Guest(StrEnum):
     """Asks like an empty slave, then acknowledges more than anyone ever wrote."""
     ACK_AT_ONCE = "ack-at-once"
     """Its first report is far beyond the log."""
+    CLAIM = "claim"
+    """Asks like an empty slave to learn where the log ends; then another connection's first report says that
+    it holds all of it."""
     NEGATIVE = "negative"
     MISALIGNED = "misaligned"
     """Half a report, and no more."""
@@ -49,6 +52,10 @@ class Impostor(StrEnum):
 async def visit(kind: Guest, *, port: int, seed: int, stay_s: float) -> None:
     """Be a guest at 127.0.0.1:`port` for `stay_s`, or until shown out."""
     chance = random.Random(f"guest {seed}")
+    if kind is Guest.CLAIM:
+        with trio.move_on_after(stay_s):
+            await _attend(port, _claim, False)
+        return
     say: Callable[[trio.SocketStream], Awaitable[None]] = partial(_say, kind, chance)
     number = 40 if kind is Guest.CROWD else 1
     with trio.move_on_after(stay_s):
@@ -67,6 +74,33 @@ async def _attend(port: int, say: Callable[[trio.SocketStream], Awaitable[None]]
                 pass
     except (OSError, trio.BrokenResourceError):
         pass  # shown out, or nobody at home: both are as they should be
+
+
+async def _claim(stream: trio.SocketStream) -> None:
+    """Read the log to its end, and claim it on a connection that nothing is sent on."""
+    await stream.send_all(REPORT.pack(0))
+    buffer = b""
+    while True:
+        while len(buffer) < HEADER_BYTES:
+            buffer += await _some(stream)
+        offset, body_bytes = HEADER.unpack(buffer[:HEADER_BYTES])
+        if body_bytes == 0:
+            break  # a heartbeat: this is the end
+        while len(buffer) < HEADER_BYTES + body_bytes:
+            buffer += await _some(stream)
+        buffer = buffer[HEADER_BYTES + body_bytes :]
+    port = stream.socket.getpeername()[1]
+    async with await trio.open_tcp_stream("127.0.0.1", port) as claim:
+        await claim.send_all(REPORT.pack(offset))
+        while await claim.receive_some():
+            pass
+
+
+async def _some(stream: trio.SocketStream) -> bytes:
+    data = await stream.receive_some()
+    if not data:
+        raise trio.BrokenResourceError("shown out")
+    return bytes(data)
 
 
 async def _say(kind: Guest, chance: random.Random, stream: trio.SocketStream) -> None:
@@ -89,7 +123,7 @@ async def _say(kind: Guest, chance: random.Random, stream: trio.SocketStream) ->
             await stream.send_all(bytes(chance.randint(1, REPORT_BYTES - 1)))
         case Guest.CROWD:
             await stream.send_all(REPORT.pack(0))
-        case Guest.MUTE:
+        case Guest.MUTE | Guest.CLAIM:
             pass
 
 

@@ -1,0 +1,86 @@
+"""Single scenarios that random plans meet too seldom, played exactly."""
+
+import time
+
+import pytest
+
+from tests.faults.cluster import Cluster
+from tests.faults.faults import MASTER
+from tests.faults.peers import Guest
+from tests.faults.plan import Plan, Setup
+from tests.faults.producer import LoadSettings
+
+pytestmark = pytest.mark.process
+
+WITHIN_S = 10
+
+
+def plan_of(*, slaves, in_sync_replicas):
+    """A synchronous cluster whose puts wait longer than anything here takes, and no random faults."""
+    setup = Setup(
+        role="SYNC_MASTER",
+        slaves=slaves,
+        in_sync_replicas=in_sync_replicas,
+        flush_disk_type="ASYNC_FLUSH",
+        slave_flush_disk_type="ASYNC_FLUSH",
+        file_bytes=1 << 20,
+        transfer_batch_bytes=32768,
+        heartbeat_ms=200,
+        housekeeping_ms=3000,
+        slave_timeout_ms=8000,
+        load=LoadSettings(concurrency=4, rate=200.0, body_bytes_max=2000),
+    )
+    return Plan(seed=0, setup=setup, faults=(), master_stops_first=True)
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def hang_with_puts_waiting(cluster, slave):
+    """Hang a slave under load; returns when every sender waits for it."""
+    wait_until(lambda: len(cluster.promises) >= 20)
+    cluster.hang(slave)
+    time.sleep(0.5)
+    waiting_from = len(cluster.promises)
+    time.sleep(0.2)
+    assert len(cluster.promises) == waiting_from
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a first report counts as an ack of everything before it, though nothing was sent",
+)
+def test_a_stranger_that_claims_to_hold_the_whole_log_releases_no_put(tmp_path):
+    with Cluster(plan_of(slaves=1, in_sync_replicas=1), tmp_path) as cluster:
+        cluster.begin()
+        hang_with_puts_waiting(cluster, "slave-1")
+        cluster.visit(MASTER, Guest.CLAIM, seed=1, stay_s=1.0)
+        cluster.pause(1.0)
+        cluster.kill([MASTER])
+        assert cluster.violations == []
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="on one host each connection counts as a replica, a slave's forgotten one too",
+)
+def test_a_slave_that_comes_back_before_its_old_connection_ends_is_one_copy(tmp_path):
+    with Cluster(plan_of(slaves=2, in_sync_replicas=3), tmp_path) as cluster:
+        cluster.begin()
+        hang_with_puts_waiting(cluster, "slave-2")
+        # The master does not hear of the end of this connection, nor of the slave's.
+        cluster.link(0, "vanish")
+        cluster.link(0, "appear")
+        cluster.kill(["slave-1"])
+        cluster.start("slave-1")
+        slave = cluster.keepers["slave-1"].node()
+        slave.wait(max_offset=cluster.keepers[MASTER].node().max_offset)
+        cluster.pause(0.5)
+        cluster.kill([MASTER])
+        assert cluster.violations == []
