@@ -1,0 +1,112 @@
+"""trioha and the real RocketMQ 5.3.3 store on the same work, in turn, in one run.
+
+Only the ratios count: both run on the same machine, minutes apart at most, round by round. What each line
+measures is in `docs/benchmarks.md`. Needs Maven and a JDK, fetches RocketMQ the first time, and takes some
+seven minutes (`--quick`: two).
+
+Run it with `make bench` or
+`python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json] [--works catch-up,puts,fan-out,start]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+# The rivals are modules of the tests, which are not installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.rivals.report import as_json, lines, table
+from tests.benchmarks.rivals.sides import JavaSide, TriohaSide
+from tests.benchmarks.rivals.works import WORKS, Bench, Sizes
+from tests.interop.rocketmq import missing_tools
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for; an unknown work is an error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--quick", action="store_true", help="one round of small works")
+    parser.add_argument("--rounds", type=int, help="rounds that count, behind one that warms up")
+    parser.add_argument("--megabytes", type=int, help="log that a slave catches up with")
+    parser.add_argument("--start-megabytes", type=int, help="log that a broker starts on")
+    parser.add_argument("--seconds", type=float, help="how long writers put, each time")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait at most, before each measurement, for others to leave the machine alone",
+    )
+    parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
+    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
+    options = parser.parse_args(arguments)
+    options.works = options.works.split(",")
+    if unknown := [work for work in options.works if work not in WORKS]:
+        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    return options
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """What was asked for, and for the rest the defaults of a whole or a quick run."""
+    quick = options.quick
+    return Sizes(
+        rounds=options.rounds or (1 if quick else 3),
+        catch_up_bytes=(options.megabytes or (100 if quick else 400)) * 10**6,
+        fan_out_bytes=(20 if quick else 60) * 10**6,
+        start_bytes=(options.start_megabytes or (100 if quick else 400)) * 10**6,
+        puts_s=options.seconds or (0.8 if quick else 2.0),
+    )
+
+
+def main() -> None:
+    """Run the works and print what came out."""
+    options = options_of()
+    if (missing := missing_tools()) is not None:
+        print(f"not measured against RocketMQ: {missing}", file=sys.stderr)
+        return
+    sizes = sizes_of(options)
+    began = time.monotonic()
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=options.folder) as folder,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        task = progress.add_task("RocketMQ is fetched and the driver compiled")
+        with (
+            closing(TriohaSide(Path(folder) / "trioha")) as trioha,
+            closing(JavaSide(Path(folder) / "rocketmq")) as java,
+        ):
+            bench = Bench(
+                trioha=trioha,
+                java=java,
+                folder=Path(folder),
+                sizes=sizes,
+                on_step=lambda step: progress.update(task, description=step),
+                patience_s=options.patience,
+            )
+            for work in options.works:
+                WORKS[work](bench)
+        found = lines(bench.results, sizes, trioha=trioha.name, java=java.name)
+    took_s = time.monotonic() - began
+    if options.json:
+        print(json.dumps({"cores": os.cpu_count(), "seconds": round(took_s, 1), "works": as_json(found)}))
+        return
+    Console(width=130 if not sys.stdout.isatty() else None).print(table(found))
+    print(
+        f"{os.cpu_count()} cores, {took_s:.0f} s. load: highest 1-minute average, the benchmark counted; "
+        "others: cores busy with other processes."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the kernel says of processes, sockets and load."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from attrs import frozen
+
+_ESTABLISHED = "01"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_BUSY_COLUMNS = (1, 2, 3, 6, 7)
+"""Of the first line of /proc/stat: user, nice, system, irq, softirq."""
+SAMPLE_EVERY_S = 0.1
+CALM_CORES = 0.15
+CALM_SAMPLE_S = 0.5
+
+
+def anonymous_bytes(pid: int) -> int:
+    """RssAnon: memory that is the process's own, without mapped files and shared pages."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/{pid}/status has no RssAnon")
+
+
+def requests_waiting(port: int) -> int:
+    """Connections to the listening `port` that hold a whole first report which nobody has read."""
+    found = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            local_port = int(fields[1].rpartition(":")[2], 16)
+            unread_bytes = int(fields[4].rpartition(":")[2], 16)
+            found += local_port == port and fields[3] == _ESTABLISHED and unread_bytes >= 8
+    return found
+
+
+def await_requests(port: int, count: int, *, within_s: float = 40.0) -> None:
+    """Wait until `count` slaves have asked the paused master at `port` for its log."""
+    deadline_s = time.monotonic() + within_s
+    while (found := requests_waiting(port)) < count:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{found} of {count} slaves asked port {port} within {within_s} s")
+        time.sleep(0.02)
+
+
+@frozen
+class Load:
+    """How busy others kept the machine during a measurement."""
+
+    average: float
+    """1-minute load average at its end, which counts the benchmark too."""
+    others_cores: float
+    """Cores that were busy with other processes than the measured ones."""
+
+
+class LoadMeter:
+    """Measures `Load` while a block runs; tell it the processes that are measured."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+        self._before: dict[int, float] = {}
+        self.load = Load(0.0, 0.0)
+
+    def count(self, pids: Iterable[int]) -> None:
+        """These processes are no others."""
+        for pid in pids:
+            if pid not in self._pids:
+                self._pids.add(pid)
+                self._before[pid] = _cpu_s(pid)
+
+    def __enter__(self) -> Self:
+        self.count([os.getpid()])
+        self._began_s = time.monotonic()
+        self._busy_s = _busy_s()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        took_s = max(time.monotonic() - self._began_s, 1e-3)
+        own_s = sum(_cpu_s(pid) - before for pid, before in self._before.items())
+        others = max(0.0, (_busy_s() - self._busy_s - own_s) / took_s)
+        self.load = Load(average=os.getloadavg()[0], others_cores=others)
+
+
+def await_calm(patience_s: float) -> None:
+    """Wait until no more than `CALM_CORES` are busy, at most so long; the callers' processes stand still."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        busy_s = _busy_s()
+        time.sleep(CALM_SAMPLE_S)
+        if (_busy_s() - busy_s) / CALM_SAMPLE_S <= CALM_CORES:
+            return
+
+
+def _busy_s() -> float:
+    columns = Path("/proc/stat").read_text().splitlines()[0].split()
+    return sum(int(columns[index]) for index in _BUSY_COLUMNS) / _TICKS_PER_S
+
+
+def _cpu_s(pid: int) -> float:
+    # The second field, the name in brackets, may hold blanks.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+class MemoryPeaks:
+    """The most private memory that each watched process had, sampled while a block runs."""
+
+    def __init__(self) -> None:
+        self.peak_bytes: dict[int, int] = {}
+
+
+@contextmanager
+def memory_watched(pids: Iterable[int]) -> Iterator[MemoryPeaks]:
+    """Sample the private memory of `pids` every 0.1 s."""
+    peaks = MemoryPeaks()
+    over = threading.Event()
+    watched = list(pids)
+
+    def sample() -> None:
+        while not over.wait(SAMPLE_EVERY_S):
+            for pid in watched:
+                # It may have ended meanwhile.
+                with suppress(FileNotFoundError, ProcessLookupError, AssertionError):
+                    peaks.peak_bytes[pid] = max(peaks.peak_bytes.get(pid, 0), anonymous_bytes(pid))
+
+    sampler = threading.Thread(target=sample, name="memory", daemon=True)
+    sampler.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        sampler.join()

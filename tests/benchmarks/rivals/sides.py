@@ -1,0 +1,314 @@
+"""The two rivals, trioha and the real RocketMQ store, behind one interface.
+
+Both run with their defaults but for what has to be equal: ports, folders, the size of log files, heartbeats.
+RocketMQ's store goes without timer wheel and compaction, which nothing here needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, END_WITHIN_S, Driver, DriverError
+from tests.interop.rocketmq import class_path, java_tool
+
+VERSION = "5.3.3"
+REPOSITORY = Path(__file__).parents[3]
+JAVA_SOURCE = Path(__file__).parents[1] / "java" / "BenchDriver.java"
+READY_WITHIN_S = 60.0
+CLOSE_WITHIN_S = 60.0
+
+# As a server runs: both compilers, the collector that the JVM chooses for this machine, a fixed heap.
+JVM_FLAGS = [
+    "-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "java.lang", "java.util")
+    ),
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]  # fmt: skip
+
+_LOGBACK = """\
+<configuration>
+  <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
+    <target>System.err</target>
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n%ex{3}</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="STDERR"/></root>
+</configuration>
+"""
+
+_NODE_SETTINGS: dict[str, object] = {
+    "brokerClusterName": "bench",
+    "brokerName": "bench",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+    "haListenPort": 0,
+    "haHousekeepingInterval": 60000,
+}
+
+
+@frozen
+class Master:
+    """A master whose driver takes commands for it."""
+
+    driver: Driver
+    store: str
+    ha_port: int
+    max_offset: int
+
+    def call(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Carry out a command on this store."""
+        return self.driver.call(command, store=self.store, **fields)
+
+    def close(self) -> None:
+        """A clean stop; the driver stays."""
+        self.driver.call("close", store=self.store, within_s=CLOSE_WITHIN_S)
+
+
+class Side(ABC):
+    """One of the rivals."""
+
+    name: str
+
+    @abstractmethod
+    def open_master(self, root: Path, *, file_bytes: int) -> Master:
+        """A SYNC_MASTER on `root`, in a process of its own that ends with this side."""
+
+    @abstractmethod
+    def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Any:
+        """While the context runs: so many slaves of the master at `ha_port`; gives their process ids."""
+
+    @abstractmethod
+    def start(self, root: Path, *, file_bytes: int) -> float:
+        """Seconds from starting a whole broker on `root` until it serves; a clean stop follows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process of this side."""
+
+
+class TriohaSide(Side):
+    """trioha as it is installed for this interpreter."""
+
+    name = "trioha"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ids = count(1)
+        self._drivers: list[Driver] = []
+
+    def open_master(self, root: Path, *, file_bytes: int) -> Master:
+        driver = Driver(
+            [sys.executable, "-m", "tests.benchmarks.rivals.trioha_master"],
+            name=f"trioha-master-{next(self._ids)}",
+            folder=self._folder,
+            environment={"PYTHONPATH": str(REPOSITORY)},
+        )
+        self._drivers.append(driver)
+        config = {"storePathRootDir": str(root), "mappedFileSizeCommitLog": file_bytes}
+        opened = driver.call("open", store=root.name, config=config)
+        return Master(driver, root.name, opened["haPort"], opened["maxOffset"])
+
+    @contextmanager
+    def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
+        """Each is a `trioha node` process."""
+        with ExitStack() as running:
+            nodes = []
+            for index in range(number):
+                root = folder / f"slave-{index}"
+                settings = {
+                    "brokerRole": "SLAVE",
+                    "brokerId": 1 + index,
+                    "haMasterAddress": f"127.0.0.1:{ha_port}",
+                    "mappedFileSizeCommitLog": file_bytes,
+                }
+                nodes.append(running.enter_context(_node(root, settings)))
+            for node in nodes:
+                _await_ready(node)
+            yield [node.pid for node in nodes]
+
+    def start(self, root: Path, *, file_bytes: int) -> float:
+        settings = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "mappedFileSizeCommitLog": file_bytes}
+        began = time.perf_counter()
+        with _node(root, settings) as node:
+            _await_ready(node)
+            return time.perf_counter() - began
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            driver.close()
+
+
+@contextmanager
+def _node(root: Path, settings: dict[str, object]) -> Iterator[subprocess.Popen[str]]:
+    """A `trioha node` process, ended by SIGTERM."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    config = root.with_name(f"{root.name}.conf")
+    settings = {
+        **_NODE_SETTINGS,
+        "listenPort": 0,
+        "storePathRootDir": root,
+        "trioha.bindAddress": "127.0.0.1",
+        **settings,
+    }
+    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    with root.with_name(f"{root.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*DIE_WITH_PARENT, sys.executable, "-m", "trioha", "node", "-c", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=root.parent,
+        )
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _await_ready(node: subprocess.Popen[str]) -> None:
+    """Wait for the line with which a node says that it serves; it bounds its own start."""
+    assert node.stdout is not None
+    line = node.stdout.readline()
+    if not line.startswith("ready "):
+        raise DriverError(f"trioha node said {line!r} instead of ready: {shlex.join(map(str, node.args))}")
+
+
+class JavaSide(Side):
+    """RocketMQ 5.3.3 as published, in JVMs with the flags of a server."""
+
+    name = f"RocketMQ {VERSION}"
+
+    def __init__(self, folder: Path) -> None:
+        """Fetches RocketMQ if it is not there yet and compiles the driver; takes minutes the first time."""
+        self._folder = folder
+        self._ids = count(1)
+        self._drivers: list[Driver] = []
+        self._slave_driver: Driver | None = None
+        self._class_path = _compiled(folder / "classes")
+
+    def _driver(self, name: str) -> Driver:
+        home = self._folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        logback = self._folder / "logback.xml"
+        logback.write_text(_LOGBACK)
+        driver = Driver(
+            [
+                java_tool("java"), *JVM_FLAGS,
+                # RocketMQ writes to the user's home whatever its store path says.
+                f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
+                "-Drocketmq.client.logUseSlf4j=true",
+                "-cp", self._class_path, "interop.BenchDriver",
+            ],
+            name=f"rocketmq-{name}-{next(self._ids)}",
+            folder=self._folder,
+        )  # fmt: skip
+        self._drivers.append(driver)
+        return driver
+
+    @staticmethod
+    def _config(root: Path, *, role: str, broker_id: int, file_bytes: int) -> dict[str, object]:
+        return {
+            **_NODE_SETTINGS,
+            "brokerRole": role,
+            "brokerId": broker_id,
+            "storePathRootDir": str(root),
+            "storePathCommitLog": str(root / "commitlog"),
+            "mappedFileSizeCommitLog": file_bytes,
+            "inSyncReplicas": 1 if role == "ASYNC_MASTER" else 2,
+            # A full disk is none of the benchmark's business.
+            "diskMaxUsedSpaceRatio": 99,
+            "cleanFileForciblyEnable": False,
+            "fileReservedTime": 720,
+            "timerWheelEnable": False,
+            "enableCompaction": False,
+        }
+
+    def open_master(self, root: Path, *, file_bytes: int) -> Master:
+        driver = self._driver("master")
+        config = self._config(root, role="SYNC_MASTER", broker_id=0, file_bytes=file_bytes)
+        opened = driver.call("open", store=root.name, config=config, haMasterAddress=None)
+        return Master(driver, root.name, opened["haPort"], opened["maxOffset"])
+
+    @contextmanager
+    def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
+        """Stores in one JVM, the same every time, so that its code is compiled when it counts."""
+        if self._slave_driver is None:
+            self._slave_driver = self._driver("slaves")
+        driver = self._slave_driver
+        driver.resume()
+        names = [f"{next(self._ids)}" for _ in range(number)]
+        try:
+            for index, name in enumerate(names):
+                config = self._config(
+                    folder / f"slave-{index}", role="SLAVE", broker_id=1 + index, file_bytes=file_bytes
+                )
+                # It reports for the first time after a heartbeat interval; the master is paused until then.
+                config["haSendHeartbeatInterval"] = 500
+                driver.call("open", store=name, config=config, haMasterAddress=f"127.0.0.1:{ha_port}")
+            yield [driver.pid]
+        finally:
+            for closing in [driver.submit("close", store=name) for name in names]:
+                closing.result(CLOSE_WITHIN_S)
+            driver.pause()
+
+    def start(self, root: Path, *, file_bytes: int) -> float:
+        config = self._config(root, role="ASYNC_MASTER", broker_id=0, file_bytes=file_bytes)
+        began = time.perf_counter()
+        driver = self._driver("broker")
+        driver.call("broker", store=root.name, config=config, within_s=READY_WITHIN_S)
+        took = time.perf_counter() - began
+        driver.call("close", store=root.name, within_s=CLOSE_WITHIN_S)
+        driver.close()
+        self._drivers.remove(driver)
+        return took
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            driver.close()
+
+
+def _compiled(classes: Path) -> str:
+    """The class path of the driver, which is compiled beside RocketMQ's jars and the classes of the tests."""
+    base = class_path(VERSION)
+    classes.mkdir(parents=True)
+    done = subprocess.run(
+        [
+            java_tool("javac"), "-proc:none", "-encoding", "UTF-8", "-cp", base, "-d", str(classes),
+            str(JAVA_SOURCE),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise DriverError(f"javac: {done.stdout}{done.stderr}")
+    return f"{classes}{os.pathsep}{base}"
+
+
+def remove(folder: Path) -> None:
+    """Give the space of one round back before the next."""
+    shutil.rmtree(folder, ignore_errors=True)
