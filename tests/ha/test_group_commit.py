@@ -32,9 +32,13 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
     replicas.acknowledge(connection_id or ord(replica), replica=replica, ack_offset=ack_offset)
 
 
-async def outcome(commit, end_offset, *, request_id=1):
+async def outcome(commit, end_offset, *, request_id=1, start_offset=None):
     started = trio.current_time()
-    status = await commit.wait(end_offset=end_offset, request_id=request_id)
+    status = await commit.wait(
+        start_offset=end_offset - 10 if start_offset is None else start_offset,
+        end_offset=end_offset,
+        request_id=request_id,
+    )
     return status, trio.current_time() - started
 
 
@@ -242,6 +246,93 @@ async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offse
     ended = [results[end_offset] for end_offset in (1, 4_000, 4_001, 9_000, 9_001, 10_000)]
     ok, late = (PutStatus.PUT_OK, 1.0), (PutStatus.PUT_OK, 2.0)
     assert ended == [ok, ok, late, late, *[(PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)] * 2]
+
+
+# -- claims: what a connection says before anything was sent on it --------------------------------------------
+
+
+def claim(replicas, connection_id, ack_offset, *, replica=None):
+    """First report of a connection, of a named replica or of one that is told by its connection."""
+    name = replica or f"connection {connection_id}"
+    replicas.acknowledge(
+        connection_id, replica=name, ack_offset=ack_offset, is_lasting_name=replica is not None
+    )
+
+
+async def test_a_claim_releases_no_put_that_was_already_waiting(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, claim, replicas, 2, 100)
+        nursery.start_soon(after, 2, partial(replicas.acknowledge, 2, replica="connection 2", ack_offset=500))
+        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+
+
+async def test_the_connections_that_were_there_still_release_it(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, claim, replicas, 2, 100)
+        nursery.start_soon(after, 2, partial(replicas.acknowledge, 1, replica="connection 1", ack_offset=100))
+        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
+
+
+async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 50)
+    results = {}
+
+    async def put(end_offset, delay):
+        await trio.sleep(delay)
+        results[end_offset] = await outcome(commit, end_offset)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(put, 100, 0)
+        nursery.start_soon(after, 1, claim, replicas, 2, 100)
+        nursery.start_soon(put, 200, 1.5)
+        nursery.start_soon(after, 2, partial(replicas.acknowledge, 2, replica="connection 2", ack_offset=200))
+    assert results == {100: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 200: (PutStatus.PUT_OK, 0.5)}
+    # Nothing waits any more: the next connection needs no generation of its own.
+    claim(replicas, 3, 200)
+    assert len(replicas._generations) == 1
+
+
+async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when_it_has_them(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 50, replica="10.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 0.5, replicas.forget, 1)
+        nursery.start_soon(after, 1, partial(claim, replicas, 2, 80, replica="10.0.0.1"))
+        nursery.start_soon(
+            after,
+            2,
+            partial(replicas.acknowledge, 2, replica="10.0.0.1", ack_offset=100, is_lasting_name=True),
+        )
+        assert await outcome(commit, 100, start_offset=90) == (PutStatus.PUT_OK, 2.0)
+
+
+async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 50, replica="10.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, partial(claim, replicas, 2, 100, replica="10.0.0.2"))
+        assert await outcome(commit, 100, start_offset=90) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+
+
+async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_one_lingers(
+    autojump_clock,
+):
+    commit, replicas, _, _ = make(need=2)
+    claim(replicas, 1, 50)
+    claim(replicas, 2, 50)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            after, 0.5, partial(replicas.acknowledge, 1, replica="connection 1", ack_offset=100)
+        )
+        # The same slave again: it asks from before the put, gets it, and acks it.
+        nursery.start_soon(after, 1, claim, replicas, 3, 20)
+        nursery.start_soon(after, 2, partial(replicas.acknowledge, 3, replica="connection 3", ack_offset=100))
+        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
 # -- with a real connection below it ------------------------------------------------------------------------

@@ -92,7 +92,9 @@ class PutService:
         return self._wait(appended, request_id)
 
     async def _wait(self, appended: AppendResult, request_id: int) -> PutResult:
-        status = await self._group_commit.wait(end_offset=appended.end_offset, request_id=request_id)
+        status = await self._group_commit.wait(
+            start_offset=appended.physical_offset, end_offset=appended.end_offset, request_id=request_id
+        )
         return self._counted(status, appended)
 
     def _counted(self, status: PutStatus, appended: AppendResult) -> PutResult:

@@ -86,6 +86,7 @@ class HaConnection:
         connection_id: int,
         address: str,
         replica: str,
+        is_lasting_name: bool,
         commit_log: CommitLog,
         replicas: Replicas,
         settings: HaSettings,
@@ -97,6 +98,7 @@ class HaConnection:
         """The peer, `host:port`."""
         self.replica = replica
         """Which replica this is: several connections of one replica are one copy."""
+        self._is_lasting_name = is_lasting_name
         self.state = HaState.HANDSHAKE
         self.request_offset = -1
         self.sent_offset = -1
@@ -270,7 +272,12 @@ class HaConnection:
         self.ack_offset = offset
         self._lag_clock.acknowledged(offset)
         self._sink.emit(Kind.ACK, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
-        self._replicas.acknowledge(self.connection_id, replica=self.replica, ack_offset=offset)
+        self._replicas.acknowledge(
+            self.connection_id,
+            replica=self.replica,
+            ack_offset=offset,
+            is_lasting_name=self._is_lasting_name,
+        )
 
     def _refuse(self, offset: int, reason: CloseReason) -> None:
         max_offset = self._log.max_offset

@@ -74,8 +74,8 @@ class GroupCommit:
         """Whether a put waits at all; one with the property WAIT=false (`wait_store_ok` False) never does."""
         return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)
 
-    async def wait(self, *, end_offset: int, request_id: int) -> PutStatus:
-        """Wait until the record that ends at `end_offset` is as safe as the settings ask.
+    async def wait(self, *, start_offset: int, end_offset: int, request_id: int) -> PutStatus:
+        """Wait until the record from `start_offset` to `end_offset` is as safe as the settings ask.
 
         Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling leaves
         nothing behind.
@@ -87,22 +87,28 @@ class GroupCommit:
         sink.emit(Kind.WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
         started_s = trio.current_time()
         if not settings.sync_flush:
-            status = await self._wait_for_replicas(end_offset, need, eligible)
+            status = await self._wait_for_replicas(start_offset, end_offset, need, eligible)
         elif need == 0:
             status = await self._wait_for_disk(end_offset)
         else:
-            status = await self._wait_for_both(end_offset, need, eligible)
+            status = await self._wait_for_both(start_offset, end_offset, need, eligible)
         waited_us = min(round((trio.current_time() - started_s) * 1e6), 2**31 - 1)
         sink.emit(Kind.WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
         return status
 
-    async def _wait_for_replicas(self, end_offset: int, need: int, eligible: int) -> PutStatus:
+    async def _wait_for_replicas(
+        self, start_offset: int, end_offset: int, need: int, eligible: int
+    ) -> PutStatus:
         if need == 0:
             return PutStatus.PUT_OK
         if eligible < need:
             return PutStatus.SLAVE_NOT_AVAILABLE
-        with trio.move_on_after(self._settings.slave_timeout_s) as wait:
-            await self._replicas.copies(need).reached(end_offset)
+        generation = self._replicas.current
+        with (
+            generation.wait(start_offset),
+            trio.move_on_after(self._settings.slave_timeout_s) as wait,
+        ):
+            await generation.copies(need).reached(end_offset)
         return PutStatus.FLUSH_SLAVE_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
 
     async def _wait_for_disk(self, end_offset: int) -> PutStatus:
@@ -110,7 +116,7 @@ class GroupCommit:
             await self._flushed.reached(end_offset)
         return PutStatus.FLUSH_DISK_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
 
-    async def _wait_for_both(self, end_offset: int, need: int, eligible: int) -> PutStatus:
+    async def _wait_for_both(self, start_offset: int, end_offset: int, need: int, eligible: int) -> PutStatus:
         disk_status = PutStatus.UNKNOWN_ERROR
 
         async def wait_for_disk() -> None:
@@ -119,5 +125,5 @@ class GroupCommit:
 
         async with trio.open_nursery() as waits:
             waits.start_soon(wait_for_disk)
-            replica_status = await self._wait_for_replicas(end_offset, need, eligible)
+            replica_status = await self._wait_for_replicas(start_offset, end_offset, need, eligible)
         return replica_status if replica_status is not PutStatus.PUT_OK else disk_status

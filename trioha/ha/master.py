@@ -136,11 +136,15 @@ class HaMaster:
         """
         connection_id = next(self._ids)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        replica, is_lasting_name = self._replica_name(
+            host=host, connection_id=connection_id, identity=identity
+        )
         connection = HaConnection(
             stream,
             connection_id=connection_id,
             address=address,
-            replica=self._replica_name(host=host, connection_id=connection_id, identity=identity),
+            replica=replica,
+            is_lasting_name=is_lasting_name,
             commit_log=self._log,
             replicas=self._replicas,
             settings=self._settings,
@@ -166,10 +170,13 @@ class HaMaster:
             )
         return connection.close_reason
 
-    def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> str:
-        """What makes a replica distinct: its certificate, its address, or on one host each connection."""
+    def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> tuple[str, bool]:
+        """What makes a replica distinct, and whether it is known by that on its next connection, too.
+
+        Its certificate, its address, or on one host each connection (design section 4).
+        """
         if identity is not None:
-            return f"certificate of {identity}"
+            return f"certificate of {identity}", True
         if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
-            return f"connection {connection_id}"
-        return host
+            return f"connection {connection_id}", False
+        return host, True

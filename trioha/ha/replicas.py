@@ -2,11 +2,23 @@
 
 Replicas are counted, not connections: one that connects twice is one copy (spec ha 4.2 shows RocketMQ
 counting it as two). An acknowledgement belongs to its connection and is forgotten with it.
+
+Theory of operation. A connection's first report is a claim: it says what the slave has, and nothing of it was
+sent on that connection. From then on its acks are about bytes that were sent. A put that was already waiting
+when the claim was made must not be released by it, nor by later acks that include it: a stranger could claim
+anything, and where replicas are told apart by connection, a slave that comes back before its old connection
+has ended would be two copies. So puts wait in generations: a connection counts for puts that begin to wait
+after its claim, and for older ones only if it asked for their bytes (its claim ends before they start) and is
+known by a name that lasts (address or certificate).
 """
 
 from __future__ import annotations
 
-from attrs import define
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import define, field
 
 from trioha.watermark import ReplicatedWatermarks, Watermark
 
@@ -19,6 +31,56 @@ class _Holder:
     ack_offset: int
 
 
+@define(eq=False)
+class _Waiting:
+    """A put that waits."""
+
+    start_offset: int
+    is_over: bool = False
+
+
+@define(eq=False)
+class Generation:
+    """Puts that wait, and the connections that count for them."""
+
+    connections: set[int] = field(factory=set)
+    _marks: ReplicatedWatermarks = field(factory=ReplicatedWatermarks)
+    _waiting: deque[_Waiting] = field(factory=deque)
+    """In the order of their offsets; those in front are dropped when they are over."""
+
+    def copies(self, k: int) -> Watermark:
+        """The offset that `k` of these replicas hold, the master not counted."""
+        return self._marks.copies(k)
+
+    def acknowledge(self, replica: str, ack_offset: int) -> None:
+        """`replica` holds the log up to `ack_offset`."""
+        self._marks.acknowledge(replica, ack_offset)
+
+    def forget(self, replica: str) -> None:
+        """`replica` is gone."""
+        self._marks.forget(replica)
+
+    @property
+    def waiting_from(self) -> int | None:
+        """Where the first put that waits starts, None if none does."""
+        waiting = self._waiting
+        while waiting and waiting[0].is_over:
+            waiting.popleft()
+        return waiting[0].start_offset if waiting else None
+
+    @contextmanager
+    def wait(self, start_offset: int) -> Iterator[None]:
+        """A put whose record starts at `start_offset` waits inside."""
+        put = _Waiting(start_offset)
+        self._waiting.append(put)
+        try:
+            yield
+        finally:
+            put.is_over = True
+            if self._waiting[0] is put:
+                self._waiting.popleft()
+
+
 class Replicas:
     """Acknowledged offsets of the replicas that are connected and have reported."""
 
@@ -26,34 +88,64 @@ class Replicas:
         """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind is out."""
         self._gap_bytes_max = gap_bytes_max
         self._holders: dict[int, _Holder] = {}
-        self._replicated = ReplicatedWatermarks()
+        self._generations = [Generation()]
 
-    def acknowledge(self, connection_id: int, *, replica: str, ack_offset: int) -> None:
-        """The replica behind this connection holds the log up to `ack_offset`."""
+    @property
+    def current(self) -> Generation:
+        """For puts that begin to wait now."""
+        return self._generations[-1]
+
+    def acknowledge(
+        self, connection_id: int, *, replica: str, ack_offset: int, is_lasting_name: bool = False
+    ) -> None:
+        """The replica behind this connection holds the log up to `ack_offset`; the first call is its claim.
+
+        `is_lasting_name` says that `replica` is the same slave on every connection.
+        """
         holder = self._holders.get(connection_id)
         if holder is None:
             self._holders[connection_id] = _Holder(replica, ack_offset)
+            self._admit(connection_id, claim_offset=ack_offset, is_lasting_name=is_lasting_name)
         else:
             holder.ack_offset = ack_offset
-        self._replicated.acknowledge(replica, self._ack_of(replica))
+        for generation in self._generations:
+            if connection_id in generation.connections:
+                generation.acknowledge(replica, self._ack_of(replica, generation))
+
+    def _admit(self, connection_id: int, *, claim_offset: int, is_lasting_name: bool) -> None:
+        """Decide for which puts a new connection counts."""
+        self._generations = [
+            generation for generation in self._generations[:-1] if generation.waiting_from is not None
+        ] + [self.current]
+        waiting_from = self.current.waiting_from
+        if waiting_from is not None and not (is_lasting_name and claim_offset <= waiting_from):
+            following = Generation(set(self.current.connections))
+            for replica in {self._holders[member].replica for member in following.connections}:
+                following.acknowledge(replica, self._ack_of(replica, following))
+            self._generations.append(following)
+        self.current.connections.add(connection_id)
 
     def forget(self, connection_id: int) -> None:
         """The connection is gone; nothing happens if it never reported."""
         holder = self._holders.pop(connection_id, None)
         if holder is None:
             return
-        if any(other.replica == holder.replica for other in self._holders.values()):
-            self._replicated.acknowledge(holder.replica, self._ack_of(holder.replica))
-        else:
-            self._replicated.forget(holder.replica)
+        for generation in self._generations:
+            if connection_id not in generation.connections:
+                continue
+            generation.connections.remove(connection_id)
+            if any(self._holders[member].replica == holder.replica for member in generation.connections):
+                generation.acknowledge(holder.replica, self._ack_of(holder.replica, generation))
+            else:
+                generation.forget(holder.replica)
 
-    def _ack_of(self, replica: str) -> int:
-        holders = self._holders.values()
-        return max(holder.ack_offset for holder in holders if holder.replica == replica)
+    def _ack_of(self, replica: str, generation: Generation) -> int:
+        members = (self._holders[member] for member in generation.connections)
+        return max(holder.ack_offset for holder in members if holder.replica == replica)
 
     def copies(self, k: int) -> Watermark:
-        """The offset that `k` replicas hold, the master not counted."""
-        return self._replicated.copies(k)
+        """The offset that `k` replicas hold, the master not counted, for puts that begin to wait now."""
+        return self.current.copies(k)
 
     def is_in_sync(self, *, ack_offset: int, end_offset: int) -> bool:
         """Whether a replica with this ack counts for a put that ends at `end_offset` (strictly below)."""
