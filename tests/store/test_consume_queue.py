@@ -123,6 +123,7 @@ def test_a_repeat_and_a_lower_number_are_dropped(tmp_path):
     fill(queue, 3)
     assert not queue.put(physical_offset=200, size=RECORD, tags_code=9, queue_offset=2)
     assert not queue.put(physical_offset=100, size=RECORD, tags_code=9, queue_offset=3)
+    assert not queue.put(physical_offset=200, size=RECORD, tags_code=9, queue_offset=3)
     assert not queue.put(physical_offset=900, size=RECORD, tags_code=9, queue_offset=1)
     queue.flush()
     assert [entry.tags_code for entry in queue.entries(0, 10)] == [0, 1, 2]
@@ -167,6 +168,27 @@ def test_a_number_far_ahead_is_not_believed(tmp_path):
     queue.flush()
     assert (queue.gaps, queue.max_offset) == (1, 3)
     assert queue.entry(2) == Entry(2, 700, RECORD, 5)
+
+
+@pytest.mark.parametrize(("held_from", "files_left"), [(4, 3), (5, 2), (9, 2), (10, 1), (99, 1)])
+def test_files_without_a_record_in_the_log_are_deleted_but_never_the_last(held_from, files_left, tmp_path):
+    queue = make(tmp_path)
+    fill(queue, 12)
+    assert queue.delete_before(held_from * RECORD) == 3 - files_left
+    assert len(list(tmp_path.iterdir())) == files_left
+    assert (queue.min_offset, queue.max_offset) == (min(held_from, 12), 12)
+
+
+def test_blanks_at_the_end_of_a_queue_are_dropped_at_the_next_start(tmp_path):
+    queue = make(tmp_path)
+    fill(queue, 2)
+    fill(queue, 1, first=6)
+    path = tmp_path / f"{100:020d}"
+    path.write_bytes(path.read_bytes()[:20].ljust(100, b"\0"))
+    again = reopened(tmp_path)
+    assert (again.max_offset, again.max_physical_offset) == (2, 200)
+    fill(again, 5, first=2)
+    assert numbers(reopened(tmp_path)) == list(range(7))
 
 
 def test_file_length_is_rounded_up_to_whole_entries():
@@ -445,3 +467,19 @@ def test_destroyed_queues_leave_no_folder(tmp_path):
     assert not (root / "batchconsumequeue").exists()
     assert (len(queues), queues.max_physical_offset) == (0, -1)
     assert (root / "commitlog").exists()
+
+
+def test_stale_entries_are_zeroed_also_where_the_file_system_knows_no_holes(tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise OSError(22, "Invalid argument")
+
+    queue = make(tmp_path)
+    fill(queue, 5)
+    path = tmp_path / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[40:60] = bytes(20)
+    path.write_bytes(data)
+    monkeypatch.setattr(os, "lseek", refuse)
+    assert numbers(reopened(tmp_path)) == [0, 1]
+    assert path.read_bytes() == data[:40] + bytes(60)
+    assert numbers(reopened(tmp_path)) == [0, 1]

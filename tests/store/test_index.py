@@ -223,6 +223,30 @@ def test_a_record_behind_a_full_file_makes_the_next_one_without_any_key(tmp_path
     assert (new.is_empty, new.begin_timestamp_ms, new.end_physical_offset) == (True, 1008, 9)
 
 
+def test_records_without_keys_in_the_batch_that_fills_a_file_make_the_next_one(tmp_path):
+    index = service(tmp_path)
+    hashes = java_hashes([b"T#k"] * 9)
+    index.put(hashes, list(range(1, 10)), [1000] * 9, last_record_offset=10)
+    assert [file.is_full for file in index.files] == [True, False]
+    other = service(tmp_path / "other")
+    other.put(hashes, list(range(1, 10)), [1000] * 9, last_record_offset=9)
+    assert [file.is_full for file in other.files] == [True]
+
+
+def test_the_first_key_of_a_file_counts_its_time_from_the_end_of_the_file_before(tmp_path):
+    index = service(tmp_path)
+    for number in range(9):
+        put(index, "old", number + 1, 10_000 + number * 1000)
+    for number, time_ms in enumerate([25_500, 29_000, 24_000]):
+        put(index, "new", 100 + number, time_ms)
+    first, second = index.files
+    assert (first.begin_timestamp_ms, first.end_timestamp_ms) == (10_000, 18_000)
+    assert (second.begin_timestamp_ms, second.begin_physical_offset) == (25_500, 100)
+    data = second.path.read_bytes()
+    diffs = [int.from_bytes(data[SMALL.entries_at + n * 20 + 12 :][:4], "big") for n in (1, 2, 3)]
+    assert diffs == [(25_500 - 18_000) // 1000, 3, 0]
+
+
 def test_the_last_record_put_again_adds_only_the_keys_that_were_missing(tmp_path):
     index = service(tmp_path)
     put(index, "first", 100, 1000)
@@ -245,6 +269,9 @@ def test_a_cut_deletes_files_that_know_lost_records_and_says_where_they_began(tm
     assert index.cut(150) == 90
     assert [file.end_physical_offset for file in index.files] == [80]
     assert index.query("T", "k", limit=64, begin_ms=0, end_ms=FOR_EVER) == list(range(80, -1, -10))
+    # The last record known starts at the cut: it is lost, too.
+    assert index.cut(80) == 0
+    assert index.files == ()
 
 
 def test_files_before_the_logs_begin_are_deleted_but_never_the_newest(tmp_path):

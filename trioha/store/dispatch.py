@@ -295,8 +295,9 @@ class Dispatcher:
             # The separator in front lets the first property be found as the others are.
             properties = b"\x02" + data[properties_at:record_end]
             place = (data[topic_at : topic_at + topic_bytes], queue_id)
-            target = targets.get(place)
-            if target is None:
+            try:
+                target = targets[place]
+            except KeyError:
                 target = self._make_target(place)
             if not sys_flag & TRANSACTION_PREPARED:
                 # Neither prepared (0x4) nor rolled back (0xC).
@@ -305,8 +306,10 @@ class Dispatcher:
                     _, name, rest = properties.rpartition(b"\x02TAGS\x01")
                     if name:
                         tags = rest.partition(b"\x02")[0]
-                        known = tag_codes.get(tags)
-                        code = self._tags_code(tags, properties) if known is None else known
+                        try:
+                            code = tag_codes[tags]
+                        except KeyError:
+                            code = self._tags_code(tags, properties)
                     else:
                         code = 0
                     if queue_offset == plain.next_offset and physical_offset >= plain.max_physical_offset > 0:

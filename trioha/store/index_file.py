@@ -198,10 +198,10 @@ class IndexFile:
         _swap(numbers)
         previous: list[int] = []
         note_previous = previous.append
-        for key, raw_number in zip(hashes, numbers, strict=True):
-            slot = _HEADER_WORDS + key % slots
-            note_previous(words[slot])
-            words[slot] = raw_number
+        slot_words = words[_HEADER_WORDS : _HEADER_WORDS + slots]
+        for slot, raw_number in zip([key % slots for key in hashes], numbers, strict=True):
+            note_previous(slot_words[slot])
+            slot_words[slot] = raw_number
         chains = array("I", previous)
         _swap(chains)
         if not all(map(lt, chains, range(number, number + count))):
