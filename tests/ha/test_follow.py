@@ -1,6 +1,7 @@
 """What a slave takes from a master, without I/O: tail check, gaps, divergence, where an empty one starts."""
 
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -184,6 +185,27 @@ def test_where_the_first_files_are_gone_the_slave_finds_the_first_that_is_there(
     assert (asked[:2], asked[-1]) == ([1, 0], first_file * FILE_BYTES)
     assert len(asked) <= 7
     assert log.min_offset == first_file * FILE_BYTES
+
+
+def test_what_an_empty_master_did_not_have_is_asked_for_again(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=StartFrom.EARLIEST))
+    for request in (1, 0, 1):
+        assert follower.begin() == request
+        if request == 1 and log.is_empty:
+            follower.take_header(FrameHeader(1, 0))
+        with pytest.raises(FollowError) as raised:
+            follower.take_header(FrameHeader(request, 0))
+        assert raised.value.reason is CloseReason.PROBED
+    # Meanwhile the master has filled several files: the search that runs ends at the first of them.
+    assert follower.begin() == 0
+    with pytest.raises(FollowError):
+        follower.take_header(FrameHeader(3 * FILE_BYTES, 500))
+    for _ in range(5):
+        with suppress(FollowError):
+            serve(follower, master)
+            break
+    assert log_bytes(log) == log_bytes(master)
 
 
 def test_a_trioha_master_says_where_its_first_file_is(tmp_path):

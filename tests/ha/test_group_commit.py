@@ -248,7 +248,7 @@ async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offse
     assert ended == [ok, ok, late, late, *[(PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)] * 2]
 
 
-# -- claims: what a connection says before anything was sent on it --------------------------------------------
+# -- claims: what a connection says before anything was sent on it -----------------------------------------
 
 
 def claim(replicas, connection_id, ack_offset, *, replica=None):

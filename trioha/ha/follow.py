@@ -68,13 +68,14 @@ class _FirstFileSearch:
     """Where the log of a master begins that serves any offset from its first byte on and does not tell it.
 
     Each connection asks for one file start: its data shows that the file is there, a heartbeat that it is
-    not. Before that, report 0 gives the last file.
+    not. Before that, report 0 gives the last file. What showed before does not count: a master that had
+    nothing may have its first file by now, so that is asked for again (from offset 1, since 0 means the last).
     """
 
     file_bytes: int
     found_offset: int | None = None
     """Start of the first file that is there, None while it is looked for."""
-    _missing: int = 0
+    _missing: int = -1
     """Highest file number known to be gone."""
     _served: int | None = None
     """Lowest file number known to be there."""
@@ -82,7 +83,9 @@ class _FirstFileSearch:
     @property
     def ask_offset(self) -> int:
         """What to ask for on the next connection."""
-        return 0 if self._served is None else (self._missing + self._served) // 2 * self.file_bytes
+        if self._served is None:
+            return 0
+        return max((self._missing + self._served) // 2 * self.file_bytes, 1)
 
     def learn(self, header: FrameHeader) -> None:
         """The answer to `ask_offset`."""
@@ -180,6 +183,9 @@ class Follower:
         if self._probes:
             assert self._search is not None
             self._search.learn(header)
+            if self._search.found_offset == 0:
+                # It has its first file after all, or nothing at all yet: report 0 would ask for the last one.
+                self._search = None
             raise FollowError(
                 CloseReason.PROBED,
                 f"looked for the master's first file at {self._asked_offset}",
