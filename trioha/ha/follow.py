@@ -69,7 +69,7 @@ class _FirstFileSearch:
 
     Each connection asks for one file start: its data shows that the file is there, a heartbeat that it is
     not. Before that, report 0 gives the last file. What showed before does not count: a master that had
-    nothing may have its first file by now, so that is asked for again (from offset 1, since 0 means the last).
+    nothing may have its first file by now: it is asked for again (from offset 1, since 0 means the last).
     """
 
     file_bytes: int
