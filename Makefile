@@ -5,13 +5,14 @@
 #   make demo ARGS="--watch"               options of trioha demo
 #   PYTHON=/opt/python3.12/bin/python3     this Python and no other
 
+N ?= 50
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench java
+.PHONY: help setup demo test lint bench faults java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +33,9 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 
 bench: $(INSTALLED) ## measure; prints figures, asserts none
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
+
+faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
+	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
 
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.
 java:
