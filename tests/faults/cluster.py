@@ -65,7 +65,6 @@ class _Keeper:
         self._spawned = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._starting: Future[_Node] | None = None
-        self._killed_in_start = False
 
     @property
     def is_up(self) -> bool:
@@ -77,7 +76,6 @@ class _Keeper:
         assert not self.is_up, f"{self.name} is up"
         self.starts += 1
         self._spawned.clear()
-        self._killed_in_start = False
         self._starting = self._thread.submit(self._start)
 
     def _start(self) -> _Node:
@@ -142,7 +140,6 @@ class _World:
         self._failure: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
-        self._producing: trio.CancelScope | None = None
         self._produced = trio.Event()
         self.links: list[Link] = []
         self.producer = Producer(plan.setup.load, seed=plan.seed)
@@ -306,6 +303,13 @@ class Cluster:
             brokerId=index + 1,
             ha_master_address=self._world.links[index].address,
             flushDiskType=setup.slave_flush_disk_type,
+            **{
+                "flushIntervalCommitLog": 50,
+                "trioha.haAckMode": setup.ack_mode,
+                "trioha.haStartFrom": setup.start_from,
+                "trioha.haGapPolicy": setup.gap_policy,
+                "trioha.haTailCheck": setup.tail_check_bytes,
+            },
             **options,
         )
 
@@ -387,9 +391,13 @@ class Cluster:
             keeper.start()
         nodes = [keeper.node() for keeper in self.keepers.values()]
         nodes[0].wait(connections=self.plan.setup.slaves, within_s=CAUGHT_UP_WITHIN_S)
-        self._world.spawn(self._world.produce)
+        self.produce()
         for node in nodes[1:]:
             node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
+
+    def produce(self) -> None:
+        """Begin the load, which goes on until `settle`."""
+        self._world.spawn(self._world.produce)
 
     def settle(self) -> int:
         """Mend everything, end the load, and wait until all are equal; returns the end of the log."""

@@ -13,7 +13,7 @@ from attrs import frozen
 from tests.faults.producer import KEY_PROPERTY, Promise
 from tests.interop.node import run_trioha
 from trioha.errors import StoreError
-from trioha.recording.events import Kind, PutStatus
+from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Session, find_sessions, open_session, read_facts, read_segments
 from trioha.recording.records import read_records
@@ -25,6 +25,10 @@ NAMED_MAX = 5
 """So many of a kind are named, the others counted."""
 STORE_NAMES = {"checkpoint", "commitlog", "lock"}
 """What a cleanly closed store must hold."""
+ASK_FOR_ALL = 1
+"""First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
+_VERDICTS = {CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED}
+"""What a slave says of a master whose log is another one: never so in these runs."""
 
 
 @frozen
@@ -121,10 +125,13 @@ def check_clean_store(store: Path, *, file_bytes: int, end_offset: int) -> list[
 # -- recordings --------------------------------------------------------------------------------------------
 
 
-def check_recordings(folder: Path, *, copies_needed: int, end_offset: int, unclean_ends: int) -> list[str]:
+def check_recordings(
+    folder: Path, *, copies_needed: int, end_offset: int, unclean_ends: int, has_impostors: bool = False
+) -> list[str]:
     """A node's sessions can be read and say only what can be true.
 
-    All but `unclean_ends` of them were closed in order; the last one ends at `end_offset`.
+    All but `unclean_ends` of them were closed in order; the last one ends at `end_offset`. No slave took its
+    log for another one than its master's, unless impostors showed it another.
     """
     try:
         sessions = [open_session(path) for path in find_sessions([folder])]
@@ -149,6 +156,8 @@ def check_recordings(folder: Path, *, copies_needed: int, end_offset: int, uncle
                 session, copies_needed=copies_needed, is_last=session is sessions[-1], end_offset=end_offset
             )
         ]
+        if not has_impostors:
+            violations += [f"{where}: {problem}" for problem in _check_verdicts(session)]
     if unclosed > unclean_ends:
         violations.append(
             f"{folder.name}: {unclosed} sessions were not closed, {unclean_ends} nodes were killed"
@@ -166,12 +175,24 @@ def _check_session(session: Session, *, copies_needed: int, is_last: bool, end_o
     return _check_master_session(records, copies_needed=copies_needed, is_last=is_last, end_offset=end_offset)
 
 
+def _check_verdicts(session: Session) -> list[str]:
+    records = read_records(session).array
+    closed = records[records["kind"] == Kind.CLOSED]
+    return _first(
+        [
+            f"a connection ended as {CloseReason(int(record['flags'])).name}, own log {int(record['aux'])}"
+            for record in closed
+            if int(record["flags"]) in _VERDICTS
+        ]
+    )
+
+
 def _check_slave_session(records: np.ndarray, *, is_last: bool, end_offset: int) -> list[str]:
     violations: list[str] = []
     reported: dict[int, int] = {}
     for record in records[records["kind"] == Kind.REPORTED]:
         conn, offset, own_max = (int(record[name]) for name in ("conn", "offset", "aux"))
-        if offset > own_max:
+        if offset > max(own_max, ASK_FOR_ALL):
             violations.append(f"reported {offset}, the own log ends at {own_max}")
         if offset < reported.get(conn, -1):
             violations.append(f"reported {offset} after {reported[conn]} on connection {conn}")
@@ -200,7 +221,7 @@ def _check_master_session(
         elif kind == Kind.ACK:
             if offset < acks.get(conn, -1):
                 violations.append(f"ack {offset} after {acks[conn]} on connection {conn}")
-            if offset > sent[conn] or offset > own_max:
+            if offset > sent[conn] or offset > max(own_max, ASK_FOR_ALL):
                 violations.append(f"ack {offset} on connection {conn}: sent {sent[conn]}, log {own_max}")
             acks[conn] = offset
             ordered = sorted(acks.values(), reverse=True)

@@ -134,6 +134,7 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
             copies_needed=setup.copies_needed if name == MASTER else 0,
             end_offset=end_offset,
             unclean_ends=cluster.keepers[name].kills,
+            has_impostors=plan.has_impostors,
         )
     return violations
 

@@ -16,7 +16,7 @@ from tests.faults.invariants import (
 from tests.faults.producer import Promise
 from tests.faults.runner import Report
 from tests.recording.sessions import Event, write_session
-from trioha.recording.events import Kind, PutStatus
+from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.store.commit_log import Message
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.properties import encode_properties
@@ -185,6 +185,15 @@ def test_a_slave_that_reports_what_it_has_not_is_found(tmp_path, reports, proble
     ]
     write_session(tmp_path / "session", events, role="SLAVE", broker_id=1)
     assert (problems_of(tmp_path) or [None])[0] == problem
+
+
+def test_a_slave_that_took_its_masters_log_for_another_is_found(tmp_path):
+    events = [
+        Event(1, Kind.REPORTED, conn=1, offset=300, aux=300),
+        Event(2, Kind.CLOSED, conn=1, offset=300, aux=300, flags=CloseReason.DIVERGED),
+    ]
+    write_session(tmp_path / "session", events, role="SLAVE", broker_id=1)
+    assert problems_of(tmp_path) == ["a connection ended as DIVERGED, own log 300"]
 
 
 def test_a_session_that_was_not_closed_though_no_node_was_killed_is_found(tmp_path):
