@@ -8,38 +8,53 @@ from trioha.ha.group_commit import GroupCommitSettings
 
 
 @define
+class _Ack:
+    replica: str
+    claim_offset: int
+    """The first report."""
+    offset: int
+
+
+@define
 class AckModel:
     """Acknowledged offsets by connection and the replica behind it, of one life of the master."""
 
     gap_bytes_max: int
-    _acks: dict[int, tuple[str, int]] = field(factory=dict)
+    _acks: dict[int, _Ack] = field(factory=dict)
 
     def acknowledge(self, connection: int, *, replica: str, offset: int) -> None:
         """A connection acknowledged."""
-        self._acks[connection] = (replica, offset)
+        ack = self._acks.setdefault(connection, _Ack(replica, offset, offset))
+        ack.offset = offset
 
     def forget(self, connection: int) -> None:
         """A connection ended."""
         self._acks.pop(connection, None)
 
-    def is_new(self, connection: int) -> bool:
-        """Whether the connection has acknowledged nothing yet."""
-        return connection not in self._acks
+    @property
+    def connections(self) -> set[int]:
+        """Those that have acknowledged."""
+        return set(self._acks)
 
-    def by_replica(self) -> dict[str, int]:
-        """The farthest acknowledgement of each replica."""
+    def who_asked_for(self, offset: int) -> set[int]:
+        """Connections whose first report was `offset` or less."""
+        return {connection for connection, ack in self._acks.items() if ack.claim_offset <= offset}
+
+    def by_replica(self, connections: set[int] | None = None) -> dict[str, int]:
+        """The farthest acknowledgement of each replica, of those connections if given."""
         best: dict[str, int] = {}
-        for replica, offset in self._acks.values():
-            best[replica] = max(offset, best.get(replica, -1))
+        for connection, ack in self._acks.items():
+            if connections is None or connection in connections:
+                best[ack.replica] = max(ack.offset, best.get(ack.replica, -1))
         return best
 
     def eligible(self, end_offset: int) -> int:
         """How many replicas count for a put that ends there."""
         return sum(end_offset - offset < self.gap_bytes_max for offset in self.by_replica().values())
 
-    def copies_at(self, end_offset: int) -> int:
-        """How many replicas have acknowledged a put that ends there."""
-        return sum(offset >= end_offset for offset in self.by_replica().values())
+    def copies_at(self, end_offset: int, connections: set[int]) -> int:
+        """How many replicas have acknowledged a put that ends there on one of the connections."""
+        return sum(offset >= end_offset for offset in self.by_replica(connections).values())
 
 
 def copies_needed(settings: GroupCommitSettings, *, eligible: int) -> int:

@@ -28,6 +28,8 @@ from trioha.store.commit_log import Message
 from trioha.store.status import PutStatus
 
 SAME_MOMENT_S = 1e-6
+NOWHERE = -(1 << 62)
+"""For a put that ends here every replica is in sync."""
 IMPOSSIBLE_ENDS = frozenset(
     (CloseReason.ACK_BEYOND_SENT, CloseReason.ACK_WENT_BACK, CloseReason.BAD_SIZE, CloseReason.NO_REQUEST)
 )
@@ -46,10 +48,14 @@ class Put:
     waits: bool
     need: int
     eligible: int
+    witnesses: set[int]
+    """Connections that had reported when it began to wait: their acks count for it, whatever happens."""
+    replicated_at_s: float | None = None
+    """When the acknowledgements of the witnesses were enough."""
+    replicated_at_best_s: float | None = None
+    """When they would have been with those who came later and asked for the put's bytes."""
     held_before: set[str] = field(factory=set)
     """Slaves that held the record and lost it since: power loss, or set aside."""
-    replicated_at_s: float | None = None
-    """When the acknowledgements were enough."""
 
 
 class MasterNode(Node):
@@ -125,10 +131,10 @@ class MasterNode(Node):
         self.pending.clear()
         if self._ha.connections():
             self.fail(f"{len(self._ha.connections())} connections are left of a master that is down")
-        if self._replicas._holders or self._replicas._replicated._acks:
+        if self._replicas.eligible_count(NOWHERE):
             self.fail("acknowledgements are left of connections that are gone")
-        for k, mark in self._replicas._replicated._marks.items():
-            self._check_waiters(mark, f"{k}-copies")
+        for k in range(1, len(self._slaves) + 1):
+            self._check_waiters(self._replicas.copies(k), f"{k}-copies")
         self._ha = self._replicas = self._puts = None
 
     def accept(self, link: Link, slave: SlaveNode) -> None:
@@ -149,14 +155,13 @@ class MasterNode(Node):
         if kind == Kind.ACK:
             address = self._sink.addresses[conn]
             check = self._frame_checks[address]
-            asked = self.acks.is_new(conn)
-            if not asked and offset > check.sent_offset:
+            claims = conn not in self.acks.connections
+            if not claims and offset > check.sent_offset:
                 self.fail(f"took ack {offset} of {address}, sent was {check.sent_offset}")
             replica = f"{conn}" if self.plan.distinct_by_connection else address.partition(":")[0]
             self.acks.acknowledge(conn, replica=replica, offset=offset)
             for put in self.pending:
-                if put.replicated_at_s is None and self.acks.copies_at(put.end_offset) >= put.need:
-                    put.replicated_at_s = trio.current_time()
+                self._note_copies(put)
         elif kind == Kind.CLOSED:
             self.acks.forget(conn)
 
@@ -164,6 +169,16 @@ class MasterNode(Node):
     def can_serve(self) -> bool:
         """Whether slaves can connect."""
         return self.is_up and self._nursery is not None
+
+    def _note_copies(self, put: Put) -> None:
+        """Note when the acknowledgements were enough for `put`."""
+        acks, now_s = self.acks, trio.current_time()
+        if put.replicated_at_s is None and acks.copies_at(put.end_offset, put.witnesses) >= put.need:
+            put.replicated_at_s = now_s
+        if put.replicated_at_best_s is None:
+            later = set() if self.plan.distinct_by_connection else acks.who_asked_for(put.start_offset)
+            if acks.copies_at(put.end_offset, put.witnesses | later) >= put.need:
+                put.replicated_at_best_s = now_s
 
     # -- puts --------------------------------------------------------------------------------------------
 
@@ -215,16 +230,13 @@ class MasterNode(Node):
             waits=wait_store_ok,
             need=need,
             eligible=eligible,
+            witnesses=self.acks.connections,
         )
         self.trace.note(self.name, f"put {number} [{before_offset}, {end_offset}) {need=} {eligible=}")
         self.pending.append(put)
-        if need == 0:
-            put.replicated_at_s = put.started_s
-        try:
-            result = outcome if isinstance(outcome, PutResult) else await outcome
-        except trio.Cancelled:
-            # The master is gone; whoever asked sees its connection end.
-            raise
+        self._note_copies(put)
+        # Cancelled where the master crashes: whoever asked sees its connection end.
+        result = outcome if isinstance(outcome, PutResult) else await outcome
         self.pending.remove(put)
         self.statuses[result.status.name] += 1
         self.trace.note(self.name, f"put {number} {result.status.name}")
@@ -267,9 +279,9 @@ class MasterNode(Node):
                 if sync_flush and self.log.flushed.offset < put.end_offset:
                     self.fail(f"put {number} is PUT_OK and not on disk")
                 replicated_at_s = put.replicated_at_s
-                if replicated_at_s is None:
+                if put.replicated_at_best_s is None:
                     self.fail(f"put {number} is PUT_OK, acknowledged by too few")
-                elif not sync_flush and now_s > replicated_at_s + SAME_MOMENT_S:
+                if replicated_at_s is not None and not sync_flush and now_s > replicated_at_s + SAME_MOMENT_S:
                     self.fail(f"put {number} was replicated at {replicated_at_s}, nobody woke it")
             case PutStatus.SLAVE_NOT_AVAILABLE:
                 if put.eligible >= put.need:

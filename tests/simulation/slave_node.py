@@ -20,6 +20,8 @@ from trioha.recording.events import CloseReason, Kind
 
 IMPOSSIBLE_ENDS = frozenset((CloseReason.BAD_SIZE, CloseReason.BAD_RECORD, CloseReason.STORE_ERROR))
 """A master never makes a slave end a connection so, whatever happened to either of them."""
+MISFITS = GAP_REASONS | {CloseReason.OFFSET_MISMATCH}
+"""Ends that say that the logs do not fit."""
 
 
 class SlaveNode(Node):
@@ -67,6 +69,12 @@ class SlaveNode(Node):
         """Why it says that it cannot follow; empty if it can, or is down."""
         return self.slave.status().verdict if self.slave is not None else ""
 
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether it is to begin at an offset that the master has not reached."""
+        start = self.slave_plan.follow.start
+        return isinstance(start, int) and self.log.is_empty and start >= self.history.end_offset
+
     def crash(self, *, power: bool, restart_after_s: float) -> None:
         if power and self.is_up:
             self._on_loss(self)
@@ -107,8 +115,7 @@ class SlaveNode(Node):
             reason = CloseReason(flags)
             if reason in IMPOSSIBLE_ENDS:
                 self.fail(f"connection ended with {reason.name}")
-            lost = self.history.version > 0
-            if not lost and (reason in GAP_REASONS or reason is CloseReason.OFFSET_MISMATCH):
+            if self.history.version == 0 and not self.log.is_empty and reason in MISFITS:
                 self.fail(f"connection ended with {reason.name}, but the master never lost a byte")
 
     def _set_aside(self, set_aside: Callable[[Path], None], directory: Path) -> None:
@@ -214,5 +221,5 @@ class ReportCheck:
         delivered_offset = self._frames.end_offset
         if delivered_offset is None or offset > delivered_offset:
             node.fail(f"acknowledged {offset}, received was {delivered_offset}")
-        if not node.history.holds(log.min_offset, bytes_of(log, log.min_offset, offset)):
+        if not node.history.held(log.min_offset, bytes_of(log, log.min_offset, offset)):
             node.fail(f"acknowledged {offset} of a log that is not the master's")

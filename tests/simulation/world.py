@@ -269,6 +269,8 @@ class World:
         bound_s = 60.0 + 2 * settings.housekeeping_interval_s + 4 * settings.heartbeat_interval_s
         await self._caught_up(bound_s)
         master.produces = False
+        # Syncs of slow disks that began before end first.
+        await trio.sleep(max(self.plan.disk_s))
         await self._caught_up(bound_s)
         for number in range(FINAL_PUTS):
             await self._put_finally(number)
@@ -287,7 +289,11 @@ class World:
     def _state_of(self, slave: SlaveNode) -> str:
         if slave.slave is None:
             return "is down"
-        return f"at {slave.log.max_offset}, {slave.slave.status()}"
+        status = slave.slave.status()
+        return (
+            f"[{slave.log.min_offset}, {slave.log.max_offset}) flushed {slave.log.flushed.offset} "
+            f"{status.state.name} reported {status.reported_offset} {status.last_close_reason.name} {status.verdict}"
+        )
 
     def _all_follow(self) -> bool:
         if not self.master.can_serve:
@@ -297,7 +303,7 @@ class World:
         for slave in self.slaves:
             if not slave.is_up:
                 return False
-            if slave.verdict:
+            if slave.verdict or slave.waits_for_start:
                 continue
             if slave.log.max_offset != end_offset and end_offset != self.history.first_offset:
                 # Behind while producers go on: what counts is that it holds nearly all.
@@ -315,7 +321,9 @@ class World:
         message = Message(topic="Final", queue_id=0, body=b"%d" % number)
         end_offset = self.history.end_offset
         followers = [
-            slave for slave in self.slaves if not slave.verdict and not slave.slave_plan.is_observer
+            slave
+            for slave in self.slaves
+            if not (slave.verdict or slave.waits_for_start or slave.slave_plan.is_observer)
         ]
         settings = self.plan.group_commit
         eligible = master.acks.eligible(end_offset)
