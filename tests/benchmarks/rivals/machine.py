@@ -57,8 +57,8 @@ class Load:
 
     average: float
     """1-minute load average at its end, which counts the benchmark too."""
-    others_cores: float
-    """Cores that were busy with other processes than the measured ones."""
+    others_cores: float | None
+    """Cores that were busy with other processes than the measured ones; None where that is not known."""
 
 
 class LoadMeter:

@@ -29,6 +29,14 @@ class Line:
         return theirs / ours if self.lower_is_better else ours / theirs
 
     @property
+    def others_cores(self) -> float | None:
+        """Cores that others kept busy: the worse of the two; None where it is not known."""
+        known = [
+            cores for cores in (self.trioha.others_cores, self.rocketmq.others_cores) if cores is not None
+        ]
+        return max(known, default=None)
+
+    @property
     def reached(self) -> bool:
         """Whether the goal is; without one nothing can be missed."""
         return self.goal is None or self.ratio >= self.goal
@@ -87,7 +95,7 @@ def table(found: list[Line]) -> Table:
             f"{line.ratio:.2f}",
             "" if line.goal is None else f"{line.goal:g}",
             f"{max(series.load_average for series in loads):.1f}",
-            f"{max(series.others_cores for series in loads):.2f}",
+            "" if line.others_cores is None else f"{line.others_cores:.2f}",
             style=None if line.reached else "yellow",
         )
     return shown
@@ -110,7 +118,7 @@ def as_json(found: list[Line]) -> list[dict[str, object]]:
             "reached": line.reached,
             "rounds": {"trioha": line.trioha.values, "rocketmq": line.rocketmq.values},
             "loadAverage": max(line.trioha.load_average, line.rocketmq.load_average),
-            "othersCores": max(line.trioha.others_cores, line.rocketmq.others_cores),
+            "othersCores": line.others_cores,
         }
         for line in found
     ]

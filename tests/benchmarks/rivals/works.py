@@ -52,9 +52,10 @@ class Series:
         return statistics.median(self.values)
 
     @property
-    def others_cores(self) -> float:
-        """Median of the cores that were busy with other processes meanwhile."""
-        return statistics.median(load.others_cores for load in self.loads) if self.loads else 0.0
+    def others_cores(self) -> float | None:
+        """Median of the cores that were busy with other processes meanwhile, None where it is not known."""
+        known = [load.others_cores for load in self.loads if load.others_cores is not None]
+        return statistics.median(known) if known else None
 
     @property
     def load_average(self) -> float:
@@ -260,20 +261,17 @@ def start(bench: Bench) -> None:
         master.call("fill", bodyBytes=BODY_BYTES, bytes=bench.sizes.start_bytes)
         master.close()
         master.driver.close()
-    # A JVM is new in every start: there is nothing to warm up but the page cache.
-    for counts in rounds_with_warm_up(bench.sizes):
+    # Every start has processes of its own: there is nothing to warm up.
+    for _ in range(bench.sizes.rounds):
         for side in bench.sides():
             bench.on_step(f"start: {side.name}, empty store")
             await_calm(bench.patience_s)
-            with LoadMeter() as meter:
-                empty_s = side.start(bench.new_folder("start-empty") / "store", file_bytes=FILE_BYTES)
+            empty_s = side.start(bench.new_folder("start-empty") / "store", file_bytes=FILE_BYTES)
+            bench.note(f"start/empty/{side.name}", empty_s, Load(os.getloadavg()[0], None))
             bench.on_step(f"start: {side.name}, with a log")
             await_calm(bench.patience_s)
             log_s = side.start(roots[side.name], file_bytes=FILE_BYTES)
-            if counts:
-                load = Load(average=meter.load.average, others_cores=0.0)
-                bench.note(f"start/empty/{side.name}", empty_s, load)
-                bench.note(f"start/log/{side.name}", log_s, load)
+            bench.note(f"start/log/{side.name}", log_s, Load(os.getloadavg()[0], None))
 
 
 WORKS: dict[str, Callable[[Bench], None]] = {
