@@ -19,8 +19,6 @@ the end. Offsets:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
 import structlog
 import trio
 from attrs import frozen
@@ -91,7 +89,6 @@ class HaConnection:
         replicas: Replicas,
         settings: HaSettings,
         sink: EventSink,
-        on_refused: Callable[[CloseReason], None] = lambda _: None,
     ) -> None:
         self.connection_id = connection_id
         self.address = address
@@ -109,7 +106,6 @@ class HaConnection:
         self._replicas = replicas
         self._settings = settings
         self._sink = sink
-        self._on_refused = on_refused
         self._requested = trio.Event()
         self._request_deadline_s = math.inf
         """When a peer that has not asked for anything is closed."""
@@ -289,7 +285,6 @@ class HaConnection:
             max_offset=max_offset,
         )
         self._sink.emit(Kind.REFUSED, conn=self.connection_id, offset=offset, aux=max_offset, flags=reason)
-        self._on_refused(reason)
         self._end(reason)
 
     # -- log ---------------------------------------------------------------------------------------------
