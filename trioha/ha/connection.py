@@ -19,6 +19,7 @@ the end. Offsets:
 from __future__ import annotations
 
 import math
+
 import structlog
 import trio
 from attrs import frozen
