@@ -88,8 +88,8 @@ class Pipe:
         return len(taken)
 
     async def wait_for_room(self) -> None:
-        """Return when something may be pushed again, or the pipe is gone."""
-        while self.room_bytes <= 0 and not (self._broken or self._ends or self._reader_closed):
+        """Return when a good part of the pipe is free again (or one byte at a time would go), or it is gone."""
+        while self.room_bytes < self.quality.capacity_bytes // 2 and not (self._broken or self._ends or self._reader_closed):
             await self._changed.wait()
 
     async def pull(self, max_bytes: int) -> bytes:
@@ -117,8 +117,12 @@ class Pipe:
         now_s = trio.current_time()
         if self.is_silent or now_s < self._frozen_until_s:
             return b""
-        arrived = sum(len(piece) for arrival_s, piece in self._pieces if arrival_s <= now_s)
-        wanted = min(arrived, max_bytes)
+        wanted = 0
+        for arrival_s, piece in self._pieces:
+            if arrival_s > now_s or wanted >= max_bytes:
+                break
+            wanted += len(piece)
+        wanted = min(wanted, max_bytes)
         if wanted and self._rng.random() < self.quality.dribble:
             wanted = self._rng.randint(1, self._rng.choice((min(wanted, 24), wanted)))
         parts = []
@@ -156,6 +160,11 @@ class Pipe:
     def freeze_until(self, time_s: float) -> None:
         """Nothing arrives before `time_s`."""
         self._frozen_until_s = max(self._frozen_until_s, time_s)
+        self._change()
+
+    def thaw(self) -> None:
+        """What was frozen arrives."""
+        self._frozen_until_s = 0.0
         self._change()
 
     def silence(self) -> None:
@@ -215,6 +224,12 @@ class Link:
     def set_quality(self, quality: LinkQuality) -> None:
         """Another latency and bandwidth from now on."""
         self.reports.quality = self.frames.quality = quality
+
+    def heal(self, quality: LinkQuality) -> None:
+        """No freeze any more, and a better link. What is half open stays so: its ends must find out."""
+        self.set_quality(quality)
+        self.reports.thaw()
+        self.frames.thaw()
 
     def close_end(self, *, outgoing: Pipe, incoming: Pipe) -> None:
         """One end closes: an orderly end, or a reset where it left bytes unread (as kernels do)."""

@@ -251,7 +251,7 @@ class Node(ABC):
     def _lose_sectors(self, log: CommitLog) -> None:
         """Of what was not flushed each sector is on disk or not; only the flushed part is a copy."""
         flushed_offset = log.flushed.offset
-        kept = self.rng.choice((0.0, 0.0, 0.5, 0.9))
+        kept = self.rng.choice(self.plan.keeps_sectors)
         for file in log.files:
             at = max(0, flushed_offset - file.start_offset)
             while at < file.size:

@@ -64,6 +64,8 @@ class Plan:
     pause_s: float
     """Mean pause of a producer between its puts."""
     body_bytes_max: int
+    keeps_sectors: tuple[float, ...]
+    """After a power loss this share of the sectors that were not flushed is on disk, one of these each time."""
     chaos_s: float
     """How long faults happen."""
     fault_interval_s: float
@@ -131,6 +133,7 @@ def plan_of(seed: int) -> Plan:
         producers=rng.choice((1, 2, 4)),
         pause_s=2.0 if is_long else rng.choice((0.05, 0.2, 0.5)),
         body_bytes_max=rng.choice((40, 400, 3000)),
+        keeps_sectors=(0.0,),
         chaos_s=150.0 if is_long else rng.uniform(6.0, 20.0),
         fault_interval_s=8.0 if is_long else rng.choice((0.5, 1.5, 4.0)),
         faults=tuple(chosen),

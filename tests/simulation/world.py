@@ -29,6 +29,8 @@ RESTART_MAX_S = 6.0
 GOOD_LINK = LinkQuality(latency_s=0.001, bandwidth_bytes_per_s=1e8, capacity_bytes=1 << 20, dribble=0.0)
 TRACE_LINES_MAX = 500_000
 FINAL_PUTS = 3
+SETTLE_S = 12.0
+"""For the longest back-off and a hanging connect, after housekeeping has ended a connection."""
 
 
 class SimulationError(AssertionError):
@@ -50,12 +52,17 @@ class Outcome:
     """Puts by status."""
 
 
-def simulate(seed: int, *, show: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed; raises SimulationError where an invariant does not hold. `show` gets every trace line."""
+def simulate(
+    seed: int, *, show: Callable[[str], None] | None = None, plan: Plan | None = None
+) -> Outcome:
+    """Run one seed; raises SimulationError where an invariant does not hold. `show` gets every trace line.
+
+    `plan` takes the place of the seed's own.
+    """
     files_before = _open_files()
     with tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
         trace = Trace(show)
-        world = World(plan_of(seed), folder=Path(folder), trace=trace)
+        world = World(plan or plan_of(seed), folder=Path(folder), trace=trace)
         with pinned(seed, on_log_fault=world.fail):
             try:
                 trio.run(world.run, clock=MockClock(autojump_threshold=0))
@@ -265,12 +272,12 @@ class World:
         for slave in self.slaves:
             slave.unreachable_until_s = 0.0
         for link in self._links_of(None):
-            link.set_quality(GOOD_LINK)
+            link.heal(GOOD_LINK)
         bound_s = 60.0 + 2 * settings.housekeeping_interval_s + 4 * settings.heartbeat_interval_s
         await self._caught_up(bound_s)
         master.produces = False
-        # Syncs of slow disks that began before end first.
-        await trio.sleep(max(self.plan.disk_s))
+        # Half-open links are found out, and syncs of slow disks that began before end.
+        await trio.sleep(max(settings.housekeeping_interval_s + SETTLE_S, *self.plan.disk_s))
         await self._caught_up(bound_s)
         for number in range(FINAL_PUTS):
             await self._put_finally(number)
