@@ -41,7 +41,12 @@ class GroupCommit:
     """Waits for replicas and disk on behalf of puts."""
 
     def __init__(
-        self, settings: GroupCommitSettings, *, replicas: Replicas, flushed: Watermark, sink: EventSink
+        self,
+        settings: GroupCommitSettings,
+        *,
+        replicas: Replicas,
+        flushed: Watermark,
+        sink: EventSink,
     ) -> None:
         self._settings = settings
         self._replicas = replicas
@@ -104,11 +109,12 @@ class GroupCommit:
         if eligible < need:
             return PutStatus.SLAVE_NOT_AVAILABLE
         generation = self._replicas.current
-        with (
-            generation.wait(start_offset),
-            trio.move_on_after(self._settings.slave_timeout_s) as wait,
-        ):
-            await generation.copies(need).reached(end_offset)
+        put = generation.begin_wait(start_offset)
+        try:
+            with trio.move_on_after(self._settings.slave_timeout_s) as wait:
+                await generation.copies(need).reached(end_offset)
+        finally:
+            put.is_over = True
         return PutStatus.FLUSH_SLAVE_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
 
     async def _wait_for_disk(self, end_offset: int) -> PutStatus:

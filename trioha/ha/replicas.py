@@ -15,8 +15,6 @@ known by a name that lasts (address or certificate).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from attrs import define, field
 
@@ -32,7 +30,7 @@ class _Holder:
 
 
 @define(eq=False)
-class _Waiting:
+class WaitingPut:
     """A put that waits."""
 
     start_offset: int
@@ -45,7 +43,7 @@ class Generation:
 
     connections: set[int] = field(factory=set)
     _marks: ReplicatedWatermarks = field(factory=ReplicatedWatermarks)
-    _waiting: deque[_Waiting] = field(factory=deque)
+    _waiting: deque[WaitingPut] = field(factory=deque)
     """In the order of their offsets; those in front are dropped when they are over."""
 
     def copies(self, k: int) -> Watermark:
@@ -68,17 +66,11 @@ class Generation:
             waiting.popleft()
         return waiting[0].start_offset if waiting else None
 
-    @contextmanager
-    def wait(self, start_offset: int) -> Iterator[None]:
-        """A put whose record starts at `start_offset` waits inside."""
-        put = _Waiting(start_offset)
+    def begin_wait(self, start_offset: int) -> WaitingPut:
+        """A put whose record starts at `start_offset` begins to wait; set `is_over` when it ends."""
+        put = WaitingPut(start_offset)
         self._waiting.append(put)
-        try:
-            yield
-        finally:
-            put.is_over = True
-            if self._waiting[0] is put:
-                self._waiting.popleft()
+        return put
 
 
 class Replicas:
