@@ -197,7 +197,9 @@ class MasterNode(Node):
                 topic=f"Topic{rng.randint(0, 2)}",
                 queue_id=rng.randint(0, 3),
                 body=rng.randbytes(size),
-                properties=b"" if rng.random() < 0.5 else b"KEYS\x01" + rng.randbytes(4).hex().encode() + b"\x02",
+                properties=b""
+                if rng.random() < 0.5
+                else b"KEYS\x01" + rng.randbytes(4).hex().encode() + b"\x02",
             )
             await self.put(message, wait_store_ok=rng.random() > 0.05)
 

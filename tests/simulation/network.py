@@ -88,8 +88,10 @@ class Pipe:
         return len(taken)
 
     async def wait_for_room(self) -> None:
-        """Return when a good part of the pipe is free again (or one byte at a time would go), or it is gone."""
-        while self.room_bytes < self.quality.capacity_bytes // 2 and not (self._broken or self._ends or self._reader_closed):
+        """Return when half of the pipe is free (else one byte at a time would go), or it is gone."""
+        while self.room_bytes < self.quality.capacity_bytes // 2 and not (
+            self._broken or self._ends or self._reader_closed
+        ):
             await self._changed.wait()
 
     async def pull(self, max_bytes: int) -> bytes:

@@ -65,7 +65,7 @@ class Plan:
     """Mean pause of a producer between its puts."""
     body_bytes_max: int
     keeps_sectors: tuple[float, ...]
-    """After a power loss this share of the sectors that were not flushed is on disk, one of these each time."""
+    """Share of the sectors not flushed that a power loss leaves on disk, one of these each time."""
     chaos_s: float
     """How long faults happen."""
     fault_interval_s: float

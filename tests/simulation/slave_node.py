@@ -155,7 +155,7 @@ class SlaveNode(Node):
             return
         if not known and start != end and self._checked_start != self._checked_end:
             self.fail(
-                f"log was [{self._checked_start}, {self._checked_end}) and is [{start}, {end}): bytes are gone"
+                f"bytes are gone: log was [{self._checked_start}, {self._checked_end}), is [{start}, {end})"
             )
         since = self._checked_end if known and self._checked_version == history.version else start
         if not history.holds(since, bytes_of(log, since, end)):
@@ -234,5 +234,7 @@ class ReportCheck:
         delivered_offset = self._frames.end_offset
         if not log.is_empty and (delivered_offset is None or offset > delivered_offset):
             node.fail(f"acknowledged {offset}, received was {delivered_offset}")
-        if not node.is_verified and not node.history.held(log.min_offset, bytes_of(log, log.min_offset, offset)):
+        if not node.is_verified and not node.history.held(
+            log.min_offset, bytes_of(log, log.min_offset, offset)
+        ):
             node.fail(f"acknowledged {offset} of a log that is not the master's")

@@ -1,4 +1,4 @@
-"""What goes over one link, checked as it is sent: frames against the master's log, reports against the slave's.
+"""What goes over one link, checked as it is sent: frames against the master's log, reports for the slave's.
 
 The checks read the wire with a few lines of their own, so that a fault in the nodes' codecs cannot hide.
 """
@@ -34,7 +34,7 @@ class FrameReader:
         on_frame: Callable[[int, int], None] = lambda offset, size: None,
         on_body: Callable[[int, bytes], None] = lambda offset, body: None,
     ) -> None:
-        """Take the next bytes; `on_frame(offset, body bytes)` at headers, `on_body(offset, bytes)` between."""
+        """Take the next bytes; `on_frame(offset, size)` at headers, `on_body(offset, bytes)` between."""
         while data:
             if self._body_left_bytes:
                 body, data = data[: self._body_left_bytes], data[self._body_left_bytes :]

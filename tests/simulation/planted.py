@@ -1,0 +1,216 @@
+"""Bugs to plant, one at a time: each must be found, or the simulation proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from attrs import evolve
+
+from trioha.ha.connection import HaConnection
+from trioha.ha.follow import Follower
+from trioha.ha.group_commit import GroupCommit
+from trioha.ha.replicas import Replicas
+from trioha.ha.slave import HaSlave
+from trioha.store import recovery
+from trioha.store.commit_log import CommitLog
+from trioha.store.replica import ReplicaAppender
+from trioha.store.status import PutStatus
+from trioha.watermark import Watermark
+
+Plant = Callable[[], Iterator[None]]
+PLANTED: dict[str, Plant] = {}
+"""What is wrong, and how to make it so."""
+
+
+def _plants(what: str) -> Callable[[Plant], Plant]:
+    def note(plant: Plant) -> Plant:
+        PLANTED[what] = plant
+        return plant
+
+    return note
+
+
+@contextmanager
+def planted(what: str) -> Iterator[None]:
+    """The bug of that name is there inside."""
+    with contextmanager(PLANTED[what])():
+        yield
+
+
+@contextmanager
+def _replicas_acknowledge(ack_offset: Callable[[HaSlave], int]) -> Iterator[None]:
+    """Replicas report `ack_offset`; observers stay as they are."""
+
+    def ack(slave: HaSlave) -> int:
+        return slave._request_offset if slave._is_observer else ack_offset(slave)
+
+    with patch.object(HaSlave, "_ack_offset", property(ack)):
+        yield
+
+
+@_plants("a slave acknowledges a frame when it has its header")
+def _ack_before_append() -> Iterator[None]:
+    def ack_offset(slave: HaSlave) -> int:
+        return max(slave._follower.ack_offset, slave._header.offset + slave._header.body_bytes)
+
+    with _replicas_acknowledge(ack_offset):
+        yield
+
+
+@_plants("a slave acknowledges bytes that are no whole record yet")
+def _ack_partial() -> Iterator[None]:
+    with _replicas_acknowledge(lambda slave: slave._follower.next_offset):
+        yield
+
+
+@_plants("a slave that promises what is on disk acknowledges what is written")
+def _ack_unflushed() -> Iterator[None]:
+    with _replicas_acknowledge(lambda slave: slave._follower.ack_offset):
+        yield
+
+
+@_plants("an observer acknowledges")
+def _acking_observer() -> Iterator[None]:
+    honest = HaSlave._ack_offset.fget  # type: ignore[attr-defined]
+
+    def ack_offset(slave: HaSlave) -> int:
+        return slave._follower.ack_offset if slave._is_observer else honest(slave)
+
+    with patch.object(HaSlave, "_ack_offset", property(ack_offset)):
+        yield
+
+
+@_plants("group commit takes one copy for enough")
+def _ignored_need() -> Iterator[None]:
+    with patch.object(GroupCommit, "_copies_needed", lambda self, eligible: 1):
+        yield
+
+
+@_plants("a put that times out is PUT_OK")
+def _ok_on_timeout() -> Iterator[None]:
+    wait = GroupCommit.wait
+
+    async def wait_ok(self: GroupCommit, **options: int) -> PutStatus:
+        status = await wait(self, **options)
+        return PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status
+
+    with patch.object(GroupCommit, "wait", wait_ok):
+        yield
+
+
+@_plants("acks outlive their connection")
+def _kept_acks() -> Iterator[None]:
+    with patch.object(Replicas, "forget", lambda self, connection_id: None):
+        yield
+
+
+@_plants("a watermark wakes its waiters one byte late")
+def _late_wake() -> Iterator[None]:
+    advance = Watermark.advance
+
+    def advance_late(self: Watermark, offset: int) -> None:
+        advance(self, offset - 1)
+        self._offset = max(self._offset, offset)
+
+    with patch.object(Watermark, "advance", advance_late):
+        yield
+
+
+@_plants("a slave takes any frame for the next one")
+def _any_offset() -> Iterator[None]:
+    def begin(follower: Follower, *, at_most: int | None = None) -> int:
+        # The partial record of the connection before is kept, and what follows it is taken for its rest.
+        appender = follower._appender
+        partial, wanted = appender._partial, appender._wanted_bytes
+        offset = real_begin(follower, at_most=at_most)
+        appender._partial, appender._wanted_bytes = partial, wanted
+        return offset
+
+    real_begin = Follower.begin
+    with (
+        patch.object(Follower, "begin", begin),
+        patch.object(Follower, "_take_other_offset", lambda self, header: None),
+    ):
+        yield
+
+
+@_plants("a slave appends parts of records")
+def _partial_append() -> Iterator[None]:
+    def append(appender: ReplicaAppender, data: memoryview) -> None:
+        appender._log.append_records(data, last_store_timestamp_ms=0)
+
+    with patch.object(ReplicaAppender, "append", append):
+        yield
+
+
+@_plants("a slave does not compare its tail")
+def _no_tail_check() -> Iterator[None]:
+    with patch.object(Follower, "_tail_start", lambda self: self._log.max_offset):
+        yield
+
+
+@_plants("a master skips a byte after a frame")
+def _skipped_byte() -> Iterator[None]:
+    real = HaConnection._send_frame
+
+    async def send_frame(self: HaConnection) -> None:
+        await real(self)
+        if self.sent_offset % 7 == 0:
+            self.sent_offset += 1
+
+    with patch.object(HaConnection, "_send_frame", send_frame):
+        yield
+
+
+@_plants("a master believes any ack")
+def _believed_acks() -> Iterator[None]:
+    def take_report(self: HaConnection, offset: int) -> None:
+        if self.request_offset < 0:
+            self._take_request(offset)
+        else:
+            self._acknowledge(self._log.max_offset)
+
+    with patch.object(HaConnection, "_take_report", take_report):
+        yield
+
+
+@_plants("recovery leaves a torn tail")
+def _torn_tail() -> Iterator[None]:
+    def no_cut(commit_log: CommitLog, files: list[object], *, index: int, at: int) -> int:
+        return 0
+
+    with (
+        patch.object(recovery, "_cut", no_cut),
+        patch.object(recovery, "scan_records", _scan_blindly(recovery.scan_records)),
+    ):
+        yield
+
+
+def _scan_blindly(scan: Callable[..., object]) -> Callable[..., object]:
+    """Accept eight bytes more than are records, as a scan that trusts lengths would."""
+
+    def scan_blindly(view: memoryview, start: int, stop: int, offset: int, **options: object) -> object:
+        end = scan(view, start, stop, offset, **options)
+        if not end.blank and end.at + 16 < stop and any(view[end.at + 8 : end.at + 16]):
+            return type(end)(**{**{name: getattr(end, name) for name in _fields(end)}, "at": end.at + 16})
+        return end
+
+    return scan_blindly
+
+
+def _fields(value: object) -> list[str]:
+    return [attribute.name for attribute in type(value).__attrs_attrs__]  # type: ignore[attr-defined]
+
+
+@_plants("a half-open connection is never given up")
+def _no_housekeeping() -> Iterator[None]:
+    real = HaSlave.replicate
+
+    async def replicate(self: HaSlave, stream: object) -> object:
+        self._settings = evolve(self._settings, housekeeping_interval_s=1e9)
+        return await real(self, stream)
+
+    with patch.object(HaSlave, "replicate", replicate):
+        yield
