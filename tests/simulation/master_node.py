@@ -222,20 +222,23 @@ class MasterNode(Node):
             self.statuses[outcome.status.name] += 1
             return outcome.status
         self.history.grow(log)
+        # A blank before the record, at the end of the file before, is no part of it.
+        file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
+        start_offset = max(before_offset, file_start)
         eligible = self.acks.eligible(end_offset)
         need = copies_needed(settings, eligible=eligible) if wait_store_ok else 0
         put = Put(
             number=number,
-            start_offset=before_offset,
+            start_offset=start_offset,
             end_offset=end_offset,
-            data=self.history.part(before_offset, end_offset),
+            data=self.history.part(start_offset, end_offset),
             started_s=trio.current_time(),
             waits=wait_store_ok,
             need=need,
             eligible=eligible,
             witnesses=self.acks.connections,
         )
-        self.trace.note(self.name, f"put {number} [{before_offset}, {end_offset}) {need=} {eligible=}")
+        self.trace.note(self.name, f"put {number} [{start_offset}, {end_offset}) {need=} {eligible=}")
         self.pending.append(put)
         self._note_copies(put)
         # Cancelled where the master crashes: whoever asked sees its connection end.
