@@ -335,6 +335,14 @@ async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_on
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
+async def test_puts_that_no_longer_wait_are_forgotten(autojump_clock):
+    commit, replicas, _, _ = make()
+    claim(replicas, 1, 10**6)
+    for number in range(1000):
+        assert (await outcome(commit, 500 + number))[0] is PutStatus.PUT_OK
+    assert len(replicas.current._waiting) <= 1
+
+
 # -- with a real connection below it ------------------------------------------------------------------------
 
 

@@ -61,16 +61,21 @@ class Generation:
     @property
     def waiting_from(self) -> int | None:
         """Where the first put that waits starts, None if none does."""
-        waiting = self._waiting
-        while waiting and waiting[0].is_over:
-            waiting.popleft()
-        return waiting[0].start_offset if waiting else None
+        self._drop_ended()
+        return self._waiting[0].start_offset if self._waiting else None
 
     def begin_wait(self, start_offset: int) -> WaitingPut:
         """A put whose record starts at `start_offset` begins to wait; set `is_over` when it ends."""
         put = WaitingPut(start_offset)
+        self._drop_ended()
         self._waiting.append(put)
         return put
+
+    def _drop_ended(self) -> None:
+        """Forget the puts in front that no longer wait: each is dropped once, whenever it is looked at."""
+        waiting = self._waiting
+        while waiting and waiting[0].is_over:
+            waiting.popleft()
 
 
 class Replicas:
