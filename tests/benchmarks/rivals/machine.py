@@ -15,6 +15,7 @@ from attrs import frozen
 
 _ESTABLISHED = "01"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KERNEL_THREADS_PARENT = "2"
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 """Of the first line of /proc/stat: user, nice, system, irq, softirq."""
 SAMPLE_EVERY_S = 0.1
@@ -62,33 +63,37 @@ class Load:
 
 
 class LoadMeter:
-    """Measures `Load` while a block runs; tell it the processes that are measured."""
+    """Measures `Load` while a block runs; tell it the processes that are measured.
+
+    The kernel's own threads are nobody's: they write back and receive for the measured processes, too.
+    """
 
     def __init__(self) -> None:
-        self._pids: set[int] = set()
+        self._measured: set[int] = set()
+        self._began_s = 0.0
         self._before: dict[int, float] = {}
-        self.load = Load(0.0, 0.0)
+        self.load = Load(0.0, None)
 
     def count(self, pids: Iterable[int]) -> None:
         """These processes are no others."""
-        for pid in pids:
-            if pid not in self._pids:
-                self._pids.add(pid)
-                self._before[pid] = _cpu_s(pid)
+        self._measured.update(pids)
 
     def __enter__(self) -> Self:
         self.count([os.getpid()])
         self._began_s = time.monotonic()
-        self._busy_s = _busy_s()
+        self._before = _cpu_s_by_pid()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         took_s = max(time.monotonic() - self._began_s, 1e-3)
-        own_s = sum(_cpu_s(pid) - before for pid, before in self._before.items())
-        others = max(0.0, (_busy_s() - self._busy_s - own_s) / took_s)
-        self.load = Load(average=os.getloadavg()[0], others_cores=others)
+        others_s = sum(
+            cpu_s - self._before.get(pid, 0.0)
+            for pid, cpu_s in _cpu_s_by_pid().items()
+            if pid not in self._measured
+        )
+        self.load = Load(average=os.getloadavg()[0], others_cores=max(0.0, others_s / took_s))
 
 
 def await_calm(patience_s: float) -> None:
@@ -106,10 +111,16 @@ def _busy_s() -> float:
     return sum(int(columns[index]) for index in _BUSY_COLUMNS) / _TICKS_PER_S
 
 
-def _cpu_s(pid: int) -> float:
-    # The second field, the name in brackets, may hold blanks.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+def _cpu_s_by_pid() -> dict[int, float]:
+    """CPU time of every process that is no kernel thread, with that of the children it waited for."""
+    found: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # The second field, the name in brackets, may hold blanks.
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[1] != _KERNEL_THREADS_PARENT:
+                found[int(path.parent.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_S
+    return found
 
 
 class MemoryPeaks:
