@@ -232,3 +232,10 @@ def test_an_observer_asks_from_no_later_than_it_is_told(master, tmp_path):
     assert follower.begin(at_most=0) == 1
     serve(follower, master, request=1)
     assert log_bytes(log) == log_bytes(master)
+
+
+def test_an_observer_that_began_at_a_later_file_asks_from_its_own_beginning(master, tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    serve(Follower(log, settings_with()), master)
+    assert log.min_offset == 3 * FILE_BYTES
+    assert Follower(log, settings_with()).begin(at_most=0) == 3 * FILE_BYTES

@@ -124,8 +124,9 @@ class Follower:
         self._probes = False
         self._asked_offset = self._empty_start() if log.is_empty else self._tail_start()
         if at_most is not None:
-            # Byte 1 is not 0, which would ask for the last file, and behind no record's end.
-            self._asked_offset = max(min(self._asked_offset, at_most), 1)
+            # Byte 1 is not 0, which would ask for the last file, and behind no record's end; what comes
+            # before the own log cannot be compared, and the master may not have it either.
+            self._asked_offset = max(min(self._asked_offset, at_most), log.min_offset, 1)
         self._compared_offset = min(self._asked_offset, log.max_offset)
         return self._asked_offset
 
