@@ -107,6 +107,19 @@ async def test_the_real_disk_is_synced_in_a_thread_and_noted_in_the_checkpoint(s
     assert found.physic_msg_timestamp_ms == stored.store_timestamp_ms
 
 
+async def test_a_log_that_begins_anew_during_a_sync_is_not_called_flushed(store, autojump_clock):
+    log = store.commit_log
+    log.start_at(FILE_BYTES)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, Disk(seconds=2.0), sync_flush=True).run)
+        log.append(message())
+        await trio.sleep(1)
+        log.set_aside(log.directory.with_name("aside"))
+        await trio.sleep(2)
+        assert (log.max_offset, log.flushed.offset) == (0, 0)
+        nursery.cancel_scope.cancel()
+
+
 async def wait_for_offer(log):
     with trio.fail_after(10):
         while not log.has_offer:  # noqa: ASYNC110 - the log has no event for it

@@ -129,6 +129,8 @@ class CommitLog:
         """storeTimestamp of the newest record, 0 for an empty log."""
         self._landmarks: deque[int] = deque(maxlen=_LANDMARKS_MAX)
         """Offsets at which records start, some 16 KiB apart, of the newest part of the log."""
+        self.restarts = 0
+        """How often the log began anew: what was learned of its bytes before then says nothing now."""
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
         self.appended = Watermark(self._start_offset)
@@ -176,6 +178,7 @@ class CommitLog:
             self._files.pop().remove()
         self.discard_offer()
         self._landmarks.clear()
+        self.restarts += 1
         self._start_offset = offset
         for mark in (self.appended, self.flushed):
             mark.move_to(offset)

@@ -16,6 +16,7 @@ import trio
 from trioha.errors import StoreError
 from trioha.store.message_store import MessageStore
 
+RECHECK_S = 1.0
 OnFlushed = Callable[[int, int], None]
 """Told the flushed offset and how long the sync took in ns."""
 
@@ -46,13 +47,17 @@ class FlushService:
         while True:
             if not self._sync_flush:
                 await trio.sleep(self._interval_s)
-            await log.appended.reached(log.flushed.offset + 1)
-            await self.flush()
+            # Bounded, since a log that begins anew may never reach the offset that was waited for.
+            with trio.move_on_after(RECHECK_S):
+                await log.appended.reached(log.flushed.offset + 1)
+            if log.max_offset > log.flushed.offset:
+                await self.flush()
 
     async def flush(self) -> None:
         """Put on disk what is there now."""
         log = self._store.commit_log
         start_offset, end_offset = log.flushed.offset, log.max_offset
+        restarts = log.restarts
         started_ns = time.monotonic_ns()
         try:
             await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
@@ -64,6 +69,9 @@ class FlushService:
                 offset=start_offset,
                 hint="nothing behind this offset is promised to be on disk; check the disk before a restart",
             ) from error
+        if log.restarts != restarts:
+            # The log began anew meanwhile: these were other bytes.
+            return
         log.flushed.advance(end_offset)
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)
 
