@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import trio
 from attrs import evolve
 
 from trioha.ha.connection import HaConnection
@@ -213,4 +214,17 @@ def _no_housekeeping() -> Iterator[None]:
         return await real(self, stream)
 
     with patch.object(HaSlave, "replicate", replicate):
+        yield
+
+
+@_plants("a task spins")
+def _spin() -> Iterator[None]:
+    real = HaSlave._report_flushed
+
+    async def report_flushed(self: HaSlave, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+        while self._log.is_empty:
+            await trio.lowlevel.checkpoint()
+        await real(self, stream, connection)
+
+    with patch.object(HaSlave, "_report_flushed", report_flushed):
         yield

@@ -28,6 +28,7 @@ CHECK_INTERVAL_S = 0.5
 RESTART_MAX_S = 6.0
 GOOD_LINK = LinkQuality(latency_s=0.001, bandwidth_bytes_per_s=1e8, capacity_bytes=1 << 20, dribble=0.0)
 TRACE_LINES_MAX = 500_000
+STEPS_AT_ONCE_MAX = 200_000
 FINAL_PUTS = 3
 SETTLE_S = 12.0
 """For the longest back-off and a hanging connect, after housekeeping has ended a connection."""
@@ -63,7 +64,9 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
         world = World(plan or plan_of(seed), folder=Path(folder), trace=trace)
         with pinned(seed, on_log_fault=world.fail):
             try:
-                trio.run(world.run, clock=MockClock(autojump_threshold=0))
+                trio.run(
+                    world.run, clock=MockClock(autojump_threshold=0), instruments=[SpinGuard(world.fail)]
+                )
             except Exception:  # noqa: BLE001 - whatever it is, it is a finding of this seed
                 world.violations.append(f"exception:\n{traceback.format_exc()}")
     if not world.violations and _open_files() > files_before:
@@ -95,6 +98,23 @@ def _memory_folder() -> str | None:
 def _open_files() -> int:
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+class SpinGuard(trio.abc.Instrument):
+    """Ends a run in which tasks go round without time passing: virtual time would stand still for ever."""
+
+    def __init__(self, on_violation: Callable[[str], None]) -> None:
+        self._fail = on_violation
+        self._now_s = -1.0
+        self._steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        now_s = trio.current_time()
+        if now_s != self._now_s:
+            self._now_s, self._steps = now_s, 0
+        self._steps += 1
+        if self._steps == STEPS_AT_ONCE_MAX:
+            self._fail(f"{STEPS_AT_ONCE_MAX} steps of tasks at one moment, the last of {task.name}")
 
 
 class World:
