@@ -43,7 +43,7 @@ async def reported(peer, offset):
 
 async def test_the_first_report_goes_out_at_once_and_names_the_exact_end(log, autojump_clock):
     log.append(message())
-    slave, dialer, _ = make_slave(log)
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -136,7 +136,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
     log, master_log, autojump_clock
 ):
     log.append(message())
-    slave, dialer, _ = make_slave(log)
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -182,7 +182,7 @@ async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_cl
 
 async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
     log.append(message())
-    slave, dialer, events = make_slave(log)
+    slave, dialer, events = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()

@@ -157,7 +157,8 @@ class Follower:
         end_offset = log.max_offset
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         wanted = max(end_offset - self._settings.tail_check_bytes, file_start, 1)
-        return log.first_record_from(wanted)
+        # A log that is compared whole is compared from byte 1: its first record counts, too.
+        return wanted if wanted == 1 else log.first_record_from(wanted)
 
     @property
     def ack_offset(self) -> int:
