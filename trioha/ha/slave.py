@@ -28,6 +28,7 @@ from trioha.ha.connection import HaSettings
 from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
+from trioha.ha.states import StateCell
 from trioha.ha.transport import send_now
 from trioha.recording.events import (
     NO_CONNECTION,
@@ -114,7 +115,8 @@ class HaSlave:
         self._ids = count(1)
         self._connection_id = NO_CONNECTION
         self._connections = 0
-        self._state = HaState.READY
+        self.state = StateCell(HaState.READY)
+        """The link's state; whoever wants to know of changes waits here."""
         self._reported_offset = -1
         self._reason = CloseReason.NONE
         self._last_reason = CloseReason.NONE
@@ -132,7 +134,7 @@ class HaSlave:
     def status(self) -> SlaveStatus:
         """How the link stands now."""
         return SlaveStatus(
-            state=self._state,
+            state=self.state.state,
             master_address=self._master_address,
             reported_offset=self._reported_offset,
             reconnects=max(0, self._connections - 1),
@@ -171,7 +173,7 @@ class HaSlave:
                 await trio.sleep(back_off_s)
                 back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
         finally:
-            self._state = HaState.SHUTDOWN
+            self.state.change_to(HaState.SHUTDOWN)
 
     async def _connect_and_replicate(self) -> CloseReason:
         self._connection_id = NO_CONNECTION
@@ -247,7 +249,7 @@ class HaSlave:
             self._reason = reason
 
     def _change_state(self, state: HaState) -> None:
-        self._state = state
+        self.state.change_to(state)
         max_offset = self._log.max_offset
         self._sink.emit(Kind.STATE, conn=self._connection_id, offset=max_offset, aux=max_offset, flags=state)
 
