@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.faults.cluster import exit_on_sigterm
+from tests.faults.disks import private_mounts
 from tests.faults.plan import make_plan
 from tests.faults.runner import Report
 
@@ -42,11 +43,14 @@ class _Job:
     deadline_s: float
 
     @classmethod
-    def start(cls, seed: int, folder: Path) -> _Job:
+    def start(cls, seed: int, folder: Path, *, private_mounts: Sequence[str]) -> _Job:
         folder.mkdir(parents=True)
+        command = [sys.executable, "-m", "tests.faults.runner", str(seed), str(folder)]
+        if private_mounts:
+            command = [*private_mounts, *command, "--small-disks"]
         with (folder / "run.out").open("w") as out, (folder / "run.err").open("w") as err:
             process = subprocess.Popen(
-                [*_DIE_WITH_PARENT, sys.executable, "-m", "tests.faults.runner", str(seed), str(folder)],
+                [*_DIE_WITH_PARENT, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -85,13 +89,14 @@ def run_seeds(seeds: Sequence[int], *, jobs: int, root: Path, keep: bool) -> Ite
 
     Folders of runs that broke nothing are removed unless `keep`. Closing the iterator ends all runs.
     """
+    mounts = private_mounts()
     waiting = list(reversed(seeds))
     running: list[_Job] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 seed = waiting.pop()
-                running.append(_Job.start(seed, root / f"seed-{seed}"))
+                running.append(_Job.start(seed, root / f"seed-{seed}", private_mounts=mounts))
             time.sleep(POLL_S)
             for job in list(running):
                 report = job.report()
@@ -202,6 +207,7 @@ def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]
         "seconds": round(seconds, 1),
         "kills": sum(report.kills for report in reports),
         "starts": sum(report.starts for report in reports),
+        "failed_syncs": sum(report.failed_syncs for report in reports),
         "promises": sum(report.promises for report in reports),
         "bytes": sum(max(0, report.end_offset) for report in reports),
         "faults": dict(faults.most_common()),

@@ -23,8 +23,10 @@ from typing import Any, Self, TypeVar
 
 import trio
 
-from tests.faults.faults import MASTER, slave_name
-from tests.faults.invariants import check_promises
+from tests.faults import disks
+from tests.faults.disks import SmallDisk
+from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
+from tests.faults.invariants import check_failed_sync, check_promises
 from tests.faults.peers import Guest, Impostor, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
@@ -59,6 +61,7 @@ class _Keeper:
         self.name = name
         self.kills = 0
         self.starts = 0
+        self.failed_syncs = 0
         self._make = make
         self._on_ready = on_ready
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -113,6 +116,21 @@ class _Keeper:
             assert not ended_itself, f"{self.name} had ended by itself\n{node.log()}"
         finally:
             self._starting = None
+
+    def wait_failed(self, *, within_s: float) -> bool:
+        """Whether the node ends by itself in time, as one must whose disk fails; if not, it is killed.
+
+        Raises AssertionError if it ends with any other exit code than 2.
+        """
+        node = self.node()
+        code = node.wait_ended(within_s=within_s)
+        if code is None:
+            self.kill()
+            return False
+        self._starting = None
+        self.failed_syncs += 1
+        assert code == 2, f"{self.name} ended with {code} after a sync failed\n{node.log()}"
+        return True
 
     def stop(self) -> None:
         """SIGTERM. Raises AssertionError unless it ends with 0 and in time."""
@@ -230,7 +248,8 @@ class Cluster:
     Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, small_disks: bool = False) -> None:
+        """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`."""
         self.plan = plan
         self.folder = folder
         self.violations: list[str] = []
@@ -239,6 +258,9 @@ class Cluster:
         self._misled: set[int] = set()
         self._guard = threading.Lock()
         """Over where links lead: a keeper's thread knows first that the master is up again."""
+        filling = plan.nodes_with(DiskFull)
+        self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
+        self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
         self._world = _World(plan)
         self.keepers = {
             name: _Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
@@ -259,6 +281,8 @@ class Cluster:
                 keeper.close()
         finally:
             self._world.close()
+            for disk in self._small_disks.values():
+                disk.close()
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
@@ -284,6 +308,8 @@ class Cluster:
             "haTransferBatchSize": setup.transfer_batch_bytes,
             "trioha.recordDir": self.recordings(name),
         }
+        if name in self._shimmed:
+            options["program"] = disks.program(self._disk_fault(name))
         if name == MASTER:
             return _Node(
                 self.store(name),
@@ -354,6 +380,56 @@ class Cluster:
         """SIGCONT."""
         self.keepers[name].node().resume()
 
+    # -- disks ---------------------------------------------------------------------------------------------
+
+    def _disk_fault(self, name: str) -> Path:
+        return self.folder / f"{name}.disk"
+
+    def fill_disk(self, name: str) -> None:
+        """Leave a node's disk no space, once its store is complete."""
+        self.keepers[name].node()
+        self._wait_for(self.store(name) / "checkpoint")
+        if name in self._small_disks:
+            self._small_disks[name].fill()
+        else:
+            disks.set_fault(self._disk_fault(name), disks.FULL)
+
+    def _wait_for(self, file: Path) -> None:
+        deadline_s = time.monotonic() + READY_WITHIN_S
+        while not file.exists():
+            assert time.monotonic() < deadline_s, f"there is no {file}"
+            self.pause(0.02)
+
+    def free_disk(self, name: str) -> None:
+        """Give it space. The node must still be there."""
+        if name in self._small_disks:
+            self._small_disks[name].free()
+        else:
+            disks.set_fault(self._disk_fault(name), disks.HEALTHY)
+        self.keepers[name].node()
+
+    def fail_syncs(self, name: str, *, ends_within_s: float) -> None:
+        """Let a node's syncs fail until it has ended, and check that it promised nothing more."""
+        keeper = self.keepers[name]
+        keeper.node()
+        disks.set_fault(self._disk_fault(name), disks.FSYNC)
+        try:
+            ended = keeper.wait_failed(within_s=ends_within_s)
+        finally:
+            disks.set_fault(self._disk_fault(name), disks.HEALTHY)
+        if name == MASTER:
+            self._lead(None, None)
+            self._check_promises_on_slaves()
+        if ended:
+            setup = self.plan.setup
+            promises_disk = name == MASTER and setup.flush_disk_type == "SYNC_FLUSH"
+            self.violations += check_failed_sync(
+                self.store(name),
+                log_file=self.log_file(name),
+                promises=self.promises if promises_disk else [],
+                recordings=self.recordings(name) if name != MASTER and setup.ack_mode == "flushed" else None,
+            )
+
     def pause(self, seconds: float) -> None:
         """Let the others go on for a while."""
         time.sleep(seconds)
@@ -407,7 +483,12 @@ class Cluster:
             if not keeper.is_up:
                 keeper.start()
         nodes = {name: keeper.node() for name, keeper in self.keepers.items()}
-        # The last puts go to a whole cluster.
+        # The last puts go to a whole cluster, which must take some of them, whatever it has been through.
+        kept = len(self.promises)
+        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
+        while len(self.promises) == kept:
+            assert time.monotonic() < deadline_s, f"no put is answered PUT_OK: {self.statuses}"
+            self.pause(0.02)
         self.pause(0.2)
         self._world.run(self._world.wait_produced, within_s=CAUGHT_UP_WITHIN_S)
         end_offset = nodes[MASTER].max_offset

@@ -1,8 +1,8 @@
 """The faults that a run can meet.
 
 Each kind is one class: `begin` breaks something, `end` mends it `duration_s` later. `occupies` names what it
-breaks; while it lasts no other fault that occupies the same thing begins. A new kind (a full disk, a sync
-that fails) is one more class here and one line in `tests.faults.plan.KINDS`.
+breaks; while it lasts no other fault that occupies the same thing begins. A new kind is one more class here
+and one line in `tests.faults.plan.KINDS`.
 """
 
 from __future__ import annotations
@@ -126,6 +126,46 @@ class Hang(Fault):
 
     def end(self, cluster: Cluster) -> None:
         cluster.resume(self.node)
+
+
+# -- disks -------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class DiskFull(Fault):
+    """A node's disk has no more space. It must neither end nor hang, and go on by itself later."""
+
+    node: str
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        return (self.node,)
+
+    def begin(self, cluster: Cluster) -> None:
+        cluster.fill_disk(self.node)
+
+    def end(self, cluster: Cluster) -> None:
+        cluster.free_disk(self.node)
+
+
+@frozen(kw_only=True)
+class FailingSync(Fault):
+    """A node's disk fails every sync, which must end the node; started again on a healthy disk."""
+
+    node: str
+    ends_within_s: float
+    """A node that has nothing to put on disk goes on; it is killed after this time."""
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        # A guest would find nobody at home.
+        return (self.node, f"guests of {self.node}")
+
+    def begin(self, cluster: Cluster) -> None:
+        cluster.fail_syncs(self.node, ends_within_s=self.ends_within_s)
+
+    def end(self, cluster: Cluster) -> None:
+        cluster.start(self.node)
 
 
 # -- links -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ STORE_NAMES = {"checkpoint", "commitlog", "lock"}
 """What a cleanly closed store must hold."""
 ASK_FOR_ALL = 1
 """First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
+_FAILED_SYNC = re.compile(r" at offset (\d+): fsync failed: ")
 _VERDICTS = {CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED}
 """What a slave says of a master whose log is another one: never so in these runs."""
 
@@ -104,6 +106,36 @@ def check_process_logs(files: Iterable[Path]) -> list[str]:
             if "Traceback" in line or "ended by a fault of this node" in line:
                 near = " | ".join(part.strip() for part in lines[max(0, at - 2) : at + 1])
                 violations.append(f"{file.name}: {near}")
+    return violations
+
+
+def check_failed_sync(
+    store: Path, *, log_file: Path, promises: Sequence[Promise], recordings: Path | None
+) -> list[str]:
+    """A node whose disk failed a sync said so last, promised nothing behind it, and left `abort`.
+
+    `promises` are those that had to be on its disk; `recordings` are given if its reports are such promises.
+    """
+    said = log_file.read_text(errors="replace").splitlines()[-1:]
+    found = _FAILED_SYNC.search(said[0]) if said else None
+    if found is None:
+        return [f"{store.name}: the last words after a failed sync were {said}"]
+    synced_offset = int(found[1])
+    violations = []
+    if not (store / "abort").exists():
+        violations.append(f"{store.name}: no abort after a failed sync")
+    beyond = [promise.key for promise in promises if promise.physical_offset >= synced_offset]
+    if beyond:
+        violations.append(
+            f"{store.name}: a sync failed at {synced_offset}, and yet PUT_OK was said of {_some(beyond)}"
+        )
+    if recordings is not None:
+        records = read_records(open_session(find_sessions([recordings])[-1])).array
+        reported = records[records["kind"] == Kind.REPORTED]["offset"]
+        if len(reported) and int(reported.max()) > synced_offset:
+            violations.append(
+                f"{store.name}: a sync failed at {synced_offset}, and yet {int(reported.max())} was reported"
+            )
     return violations
 
 

@@ -12,6 +12,8 @@ from tests.faults.faults import (
     MASTER,
     Cut,
     CutAfter,
+    DiskFull,
+    FailingSync,
     Fault,
     Freeze,
     HalfOpen,
@@ -94,6 +96,10 @@ class Plan:
     """In the order of their begin."""
     master_stops_first: bool
     """Which side is stopped first at the end."""
+
+    def nodes_with(self, kind: type[DiskFull | FailingSync]) -> set[str]:
+        """Nodes whose disks meet this kind of fault."""
+        return {planned.fault.node for planned in self.faults if isinstance(planned.fault, kind)}
 
     @property
     def has_impostors(self) -> bool:
@@ -214,6 +220,16 @@ def _hang(chance: random.Random, setup: Setup) -> Fault:
     return Hang(node=chance.choice(setup.nodes), duration_s=chance.choice((0.1, 0.5, 1.2, 2.5)))
 
 
+def _disk_full(chance: random.Random, setup: Setup) -> Fault:
+    return DiskFull(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.5, 3.0))
+
+
+def _failing_sync(chance: random.Random, setup: Setup) -> Fault:
+    return FailingSync(
+        node=chance.choice(setup.nodes), ends_within_s=1.5, duration_s=chance.uniform(1.6, 2.0)
+    )
+
+
 def _cut(chance: random.Random, setup: Setup) -> Fault:
     return Cut(link=chance.randrange(setup.slaves), reset=chance.random() < 0.5, duration_s=0.0)
 
@@ -286,6 +302,8 @@ KINDS: tuple[tuple[Draw, int], ...] = (
     (_kill_while_starting, 1),
     (_stop, 2),
     (_hang, 3),
+    (_disk_full, 3),
+    (_failing_sync, 2),
     (_cut, 4),
     (_cut_after, 4),
     (_freeze, 4),

@@ -77,7 +77,8 @@ class Producer:
         self._address = address
         if address is not None:
             self._address_known.set()
-        else:
+        elif self._address_known.is_set():
+            # Not twice: whoever waits already waits for the next address.
             self._address_known = trio.Event()
 
     async def wait_lost(self) -> None:

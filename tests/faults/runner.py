@@ -1,6 +1,8 @@
 """One run: a plan carried out, and what was found.
 
 As a program, `python -m tests.faults.runner SEED FOLDER`, it is what `tests.faults` starts for each seed.
+With `--small-disks` it mounts disks, and so has to run in a mount namespace of its own
+(`disks.private_mounts`).
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Report:
     """Messages that were answered PUT_OK."""
     kills: int = 0
     starts: int = 0
+    failed_syncs: int = 0
+    """Nodes that ended because a sync failed."""
     statuses: dict[str, int] = field(factory=dict)
     faults: list[str] = field(factory=list)
     """The faults of the plan, by kind."""
@@ -65,9 +69,10 @@ class Report:
         return cattrs.structure({key: value for key, value in document.items() if key != "ok"}, cls)
 
 
-def run_seed(seed: int, folder: Path) -> Report:
+def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
     """Carry out the plan of `seed` in `folder`, which is made, and check all invariants.
 
+    With `small_disks`, disks that fill up are mounted, and not only said to be full.
     Everything stays in the folder: stores, logs, recordings, `plan.json` and `report.json`.
     """
     plan = make_plan(seed)
@@ -76,7 +81,7 @@ def run_seed(seed: int, folder: Path) -> Report:
     began_s = time.monotonic()
     violations: list[str] = []
     end_offset = -1
-    with Cluster(plan, folder) as cluster:
+    with Cluster(plan, folder, small_disks=small_disks) as cluster:
         try:
             cluster.begin()
             carry_out(plan, cluster)
@@ -100,6 +105,7 @@ def run_seed(seed: int, folder: Path) -> Report:
         promises=len(cluster.promises),
         kills=sum(keeper.kills for keeper in cluster.keepers.values()),
         starts=sum(keeper.starts for keeper in cluster.keepers.values()),
+        failed_syncs=sum(keeper.failed_syncs for keeper in cluster.keepers.values()),
         statuses=cluster.statuses,
         faults=[type(planned.fault).__name__ for planned in plan.faults],
     )
@@ -133,7 +139,7 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
             cluster.recordings(name),
             copies_needed=setup.copies_needed if name == MASTER else 0,
             end_offset=end_offset,
-            unclean_ends=cluster.keepers[name].kills,
+            unclean_ends=cluster.keepers[name].kills + cluster.keepers[name].failed_syncs,
             has_impostors=plan.has_impostors,
         )
     return violations
@@ -142,7 +148,7 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
 def main() -> int:
     """Run one seed and print its report as one line of JSON; exit code 1 if an invariant did not hold."""
     exit_on_sigterm()
-    report = run_seed(int(sys.argv[1]), Path(sys.argv[2]))
+    report = run_seed(int(sys.argv[1]), Path(sys.argv[2]), small_disks="--small-disks" in sys.argv[3:])
     print(json.dumps(report.to_json()), flush=True)
     return 0 if report.ok else 1
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.faults.invariants import (
     check_clean_store,
+    check_failed_sync,
     check_logs_equal,
     check_process_logs,
     check_promises,
@@ -216,3 +217,49 @@ def test_a_report_survives_json():
     report = Report(3, "folder", ["broken"], 1.5, kills=2, statuses={"PUT_OK": 4}, faults=["Kill"])
     assert Report.from_json(report.to_json()) == report
     assert not report.ok
+
+
+SAID = "error failed reason='/s/commitlog at offset 5000: fsync failed: Input/output error; check the disk'\n"
+
+
+def failed_sync(root, *, said=SAID, promises=(), recordings=None):
+    root.mkdir(exist_ok=True)
+    (root / "abort").touch()
+    log_file = root.with_suffix(".log")
+    log_file.write_text(f"info started\n{said}")
+    return check_failed_sync(root, log_file=log_file, promises=promises, recordings=recordings)
+
+
+def test_a_failed_sync_that_was_said_and_promises_before_it_are_no_violation(tmp_path):
+    assert failed_sync(tmp_path / "store", promises=[Promise("K", 4999, 0)]) == []
+
+
+def test_a_failed_sync_must_be_said_last(tmp_path):
+    (violation,) = failed_sync(tmp_path / "store", said=SAID + "info went on\n")
+    assert "went on" in violation
+
+
+def test_a_promise_behind_a_failed_sync_is_found(tmp_path):
+    (violation,) = failed_sync(tmp_path / "store", promises=[Promise("K1", 4999, 0), Promise("K2", 5000, 0)])
+    assert "K2" in violation
+    assert "K1" not in violation
+
+
+def test_a_report_behind_a_failed_sync_is_found(tmp_path):
+    for name, highest in (("good", 5000), ("bad", 5001)):
+        write_session(
+            tmp_path / name / "session",
+            [Event(at, Kind.REPORTED, offset=offset, aux=offset) for at, offset in enumerate((100, highest))],
+            role="SLAVE",
+        )
+    assert failed_sync(tmp_path / "store", recordings=tmp_path / "good") == []
+    (violation,) = failed_sync(tmp_path / "store", recordings=tmp_path / "bad")
+    assert "5001" in violation
+
+
+def test_a_failed_sync_without_abort_is_found(tmp_path):
+    failed_sync(tmp_path / "store")
+    (tmp_path / "store" / "abort").unlink()
+    assert check_failed_sync(
+        tmp_path / "store", log_file=tmp_path / "store.log", promises=[], recordings=None
+    ) == ["store: no abort after a failed sync"]

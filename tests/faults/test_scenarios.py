@@ -6,10 +6,10 @@ import pytest
 from attrs import evolve
 
 from tests.faults.cluster import Cluster
-from tests.faults.faults import MASTER
-from tests.faults.invariants import held_messages
+from tests.faults.faults import MASTER, DiskFull, FailingSync
+from tests.faults.invariants import check_logs_equal, check_promises, held_messages
 from tests.faults.peers import Guest
-from tests.faults.plan import Plan, Setup
+from tests.faults.plan import Plan, Planned, Setup
 from tests.faults.producer import LoadSettings
 
 pytestmark = pytest.mark.process
@@ -17,8 +17,11 @@ pytestmark = pytest.mark.process
 WITHIN_S = 10
 
 
-def plan_of(*, slaves=1, in_sync_replicas=1, **settings):
-    """A synchronous cluster whose puts wait longer than anything here takes, and no random faults."""
+def plan_of(*, slaves=1, in_sync_replicas=1, faults=(), **settings):
+    """A synchronous cluster whose puts wait longer than anything here takes, and no random faults.
+
+    `faults` say whose disks meet any; the test plays them.
+    """
     setup = Setup(
         role="SYNC_MASTER",
         slaves=slaves,
@@ -33,7 +36,9 @@ def plan_of(*, slaves=1, in_sync_replicas=1, **settings):
         load=LoadSettings(concurrency=4, rate=200.0, body_bytes_max=2000),
     )
     setup = evolve(setup, **settings)
-    return Plan(seed=0, setup=setup, faults=(), master_stops_first=True)
+    return Plan(
+        seed=0, setup=setup, faults=tuple(Planned(0.0, fault) for fault in faults), master_stops_first=True
+    )
 
 
 def wait_until(condition):
@@ -96,3 +101,56 @@ def test_a_slave_that_starts_from_earliest_before_there_is_anything_gets_all(tmp
         cluster.end()
     held = held_messages(cluster.store("slave-1"))
     assert (held.min_offset, held.end_offset) == (0, end_offset)
+
+
+def test_a_master_whose_disk_is_full_refuses_puts_replicates_and_goes_on_by_itself(tmp_path):
+    fault = DiskFull(node=MASTER, duration_s=0.0)
+    plan = plan_of(file_bytes=65536, faults=[fault], role="ASYNC_MASTER")
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        master, slave = cluster.keepers[MASTER].node(), cluster.keepers["slave-1"].node()
+        fault.begin(cluster)
+        wait_until(lambda: cluster.statuses.get("SERVICE_NOT_AVAILABLE", 0) >= 10)
+        # What fits goes on being taken and replicated: the slave ends where the master does.
+        slave.wait(max_offset=master.max_offset)
+        fault.end(cluster)
+        kept = len(cluster.promises)
+        wait_until(lambda: len(cluster.promises) >= kept + 50)
+        refused = cluster.statuses["SERVICE_NOT_AVAILABLE"]
+        end_offset = cluster.settle()
+        assert cluster.statuses["SERVICE_NOT_AVAILABLE"] == refused
+        assert {keeper.starts for keeper in cluster.keepers.values()} == {1}
+        cluster.end()
+    assert check_logs_equal([cluster.store(name) for name in plan.setup.nodes], end_offset=end_offset) == []
+
+
+def test_a_slave_whose_disk_is_full_holds_back_acks_and_goes_on_by_itself(tmp_path):
+    fault = DiskFull(node="slave-1", duration_s=0.0)
+    plan = plan_of(file_bytes=65536, faults=[fault], slave_timeout_ms=300)
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        fault.begin(cluster)
+        wait_until(lambda: cluster.statuses.get("FLUSH_SLAVE_TIMEOUT", 0) >= 10)
+        assert cluster.keepers["slave-1"].node().max_offset < cluster.keepers[MASTER].node().max_offset
+        fault.end(cluster)
+        end_offset = cluster.settle()
+        assert {keeper.starts for keeper in cluster.keepers.values()} == {1}
+        cluster.end()
+    stores = [cluster.store(name) for name in plan.setup.nodes]
+    assert check_logs_equal(stores, end_offset=end_offset) == []
+    assert check_promises(cluster.promises, stores, copies=2, when="at the end") == []
+
+
+@pytest.mark.parametrize("name", [MASTER, "slave-1"])
+def test_a_node_whose_syncs_fail_ends_and_promises_nothing_more(tmp_path, name):
+    fault = FailingSync(node=name, ends_within_s=WITHIN_S, duration_s=0.0)
+    sync = {"flush_disk_type": "SYNC_FLUSH", "slave_flush_disk_type": "SYNC_FLUSH", "ack_mode": "flushed"}
+    with Cluster(plan_of(faults=[fault], slave_timeout_ms=1000, **sync), tmp_path) as cluster:
+        cluster.begin()
+        wait_until(lambda: len(cluster.promises) >= 20)
+        fault.begin(cluster)
+        assert cluster.keepers[name].failed_syncs == 1
+        assert cluster.violations == []
+        fault.end(cluster)
+        cluster.settle()
+        cluster.end()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,13 @@ class TriohaNode:
         role: str,
         ha_master_address: str | None = None,
         ha_port: int = 0,
+        program: Sequence[str] = _TRIOHA,
         **settings: Any,
     ) -> None:
-        """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys."""
+        """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys.
+
+        `program` is what stands for the command `trioha`.
+        """
         self.root = root
         root.parent.mkdir(parents=True, exist_ok=True)
         config: dict[str, object] = {
@@ -166,7 +170,7 @@ class TriohaNode:
         self._log_path = root.with_name(f"{root.name}.log")
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_DIE_WITH_PARENT, *_TRIOHA, "node", "-c", str(config_path)],
+                [*_DIE_WITH_PARENT, *program, "node", "-c", str(config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -250,6 +254,15 @@ class TriohaNode:
             raise AssertionError(f"still running {took:.1f} s after SIGTERM\n{self.log()}") from None
         self._finish()
         assert code == 0, f"exit code {code} after SIGTERM\n{self.log()}"
+
+    def wait_ended(self, *, within_s: float) -> int | None:
+        """Exit code of a process that ends by itself; None if it is still there after that time."""
+        try:
+            code = self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+        self._finish()
+        return code
 
     def kill(self) -> None:
         """`kill -9`."""

@@ -2,30 +2,14 @@
 
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.faults import disks
 from tests.interop.node import TriohaNode, broker_status, load, run_trioha
 
 pytestmark = pytest.mark.process
-
-# Starts a node whose disk does as the file `fault` says: `fsync` fails every sync, `full` reserves no space.
-SHIM = """
-import errno, os, pathlib, sys
-fault = pathlib.Path(sys.argv.pop(1))
-def faulty(real, word, number):
-    def call(*arguments):
-        if fault.exists() and fault.read_text() == word:
-            raise OSError(number, os.strerror(number))
-        return real(*arguments)
-    return call
-os.fdatasync = faulty(os.fdatasync, "fsync", errno.EIO)
-os.posix_fallocate = faulty(os.posix_fallocate, "full", errno.ENOSPC)
-from trioha.cli import main
-sys.exit(main())
-"""
 
 
 class ShimmedNode:
@@ -53,13 +37,21 @@ class ShimmedNode:
         path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SHIM, str(self.fault), "node", "-c", str(path)],
+                [*disks.program(self.fault), "node", "-c", str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
         self.ready = dict(pair.split("=", 1) for pair in self.process.stdout.readline().split()[1:])
+
+    def fill_disk(self):
+        """Leave the disk no space, once the store is complete."""
+        deadline = time.monotonic() + 10
+        while not (self.store / "checkpoint").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        self.fault.write_text(disks.FULL)
 
     def end(self):
         if self.process.poll() is None:
@@ -87,7 +79,7 @@ def shimmed(tmp_path):
 def test_a_disk_that_fails_a_sync_ends_the_node_and_the_store_is_not_called_clean(shimmed, flush):
     node = shimmed("store", brokerRole="ASYNC_MASTER", flushDiskType=flush)
     assert load(node.ready["listen"], 20).statuses == {"PUT_OK": 20}
-    node.fault.write_text("fsync")
+    node.fault.write_text(disks.FSYNC)
     if flush == "SYNC_FLUSH":
         # A put that needs the disk is never answered OK by a node that lost it.
         assert "PUT_OK" not in load(node.ready["listen"], 5).statuses
@@ -110,7 +102,7 @@ def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(shimm
     node = shimmed("store", brokerRole="ASYNC_MASTER")
     address = node.ready["listen"]
     assert load(address, 10, size=(100, 100)).statuses == {"PUT_OK": 10}
-    node.fault.write_text("full")
+    node.fill_disk()
     statuses = load(address, 100, size=(3000, 3000), concurrency=1).statuses
     assert statuses["SERVICE_NOT_AVAILABLE"] > 0
     stored = statuses.get("PUT_OK", 0)
@@ -128,7 +120,7 @@ def test_a_slave_on_a_full_disk_loses_nothing_and_follows_again_when_there_is_sp
     try:
         slave = shimmed("slave", brokerRole="SLAVE", brokerId=1, haMasterAddress=master.ha_address)
         master.load(20, size=(1000, 1000))
-        slave.fault.write_text("full")
+        slave.fill_disk()
         master.load(200, size=(1000, 3000))
         deadline = time.monotonic() + 10
         while "no 65536 bytes could be reserved" not in slave.log.read_text():
