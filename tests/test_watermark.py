@@ -60,15 +60,29 @@ async def test_each_waiter_has_its_own_deadline(autojump_clock):
     assert mark.waiting == 0
 
 
-async def test_cancelled_waiters_are_forgotten():
+async def test_cancelled_waiters_do_not_gather():
     mark = Watermark()
-    async with trio.open_nursery() as nursery:
-        for offset in range(1, 1001):
-            nursery.start_soon(mark.reached, offset)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert mark.waiting == 0
-    assert len(mark._waiters) == 0
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for offset in range(1, 1001):
+                nursery.start_soon(mark.reached, offset)
+            await trio.testing.wait_all_tasks_blocked()
+            assert mark.waiting == 1000
+            nursery.cancel_scope.cancel()
+        assert mark.waiting == 0
+        assert len(mark._waits) <= 2001
+    mark.advance(1000)
+    assert len(mark._waits) == 0
+
+
+async def test_a_wait_ends_once_whoever_is_first():
+    mark = Watermark()
+    passed, given_up, reached = mark.wait_for(0), mark.wait_for(10), mark.wait_for(10)
+    given_up.end(False)
+    mark.advance(10)
+    given_up.end(True)
+    reached.end(False)
+    assert [await wait.ended() for wait in (passed, given_up, reached)] == [True, False, True]
 
 
 async def test_a_rewound_mark_wakes_nobody_and_is_waited_for_again(autojump_clock):

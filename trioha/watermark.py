@@ -2,10 +2,13 @@
 
 Theory of operation. A log is bytes `[min, max)`, and everything anyone waits for is "offset X has reached
 stage S": appended, flushed, sent, replicated, dispatched. A `Watermark` is one such stage. `advance(offset)`
-moves it forward and wakes exactly the waiters at or below it; `await reached(offset)` waits on a trio
-`Event` of its own. There is no polling, no list that is swapped, and no waiter behind another: a heap keeps
-waiters by their offset, so each costs O(log n) however many there are, and each has its own deadline (its
-caller's cancel scope).
+moves it forward and wakes exactly the waiters at or below it. There is no polling, no list that is swapped,
+and no waiter behind another: a heap keeps the waits by their offset, so each costs O(log n) however many
+there are.
+
+`await reached(offset)` is a wait with the deadline of its caller's cancel scope. `wait_for(offset)` gives a
+`Wait` to await later, which somebody else may end before: what the thousands of waiting puts use, for which a
+cancel scope each would be a sixth of their cost (see `ha.timeouts`).
 
 Like a trio `Event`, a watermark belongs to one trio thread.
 """
@@ -16,25 +19,54 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 import trio
-from attrs import define, field
+
+_ENDED_MAX = 32
+"""Waits that ended early are looked for when there are more than this, and twice what was left last time."""
 
 
-@define(eq=False)
-class _Waiter:
-    event: trio.Event = field(factory=trio.Event)
-    cancelled: bool = False
+class Wait:
+    """One task's wait for an offset. It ends once: by the mark (True), by `end`, or cancelled (False)."""
+
+    __slots__ = ("_task", "outcome", "start_offset")
+
+    def __init__(self, start_offset: int = 0) -> None:
+        self.start_offset = start_offset
+        """For the caller: where the bytes start for whose end it waits."""
+        self.outcome: bool | None = None
+        """Whether the offset was reached; None while neither is known."""
+        self._task: trio.lowlevel.Task | None = None
+
+    def end(self, outcome: bool) -> None:
+        """End the wait and wake its task; nothing happens if it has ended."""
+        if self.outcome is None:
+            self.outcome = outcome
+            if self._task is not None:
+                trio.lowlevel.reschedule(self._task)
+                self._task = None
+
+    async def ended(self) -> bool:
+        """The outcome as soon as there is one, without a checkpoint if there is. Cancelling ends the wait."""
+        if self.outcome is None:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return self.outcome is True
+
+    def _abort(self, _raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        self._task = None
+        self.outcome = False
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Watermark:
     """An offset in bytes that moves forward, and the waiters for it."""
 
-    __slots__ = ("_cancelled_count", "_offset", "_order", "_waiters")
+    __slots__ = ("_offset", "_order", "_waits", "_waits_max")
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
-        self._waiters: list[tuple[int, int, _Waiter]] = []
+        self._waits: list[tuple[int, int, Wait]] = []
+        self._waits_max = _ENDED_MAX
         self._order = count()
-        self._cancelled_count = 0
 
     def __repr__(self) -> str:
         return f"<Watermark {self._offset}, {self.waiting} waiting>"
@@ -45,9 +77,14 @@ class Watermark:
         return self._offset
 
     @property
+    def waits(self) -> list[Wait]:
+        """Those who wait for an offset beyond the mark, in no order."""
+        return [wait for _, _, wait in self._waits if wait.outcome is None]
+
+    @property
     def waiting(self) -> int:
-        """How many tasks wait for an offset beyond the mark."""
-        return len(self._waiters) - self._cancelled_count
+        """How many wait for an offset beyond the mark."""
+        return len(self.waits)
 
     def advance(self, offset: int) -> None:
         """Move the mark forward to `offset` and wake every waiter at or below it.
@@ -57,13 +94,9 @@ class Watermark:
         if offset <= self._offset:
             return
         self._offset = offset
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= offset:
-            waiter = heappop(waiters)[2]
-            if waiter.cancelled:
-                self._cancelled_count -= 1
-            else:
-                waiter.event.set()
+        waits = self._waits
+        while waits and waits[0][0] <= offset:
+            heappop(waits)[2].end(True)
 
     def rewind(self, offset: int) -> None:
         """Move the mark back to `offset`: a cut log tail, or a copy that was lost. Wakes nobody."""
@@ -82,24 +115,29 @@ class Watermark:
 
         Returns without a checkpoint if it is there already. A cancelled wait leaves nothing behind.
         """
-        if offset <= self._offset:
-            return
-        waiter = _Waiter()
-        heappush(self._waiters, (offset, next(self._order), waiter))
-        try:
-            await waiter.event.wait()
-        finally:
-            if not waiter.event.is_set():
-                waiter.cancelled = True
-                self._cancelled_count += 1
-                self._drop_cancelled()
+        if offset > self._offset:
+            await self.wait_for(offset).ended()
 
-    def _drop_cancelled(self) -> None:
-        """Forget cancelled waiters once they are the greater part: amortised O(1) for each of them."""
-        if self._cancelled_count * 2 > len(self._waiters):
-            self._waiters = [entry for entry in self._waiters if not entry[2].cancelled]
-            heapify(self._waiters)
-            self._cancelled_count = 0
+    def wait_for(self, offset: int, *, start_offset: int = 0) -> Wait:
+        """A wait that ends with True as soon as the mark has been at or beyond `offset`.
+
+        Whoever does not await it must `end` it.
+        """
+        wait = Wait(start_offset)
+        if offset <= self._offset:
+            wait.outcome = True
+            return wait
+        waits = self._waits
+        heappush(waits, (offset, next(self._order), wait))
+        if len(waits) > self._waits_max:
+            self._drop_ended()
+        return wait
+
+    def _drop_ended(self) -> None:
+        """Forget waits that ended before their offset was reached: amortised O(1) for each of them."""
+        self._waits = [entry for entry in self._waits if entry[2].outcome is None]
+        heapify(self._waits)
+        self._waits_max = max(_ENDED_MAX, 2 * len(self._waits))
 
 
 class ReplicatedWatermarks:
@@ -121,6 +159,10 @@ class ReplicatedWatermarks:
         if mark is None:
             mark = self._marks[k] = Watermark(self._kth_largest(k))
         return mark
+
+    def waits(self) -> list[Wait]:
+        """All that wait, for any number of copies."""
+        return [wait for mark in self._marks.values() for wait in mark.waits]
 
     def acknowledge(self, replica: str, offset: int) -> None:
         """`replica` holds the log up to `offset`."""

@@ -165,9 +165,12 @@ async def puts(folder: Path, *, writers: int, number: int) -> tuple[float, list[
                     assert result.status is PutStatus.PUT_OK, result
 
             began = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-                for _ in range(writers):
-                    nursery.start_soon(write)
+            async with trio.open_nursery() as service_of_puts:
+                service_of_puts.start_soon(commit.run)
+                async with trio.open_nursery() as nursery:
+                    for _ in range(writers):
+                        nursery.start_soon(write)
+                service_of_puts.cancel_scope.cancel()
             took = time.perf_counter() - began
         return number / took, latencies
     finally:

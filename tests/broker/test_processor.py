@@ -44,11 +44,11 @@ class Broker:
         settings = GroupCommitSettings(
             copies_needed=need, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
         )
-        group_commit = GroupCommit(
+        self.group_commit = GroupCommit(
             settings, replicas=self.replicas, flushed=self.log.flushed, sink=self.events
         )
         self.puts = PutService(
-            commit_log=self.log, group_commit=group_commit, sink=self.events, is_slave=is_slave
+            commit_log=self.log, group_commit=self.group_commit, sink=self.events, is_slave=is_slave
         )
         info = BrokerInfo(
             Identity(
@@ -115,8 +115,11 @@ async def test_a_send_is_stored_with_all_that_it_said_and_answered_with_its_plac
     assert parse_properties(record.properties_raw) == {"TAGS": "tag", "CLUSTER": "cluster"}
 
 
-async def test_messages_of_one_connection_are_stored_in_the_order_of_their_requests(tmp_path, autojump_clock):
+async def test_messages_of_one_connection_are_stored_in_the_order_of_their_requests(
+    tmp_path, nursery, autojump_clock
+):
     broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
     answers = [
         broker.processor(
             request(
@@ -199,8 +202,9 @@ async def test_a_slave_takes_no_messages(tmp_path):
     assert broker.puts.statistics().statuses == {"SERVICE_NOT_AVAILABLE": 1}
 
 
-async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, autojump_clock):
+async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
     async with connected(broker.master) as (peer, _):
         await peer.report(0)
         await settled()
@@ -209,8 +213,8 @@ async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, au
         async def send():
             answers.append((await broker.send(), trio.current_time()))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send)
+        async with trio.open_nursery() as producer:
+            producer.start_soon(send)
             started = trio.current_time()
             offset, body = await peer.next_frame()
             await trio.sleep(1.5)
@@ -220,8 +224,9 @@ async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, au
         assert answers[0][1] - started == 1.5
 
 
-async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, autojump_clock):
+async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
     assert (await broker.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
     async with connected(broker.master) as (peer, _):
         await peer.report(0)
@@ -236,8 +241,9 @@ async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, auto
     assert len(broker.events.of(Kind.PUT)) == 3
 
 
-async def test_ha_status_says_what_the_connections_say(tmp_path, autojump_clock):
+async def test_ha_status_says_what_the_connections_say(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
     await broker.send(properties="WAIT\x01false\x02")
     async with connected(broker.master, host="10.0.0.9", port=4444) as (peer, _):
         await peer.report(0)
@@ -253,8 +259,9 @@ async def test_ha_status_says_what_the_connections_say(tmp_path, autojump_clock)
         assert info.extras.put_statuses == {"PUT_OK": 1}
 
 
-async def test_a_peer_that_has_not_reported_is_not_in_sync(tmp_path, autojump_clock):
+async def test_a_peer_that_has_not_reported_is_not_in_sync(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
     async with connected(broker.master):
         info = broker.processor._info.ha_status()
         assert (info.in_sync_slaves, info.connections[0].in_sync) == (0, False)

@@ -14,7 +14,19 @@ from trioha.store.status import PutStatus
 from trioha.watermark import Watermark
 
 
-def make(*, need=1, sync_flush=False, gap_bytes_max=1000, **options):
+@pytest.fixture
+def make(nursery):
+    """Makes (a group commit that runs until the test ends, its replicas, the flushed mark, its events)."""
+
+    def make(**options):
+        commit, *rest = made(**options)
+        nursery.start_soon(commit.run)
+        return commit, *rest
+
+    return make
+
+
+def made(*, need=1, sync_flush=False, gap_bytes_max=1000, **options):
     replicas = Replicas(gap_bytes_max=gap_bytes_max)
     flushed = Watermark()
     events = Events()
@@ -58,16 +70,16 @@ async def after(seconds, action, *args):
     ],
 )
 def test_who_waits(need, sync_flush, wait_store_ok, waits):
-    commit, *_ = make(need=need, sync_flush=sync_flush)
+    commit, *_ = made(need=need, sync_flush=sync_flush)
     assert commit.must_wait(wait_store_ok=wait_store_ok) is waits
 
 
-async def test_without_a_slave_a_put_is_answered_at_once(autojump_clock):
+async def test_without_a_slave_a_put_is_answered_at_once(make, autojump_clock):
     commit, *_ = make()
     assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
 
 
-async def test_a_put_is_ok_the_moment_a_slave_has_it(autojump_clock):
+async def test_a_put_is_ok_the_moment_a_slave_has_it(make, autojump_clock):
     commit, replicas, _, _ = make()
     acknowledge(replicas, "a", 50)
     async with trio.open_nursery() as nursery:
@@ -76,7 +88,7 @@ async def test_a_put_is_ok_the_moment_a_slave_has_it(autojump_clock):
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
 
 
-async def test_a_slave_that_does_not_answer_times_out_after_3_s(autojump_clock):
+async def test_a_slave_that_does_not_answer_times_out_after_3_s(make, autojump_clock):
     commit, replicas, _, _ = make()
     acknowledge(replicas, "a", 50)
     assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
@@ -86,13 +98,15 @@ async def test_a_slave_that_does_not_answer_times_out_after_3_s(autojump_clock):
 @pytest.mark.parametrize(
     ("ack_offset", "status"), [(100, "FLUSH_SLAVE_TIMEOUT"), (99, "SLAVE_NOT_AVAILABLE")]
 )
-async def test_a_slave_counts_only_if_its_lag_is_strictly_below_the_gap(ack_offset, status, autojump_clock):
+async def test_a_slave_counts_only_if_its_lag_is_strictly_below_the_gap(
+    make, ack_offset, status, autojump_clock
+):
     commit, replicas, _, _ = make(gap_bytes_max=1001)
     acknowledge(replicas, "a", ack_offset)
     assert (await outcome(commit, 1100))[0] is PutStatus[status]
 
 
-async def test_k_copies_need_k_distinct_replicas(autojump_clock):
+async def test_k_copies_need_k_distinct_replicas(make, autojump_clock):
     commit, replicas, _, _ = make(need=2)
     acknowledge(replicas, "a", 100, connection_id=1)
     acknowledge(replicas, "a", 100, connection_id=2)
@@ -103,7 +117,7 @@ async def test_k_copies_need_k_distinct_replicas(autojump_clock):
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
 
 
-async def test_a_replica_keeps_its_ack_while_one_of_its_connections_lives(autojump_clock):
+async def test_a_replica_keeps_its_ack_while_one_of_its_connections_lives(make, autojump_clock):
     _, replicas, _, _ = make()
     acknowledge(replicas, "a", 70, connection_id=1)
     acknowledge(replicas, "a", 90, connection_id=2)
@@ -114,7 +128,7 @@ async def test_a_replica_keeps_its_ack_while_one_of_its_connections_lives(autoju
     assert (replicas.copies(1).offset, replicas.eligible_count(100)) == (0, 0)
 
 
-async def test_a_slave_that_leaves_while_a_put_waits_lets_it_time_out(autojump_clock):
+async def test_a_slave_that_leaves_while_a_put_waits_lets_it_time_out(make, autojump_clock):
     commit, replicas, _, _ = make()
     acknowledge(replicas, "a", 50)
     async with trio.open_nursery() as nursery:
@@ -122,7 +136,7 @@ async def test_a_slave_that_leaves_while_a_put_waits_lets_it_time_out(autojump_c
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_one_stuck_put_delays_no_other(autojump_clock):
+async def test_one_stuck_put_delays_no_other(make, autojump_clock):
     commit, replicas, _, _ = make()
     acknowledge(replicas, "a", 50)
     results = {}
@@ -151,7 +165,9 @@ async def test_one_stuck_put_delays_no_other(autojump_clock):
         (4.5, 3.5, (PutStatus.FLUSH_SLAVE_TIMEOUT, 4.5)),
     ],
 )
-async def test_disk_and_replica_are_waited_for_side_by_side(flushed_at, acked_at, expected, autojump_clock):
+async def test_disk_and_replica_are_waited_for_side_by_side(
+    make, flushed_at, acked_at, expected, autojump_clock
+):
     commit, replicas, flushed, _ = make(sync_flush=True)
     acknowledge(replicas, "a", 50)
     async with trio.open_nursery() as nursery:
@@ -161,7 +177,7 @@ async def test_disk_and_replica_are_waited_for_side_by_side(flushed_at, acked_at
         nursery.cancel_scope.cancel()
 
 
-async def test_without_a_slave_sync_flush_still_waits_for_the_disk(autojump_clock):
+async def test_without_a_slave_sync_flush_still_waits_for_the_disk(make, autojump_clock):
     commit, _, flushed, _ = make(sync_flush=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, flushed.advance, 100)
@@ -171,7 +187,9 @@ async def test_without_a_slave_sync_flush_still_waits_for_the_disk(autojump_cloc
 @pytest.mark.parametrize(
     ("flushed_at", "expected"), [(1, PutStatus.PUT_OK), (9, PutStatus.FLUSH_DISK_TIMEOUT)]
 )
-async def test_an_async_master_with_sync_flush_waits_for_the_disk_alone(flushed_at, expected, autojump_clock):
+async def test_an_async_master_with_sync_flush_waits_for_the_disk_alone(
+    make, flushed_at, expected, autojump_clock
+):
     commit, _, flushed, _ = make(need=0, sync_flush=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, flushed_at, flushed.advance, 100)
@@ -179,7 +197,7 @@ async def test_an_async_master_with_sync_flush_waits_for_the_disk_alone(flushed_
         nursery.cancel_scope.cancel()
 
 
-async def test_every_wait_is_recorded_with_one_begin_and_one_end(autojump_clock):
+async def test_every_wait_is_recorded_with_one_begin_and_one_end(make, autojump_clock):
     commit, replicas, _, events = make()
     acknowledge(replicas, "a", 50)
     await outcome(commit, 100, request_id=7)
@@ -197,7 +215,7 @@ async def test_every_wait_is_recorded_with_one_begin_and_one_end(autojump_clock)
     ]
 
 
-async def test_below_the_minimum_in_sync_nothing_may_be_stored(autojump_clock):
+async def test_below_the_minimum_in_sync_nothing_may_be_stored(make, autojump_clock):
     commit, replicas, _, _ = make(need=1, copies_min=1)
     assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
     acknowledge(replicas, "a", 50)
@@ -207,7 +225,7 @@ async def test_below_the_minimum_in_sync_nothing_may_be_stored(autojump_clock):
     assert without_minimum.refusal(100) is None
 
 
-async def test_auto_mode_needs_what_is_in_sync_and_no_less_than_the_minimum(autojump_clock):
+async def test_auto_mode_needs_what_is_in_sync_and_no_less_than_the_minimum(make, autojump_clock):
     commit, replicas, _, _ = make(need=2, lowers_need=True)
     assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
     acknowledge(replicas, "a", 50)
@@ -218,7 +236,7 @@ async def test_auto_mode_needs_what_is_in_sync_and_no_less_than_the_minimum(auto
     assert await outcome(with_minimum, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
 
 
-async def test_all_in_sync_waits_for_every_replica_that_is(autojump_clock):
+async def test_all_in_sync_waits_for_every_replica_that_is(make, autojump_clock):
     commit, replicas, _, _ = make(need=1, all_in_sync=True)
     for replica in "abc":
         acknowledge(replicas, replica, 5000)
@@ -230,7 +248,7 @@ async def test_all_in_sync_waits_for_every_replica_that_is(autojump_clock):
         assert await outcome(commit, 5100) == (PutStatus.PUT_OK, 2.5)
 
 
-async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offset(autojump_clock):
+async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offset(make, autojump_clock):
     commit, replicas, _, _ = make(gap_bytes_max=1 << 30)
     acknowledge(replicas, "a", 0)
     results = {}
@@ -259,7 +277,7 @@ def claim(replicas, connection_id, ack_offset, *, replica=None):
     )
 
 
-async def test_a_claim_releases_no_put_that_was_already_waiting(autojump_clock):
+async def test_a_claim_releases_no_put_that_was_already_waiting(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
     async with trio.open_nursery() as nursery:
@@ -268,7 +286,7 @@ async def test_a_claim_releases_no_put_that_was_already_waiting(autojump_clock):
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_the_connections_that_were_there_still_release_it(autojump_clock):
+async def test_the_connections_that_were_there_still_release_it(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
     async with trio.open_nursery() as nursery:
@@ -277,7 +295,7 @@ async def test_the_connections_that_were_there_still_release_it(autojump_clock):
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
 
 
-async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(autojump_clock):
+async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
     results = {}
@@ -297,7 +315,9 @@ async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(autoju
     assert len(replicas._generations) == 1
 
 
-async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when_it_has_them(autojump_clock):
+async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when_it_has_them(
+    make, autojump_clock
+):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50, replica="10.0.0.1")
     async with trio.open_nursery() as nursery:
@@ -311,7 +331,7 @@ async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when
         assert await outcome(commit, 100, start_offset=90) == (PutStatus.PUT_OK, 2.0)
 
 
-async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(autojump_clock):
+async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50, replica="10.0.0.1")
     async with trio.open_nursery() as nursery:
@@ -320,7 +340,7 @@ async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(autojum
 
 
 async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_one_lingers(
-    autojump_clock,
+    make, autojump_clock
 ):
     commit, replicas, _, _ = make(need=2)
     claim(replicas, 1, 50)
@@ -335,12 +355,13 @@ async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_on
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_puts_that_no_longer_wait_are_forgotten(autojump_clock):
+async def test_puts_that_no_longer_wait_are_forgotten(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 10**6)
     for number in range(1000):
         assert (await outcome(commit, 500 + number))[0] is PutStatus.PUT_OK
-    assert len(replicas.current._waiting) <= 1
+    assert replicas.current.waiting_from is None
+    assert commit._replica_timeouts.kept <= 1
 
 
 # -- with a real connection below it ------------------------------------------------------------------------
@@ -353,16 +374,18 @@ def log(tmp_path):
     return log
 
 
-def commit_on(log, replicas, events):
+def commit_on(nursery, log, replicas, events):
     settings = GroupCommitSettings(
         copies_needed=1, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
     )
-    return GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
+    commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
+    nursery.start_soon(commit.run)
+    return commit
 
 
-async def test_a_forged_ack_releases_no_put(log, autojump_clock):
+async def test_a_forged_ack_releases_no_put(log, nursery, autojump_clock):
     master, replicas, events = make_master(log)
-    commit = commit_on(log, replicas, events)
+    commit = commit_on(nursery, log, replicas, events)
     async with connected(master) as (peer, _):
         await peer.report(log.max_offset)
         await settled()
@@ -372,9 +395,9 @@ async def test_a_forged_ack_releases_no_put(log, autojump_clock):
         assert (await outcome(commit, stored.end_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
 
 
-async def test_a_peer_that_never_reports_is_no_slave(log, autojump_clock):
+async def test_a_peer_that_never_reports_is_no_slave(log, nursery, autojump_clock):
     master, replicas, events = make_master(log)
-    commit = commit_on(log, replicas, events)
+    commit = commit_on(nursery, log, replicas, events)
     async with connected(master):
         assert (await outcome(commit, log.max_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
 

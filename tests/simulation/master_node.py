@@ -116,6 +116,7 @@ class MasterNode(Node):
         self._puts = PutService(commit_log=self.log, group_commit=group_commit, sink=sink, is_slave=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(group_commit.run)
             self._start_disk(
                 nursery, sync_flush=plan.group_commit.sync_flush, interval_s=plan.master_flush_interval_s
             )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable
 from datetime import date, datetime, timedelta
 from itertools import count
 
 import trio
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from trioha.broker.stats import RateWindows
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import AppendResult, CommitLog, Message
 from trioha.store.status import PutStatus
+
+_PUT = int(Kind.PUT)
 
 
 @frozen
@@ -36,9 +37,12 @@ class PutStatistics:
     """Puts per second over the last 10 s, 60 s and 600 s."""
 
 
-@frozen
+@define
 class PutResult:
-    """Where a message is and how safe: `append` says the first, `status` both."""
+    """Where a message is and how safe: `append` says the first, `status` both. Made once, never changed.
+
+    Not frozen: attrs would set each field by a call, and there is one of these for each put.
+    """
 
     status: PutStatus
     append: AppendResult
@@ -60,7 +64,7 @@ class PutService:
         self._sink = sink
         self._is_slave = is_slave
         self._request_ids = count(1)
-        self._statuses: Counter[PutStatus] = Counter()
+        self._statuses = [0] * len(PutStatus)
         self._stored = 0
         self._refused = 0
         self._bytes = 0
@@ -84,9 +88,10 @@ class PutService:
             self._refused += 1
             return self._counted(appended.status, appended)
         request_id = next(self._request_ids)
+        size = appended.size
         self._stored += 1
-        self._bytes += appended.size
-        self._sink.emit(Kind.PUT, offset=appended.end_offset, aux=request_id, size=appended.size)
+        self._bytes += size
+        self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
         if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
             return self._counted(PutStatus.PUT_OK, appended)
         return self._wait(appended, request_id)
@@ -110,7 +115,7 @@ class PutService:
             messages_refused=self._refused,
             stored_until_today=self._stored_until_today,
             stored_until_yesterday=self._stored_until_yesterday,
-            statuses={status.name: number for status, number in sorted(self._statuses.items())},
+            statuses={status.name: self._statuses[status] for status in PutStatus if self._statuses[status]},
             bytes_appended=self._bytes,
             messages_per_s=self._rates.rates_per_s(trio.current_time()),
         )

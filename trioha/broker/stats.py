@@ -16,7 +16,9 @@ class RateWindows:
 
     def add(self, count: int, now_s: float) -> None:
         """`count` events happened now."""
-        self._roll(int(now_s))
+        second = int(now_s)
+        if second != self._second:
+            self._roll(second)
         self._counts[self._second % _SLOTS] += count
 
     def rates_per_s(self, now_s: float) -> tuple[float, ...]:

@@ -15,9 +15,15 @@ import trio
 from attrs import frozen
 
 from trioha.ha.replicas import Replicas
+from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
 from trioha.store.status import PutStatus
 from trioha.watermark import Watermark
+
+# Plain numbers: to look up a member of an enum costs more than the rest of a call that ignores it.
+_WAIT_BEGIN = int(Kind.WAIT_BEGIN)
+_WAIT_END = int(Kind.WAIT_END)
+_I32_MAX = 2**31 - 1
 
 
 @frozen
@@ -38,7 +44,7 @@ class GroupCommitSettings:
 
 
 class GroupCommit:
-    """Waits for replicas and disk on behalf of puts."""
+    """Waits for replicas and disk on behalf of puts, while `run` keeps their deadlines."""
 
     def __init__(
         self,
@@ -52,6 +58,8 @@ class GroupCommit:
         self._replicas = replicas
         self._flushed = flushed
         self._sink = sink
+        self._replica_timeouts = Timeouts(settings.slave_timeout_s)
+        self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
     def refusal(self, max_offset: int) -> PutStatus | None:
         """Why a put must not even be stored while the log ends at `max_offset`; None if it may be.
@@ -86,50 +94,39 @@ class GroupCommit:
         nothing behind.
         """
         settings = self._settings
-        eligible = self._replicas.eligible_count(end_offset) if settings.copies_needed else 0
-        need = self._copies_needed(eligible) if settings.copies_needed else 0
-        sink = self._sink
-        sink.emit(Kind.WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
+        need = eligible = 0
+        if settings.copies_needed:
+            eligible = self._replicas.eligible_count(end_offset)
+            need = self._copies_needed(eligible)
+        emit = self._sink.emit
+        emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
         started_s = trio.current_time()
-        if not settings.sync_flush:
-            status = await self._wait_for_replicas(start_offset, end_offset, need, eligible)
-        elif need == 0:
-            status = await self._wait_for_disk(end_offset)
-        else:
-            status = await self._wait_for_both(start_offset, end_offset, need, eligible)
-        waited_us = min(round((trio.current_time() - started_s) * 1e6), 2**31 - 1)
-        sink.emit(Kind.WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
+        status = PutStatus.PUT_OK
+        # Both waits begin before either is awaited: they run side by side.
+        copies = disk = None
+        if need > eligible:
+            status = PutStatus.SLAVE_NOT_AVAILABLE
+        elif need:
+            copies = self._replicas.current.wait_for(need, start_offset=start_offset, end_offset=end_offset)
+            self._replica_timeouts.add(copies, started_s)
+        if settings.sync_flush:
+            disk = self._flushed.wait_for(end_offset)
+            self._disk_timeouts.add(disk, started_s)
+        try:
+            if copies is not None and not await copies.ended():
+                status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            if disk is not None and not await disk.ended() and status is PutStatus.PUT_OK:
+                status = PutStatus.FLUSH_DISK_TIMEOUT
+        finally:
+            if disk is not None:
+                # Cancelled in the wait before it.
+                disk.end(False)
+        waited_us = min(round((trio.current_time() - started_s) * 1e6), _I32_MAX)
+        emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
         return status
 
-    async def _wait_for_replicas(
-        self, start_offset: int, end_offset: int, need: int, eligible: int
-    ) -> PutStatus:
-        if need == 0:
-            return PutStatus.PUT_OK
-        if eligible < need:
-            return PutStatus.SLAVE_NOT_AVAILABLE
-        generation = self._replicas.current
-        put = generation.begin_wait(start_offset)
-        try:
-            with trio.move_on_after(self._settings.slave_timeout_s) as wait:
-                await generation.copies(need).reached(end_offset)
-        finally:
-            put.is_over = True
-        return PutStatus.FLUSH_SLAVE_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
-
-    async def _wait_for_disk(self, end_offset: int) -> PutStatus:
-        with trio.move_on_after(self._settings.sync_flush_timeout_s) as wait:
-            await self._flushed.reached(end_offset)
-        return PutStatus.FLUSH_DISK_TIMEOUT if wait.cancelled_caught else PutStatus.PUT_OK
-
-    async def _wait_for_both(self, start_offset: int, end_offset: int, need: int, eligible: int) -> PutStatus:
-        disk_status = PutStatus.UNKNOWN_ERROR
-
-        async def wait_for_disk() -> None:
-            nonlocal disk_status
-            disk_status = await self._wait_for_disk(end_offset)
-
-        async with trio.open_nursery() as waits:
-            waits.start_soon(wait_for_disk)
-            replica_status = await self._wait_for_replicas(start_offset, end_offset, need, eligible)
-        return replica_status if replica_status is not PutStatus.PUT_OK else disk_status
+    async def run(self) -> None:
+        """Keep the deadlines of all waits, for ever: without it no put would ever time out."""
+        async with trio.open_nursery() as deadlines:
+            deadlines.start_soon(self._replica_timeouts.run)
+            deadlines.start_soon(self._disk_timeouts.run)

@@ -14,11 +14,9 @@ known by a name that lasts (address or certificate).
 
 from __future__ import annotations
 
-from collections import deque
-
 from attrs import define, field
 
-from trioha.watermark import ReplicatedWatermarks, Watermark
+from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
 
 
 @define
@@ -30,21 +28,11 @@ class _Holder:
 
 
 @define(eq=False)
-class WaitingPut:
-    """A put that waits."""
-
-    start_offset: int
-    is_over: bool = False
-
-
-@define(eq=False)
 class Generation:
     """Puts that wait, and the connections that count for them."""
 
     connections: set[int] = field(factory=set)
     _marks: ReplicatedWatermarks = field(factory=ReplicatedWatermarks)
-    _waiting: deque[WaitingPut] = field(factory=deque)
-    """In the order of their offsets; those in front are dropped when they are over."""
 
     def copies(self, k: int) -> Watermark:
         """The offset that `k` of these replicas hold, the master not counted."""
@@ -58,24 +46,14 @@ class Generation:
         """`replica` is gone."""
         self._marks.forget(replica)
 
+    def wait_for(self, need: int, *, start_offset: int, end_offset: int) -> Wait:
+        """A wait for `need` of these replicas to hold a put's record."""
+        return self._marks.copies(need).wait_for(end_offset, start_offset=start_offset)
+
     @property
     def waiting_from(self) -> int | None:
         """Where the first put that waits starts, None if none does."""
-        self._drop_ended()
-        return self._waiting[0].start_offset if self._waiting else None
-
-    def begin_wait(self, start_offset: int) -> WaitingPut:
-        """A put whose record starts at `start_offset` begins to wait; set `is_over` when it ends."""
-        put = WaitingPut(start_offset)
-        self._drop_ended()
-        self._waiting.append(put)
-        return put
-
-    def _drop_ended(self) -> None:
-        """Forget the puts in front that no longer wait: each is dropped once, whenever it is looked at."""
-        waiting = self._waiting
-        while waiting and waiting[0].is_over:
-            waiting.popleft()
+        return min((wait.start_offset for wait in self._marks.waits()), default=None)
 
 
 class Replicas:

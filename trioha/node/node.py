@@ -257,6 +257,7 @@ async def _serve(
     server = RemotingServer(BrokerProcessor(send=send, info=info))
     async with trio.open_nursery() as node:
         node.start_soon(flush.run)
+        node.start_soon(group_commit.run)
         node.start_soon(allocate_ahead, commit_log)
         node.start_soon(_retention(config, store, master).run)
         await node.start(master.serve, ha_listeners)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
+from zlib import crc32
 
 import structlog
-from attrs import frozen
+from attrs import define
 
 from trioha.errors import StoreError
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile, sync_directory
@@ -27,19 +29,17 @@ from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
     BORN_HOST_V6,
-    HEAD,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    RECORD_BYTES_MIN,
     STORE_HOST_V6,
     TOPIC_BYTES_MAX_V1,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     Host,
-    body_crc,
     offset_message_id,
-    record_bytes,
 )
 from trioha.store.scan import store_timestamp_ms
 from trioha.store.status import PutStatus
@@ -56,18 +56,29 @@ RECORD_OVERHEAD_BYTES_MAX = 64 * 1024
 NO_HOST = Host.parse("127.0.0.1", 0)
 """Born host of a message that came from no socket."""
 
+_COMMIT = Struct(">iI")
+"""totalSize and magic: what makes a record of the bytes behind them."""
+_COMMIT_BYTES = 8
+_FIXED_V4 = Struct(">iiiqqiq8sq8siqi")
+"""bodyCRC to the body's length, the hosts packed, both IPv4."""
+_BEFORE_HOSTS = Struct(">iiiqqiq")
 _I64 = Struct(">q")
-_TAIL = Struct(">iqi")
+_BEFORE_BODY = Struct(">iqi")
 _I16 = Struct(">h")
 _TOPIC_V1 = Struct(">b")
-_COMMIT_BYTES = 8
+_NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
+_RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
+_HOST_V4_BYTES = 8
 _LANDMARK_SPACING_BYTES = 16 * 1024
 _LANDMARKS_MAX = 4096
 
 
-@frozen
+@define
 class Message:
-    """What a producer wants stored: a record without the fields that only the log can give."""
+    """What a producer wants stored: a record without the fields that only the log can give.
+
+    Not frozen, for what attrs makes it cost; nobody changes one.
+    """
 
     topic: str
     queue_id: int
@@ -83,19 +94,28 @@ class Message:
     prepared_transaction_offset: int = 0
 
 
-@frozen
+@define
 class AppendResult:
-    """What became of an append. The offsets mean something only if `status` is PUT_OK."""
+    """What became of an append. The offsets mean something only if `status` is PUT_OK.
+
+    Not frozen, as `Message`.
+    """
 
     status: PutStatus
     physical_offset: int = -1
     size: int = 0
     """Bytes of the record."""
     queue_offset: int = -1
-    message_id: str = ""
     store_timestamp_ms: int = 0
+    store_host_packed: bytes = b""
+    """The host that the record names."""
     reason: str = ""
     """Why it was refused, one clause."""
+
+    @property
+    def message_id(self) -> str:
+        """The offset msgId; empty for what was not stored."""
+        return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
 
     @property
     def end_offset(self) -> int:
@@ -203,77 +223,92 @@ class CommitLog:
         A message that no file could ever hold is refused as MESSAGE_ILLEGAL: RocketMQ answers PUT_OK to it
         and stores nothing (spec store 2.5).
         """
-        topic = message.topic.encode()
-        sys_flag = message.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
-        if message.born_host.is_ipv6:
-            sys_flag |= BORN_HOST_V6
-        if self.store_host.is_ipv6:
-            sys_flag |= STORE_HOST_V6
-        version_2 = len(topic) > TOPIC_BYTES_MAX_V1
+        topic, version_2, topic_is_legal = _encoded_topic(message.topic)
         body = message.body
         properties = message.properties
-        size = record_bytes(
-            body_bytes=len(body),
-            topic_bytes=len(topic),
-            properties_bytes=len(properties),
-            version_2=version_2,
-            sys_flag=sys_flag,
-        )
-        refused = self._refuse(message, topic=topic, size=size)
-        if refused is not None:
-            return refused
+        born_host_packed = message.born_host.packed
+        store_host_packed = self._store_host_packed
+        body_bytes = len(body)
+        hosts_bytes = len(born_host_packed) + len(store_host_packed)
+        # The topic comes with its length, of which one byte is counted already.
+        size = _RECORD_BYTES_LESS_HOSTS - 1 + hosts_bytes + body_bytes + len(topic) + len(properties)
+        if (
+            self.disk_is_full
+            or body_bytes > self.message_bytes_max
+            or len(properties) > PROPERTIES_BYTES_MAX
+            or not topic_is_legal
+            or size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX
+            or size + BLANK_BYTES > self.file_bytes
+        ):
+            return self._refusal(message, size=size)
         try:
             file, at = self._room_for(size)
         except StoreError as error:
             log.error("no file for the next message", path=error.path, reason=error.reason)
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
         physical_offset = file.start_offset + at
+        sys_flag = message.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
+        queued = sys_flag & TRANSACTION_MASK not in _NOT_QUEUED
         key = (message.topic, message.queue_id)
-        queued = sys_flag & TRANSACTION_MASK not in {TRANSACTION_PREPARED, TRANSACTION_ROLLBACK}
         queue_offset = self.queue_offsets.get(key, 0) if queued else 0
         # The newest record's time never goes back, so that a search by time stays a binary search.
         store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
-        data = b"".join(
-            (
-                HEAD.pack(
-                    size,
-                    MAGIC_V2 if version_2 else MAGIC_V1,
-                    body_crc(body),
-                    message.queue_id,
-                    message.flag,
-                    queue_offset,
-                    physical_offset,
-                    sys_flag,
-                    message.born_timestamp_ms,
-                ),
-                message.born_host.packed,
-                _I64.pack(store_timestamp_ms),
-                self._store_host_packed,
-                _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(body)),
-                body,
-                (_I16 if version_2 else _TOPIC_V1).pack(len(topic)),
-                topic,
-                _I16.pack(len(properties)),
-                properties,
+        if hosts_bytes == 2 * _HOST_V4_BYTES:
+            fixed = _FIXED_V4.pack(
+                crc32(body) & 0x7FFFFFFF,
+                message.queue_id,
+                message.flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                message.born_timestamp_ms,
+                born_host_packed,
+                store_timestamp_ms,
+                store_host_packed,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                body_bytes,
             )
+        else:
+            if message.born_host.is_ipv6:
+                sys_flag |= BORN_HOST_V6
+            if self.store_host.is_ipv6:
+                sys_flag |= STORE_HOST_V6
+            fixed = b"".join(
+                (
+                    _BEFORE_HOSTS.pack(
+                        crc32(body) & 0x7FFFFFFF,
+                        message.queue_id,
+                        message.flag,
+                        queue_offset,
+                        physical_offset,
+                        sys_flag,
+                        message.born_timestamp_ms,
+                    ),
+                    born_host_packed,
+                    _I64.pack(store_timestamp_ms),
+                    store_host_packed,
+                    _BEFORE_BODY.pack(
+                        message.reconsume_times, message.prepared_transaction_offset, body_bytes
+                    ),
+                )
+            )
+        view = file.view
+        view[at + _COMMIT_BYTES : at + size] = b"".join(
+            (fixed, body, topic, _I16.pack(len(properties)), properties)
         )
-        _write(file, at, memoryview(data))
+        _COMMIT.pack_into(view, at, size, MAGIC_V2 if version_2 else MAGIC_V1)
         self.note_record(physical_offset)
         if queued:
             self.queue_offsets[key] = queue_offset + 1
         self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
         return AppendResult(
-            PutStatus.PUT_OK,
-            physical_offset=physical_offset,
-            size=size,
-            queue_offset=queue_offset,
-            message_id=offset_message_id(self._store_host_packed, physical_offset),
-            store_timestamp_ms=store_timestamp_ms,
+            PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
         )
 
-    def _refuse(self, message: Message, *, topic: bytes, size: int) -> AppendResult | None:
-        """The limits of spec store 2.6, checked before anything is written."""
+    def _refusal(self, message: Message, *, size: int) -> AppendResult:
+        """Which of the limits of spec store 2.6 a message that would be `size` bytes is beyond."""
         if self.disk_is_full:
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
         illegal = PutStatus.MESSAGE_ILLEGAL
@@ -287,23 +322,22 @@ class CommitLog:
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
                 reason=f"properties of {len(message.properties)} bytes, {PROPERTIES_BYTES_MAX} is the most",
             )
-        if not topic or len(topic) > TOPIC_BYTES_MAX:
+        topic_bytes = len(message.topic.encode())
+        if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
             return AppendResult(
-                illegal, reason=f"topic has {len(topic)} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
+                illegal, reason=f"topic has {topic_bytes} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
             )
-        if len(topic) > TOPIC_BYTES_MAX_V1 and not message.topic.startswith(RETRY_TOPIC_PREFIX):
+        if topic_bytes > TOPIC_BYTES_MAX_V1 and not message.topic.startswith(RETRY_TOPIC_PREFIX):
             return AppendResult(
-                illegal, reason=f"topic of {len(topic)} bytes, {TOPIC_BYTES_MAX_V1} is the most"
+                illegal, reason=f"topic of {topic_bytes} bytes, {TOPIC_BYTES_MAX_V1} is the most"
             )
         if size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX:
             return AppendResult(
                 illegal, reason=f"record of {size} bytes is longer than maxMessageSize allows"
             )
-        if size + BLANK_BYTES > self.file_bytes:
-            return AppendResult(
-                illegal, reason=f"record of {size} bytes never fits a log file of {self.file_bytes} bytes"
-            )
-        return None
+        return AppendResult(
+            illegal, reason=f"record of {size} bytes never fits a log file of {self.file_bytes} bytes"
+        )
 
     def _room_for(self, size: int) -> tuple[MappedFile, int]:
         """File and index where a record of `size` bytes goes; a file it does not fit is ended.
@@ -477,6 +511,16 @@ class CommitLog:
         for file in self._files:
             file.close()
         self._files.clear()
+
+
+@lru_cache(maxsize=4096)
+def _encoded_topic(topic: str) -> tuple[bytes, bool, bool]:
+    """The topic with its length before it, whether that takes a V2 record, and whether it is legal."""
+    data = topic.encode()
+    version_2 = len(data) > TOPIC_BYTES_MAX_V1
+    if not data or len(data) > TOPIC_BYTES_MAX or (version_2 and not topic.startswith(RETRY_TOPIC_PREFIX)):
+        return data, version_2, False
+    return (_I16 if version_2 else _TOPIC_V1).pack(len(data)) + data, version_2, True
 
 
 def _write(file: MappedFile, at: int, data: memoryview) -> None:

@@ -155,6 +155,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=50)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flush.run)
+            nursery.start_soon(commit.run)
             nursery.start_soon(allocate_ahead, commit_log)
             await nursery.start(ha.serve, listeners)
             yield Master(
