@@ -21,7 +21,7 @@ from trioha.config.broker import (
     load_config,
 )
 from trioha.config.known import ROCKETMQ_KEYS
-from trioha.config.model import AckMode, GapPolicy, HaRole, StartFrom, broker_settings
+from trioha.config.model import AckMode, GapPolicy, HaRole, HaVerify, StartFrom, broker_settings
 from trioha.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +90,7 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_ack_mode": AckMode.WRITTEN,
         "ha_role": HaRole.REPLICA,
         "ha_gap_policy": GapPolicy.FAIL,
+        "ha_verify": HaVerify.RECORD,
         "ha_tail_check": 65536,
         "ha_allowed_peers": (),
         "ha_connections_max": 64,
@@ -151,6 +152,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haAckMode=flushed
         trioha.haRole=observer
         trioha.haGapPolicy=resync
+        trioha.haVerify=frame
         trioha.haTailCheck=0
         trioha.haAllowedPeers=10.0.0.7, 10.1.0.0/16,::1
         trioha.haConnectionsMax=5
@@ -206,6 +208,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_ack_mode": AckMode.FLUSHED,
         "ha_role": HaRole.OBSERVER,
         "ha_gap_policy": GapPolicy.RESYNC,
+        "ha_verify": HaVerify.FRAME,
         "ha_tail_check": 0,
         "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
         "ha_connections_max": 5,

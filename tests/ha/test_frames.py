@@ -67,6 +67,75 @@ def test_frames_survive_any_cut(frames, sizes):
     assert frames_of(cut(data, sizes)) == frames
 
 
+def place(steps_and_bodies):
+    """Frames that mostly continue each other, and a few that stand elsewhere."""
+    offset, frames = 100, []
+    for step, body in steps_and_bodies:
+        offset += step
+        frames.append((offset, body))
+        offset += len(body)
+    return frames
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 7]), st.binary(max_size=40)), max_size=12),
+    st.lists(st.integers(0, 120), max_size=20),
+    st.sampled_from([0, 1, 16, 64, 1 << 20]),
+)
+def test_joined_bodies_are_the_frames_bytes_at_their_offsets_whatever_the_cut(steps, sizes, stretch_bytes):
+    frames = place(steps)
+    data = b"".join(encode_header(offset, len(body)) + body for offset, body in frames)
+    decoder = TransferDecoder(joined_within_bytes=stretch_bytes)
+    received, ended, offset = [], [], 0
+    for piece in cut(data, sizes):
+        decoder.feed(bytearray(piece))
+        while (event := decoder.next_event()) is not None:
+            if isinstance(event, FrameHeader):
+                offset = event.offset
+                ended += [] if event.body_bytes else [event]
+                continue
+            received += enumerate(event.data, offset)
+            offset += len(event.data)
+            ended += event.ended
+            for joined in event.ended[1:]:
+                assert 0 < joined.offset % stretch_bytes <= stretch_bytes - joined.body_bytes
+    assert received == [at for offset, body in frames for at in enumerate(body, offset)]
+    assert ended == [FrameHeader(offset, len(body)) for offset, body in frames]
+
+
+def test_frames_that_continue_each_other_come_as_one_part_in_memory_that_can_be_written_to():
+    frames = [(7, b"abc"), (10, b"defg"), (14, b"hi")]
+    data = b"".join(encode_header(offset, len(body)) + body for offset, body in frames)
+    decoder = TransferDecoder(joined_within_bytes=100)
+    decoder.feed(bytearray(data[:-1]))
+    assert decoder.next_event() == FrameHeader(7, 3)
+    assert decoder.next_event() == BodyPart(
+        memoryview(b"abcdefgh"), ended=(FrameHeader(7, 3), FrameHeader(10, 4))
+    )
+    assert decoder.next_event() is None
+    decoder.feed(data[-1:] + encode_header(16, 0))
+    assert decoder.next_event() == BodyPart(memoryview(b"i"), ended=(FrameHeader(14, 2),))
+    assert decoder.next_event() == FrameHeader(16, 0)
+    assert decoder.next_event() is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(11, 4), (9, 4), (10, -1), (10, 0), (10, BODY_BYTES_MAX + 1), (10, 91)],
+    ids=["gap", "overlap", "negative", "heartbeat", "too long", "crosses a file's end"],
+)
+def test_what_does_not_continue_a_frame_is_not_joined_but_judged_by_itself(offset, size):
+    decoder = TransferDecoder(joined_within_bytes=100)
+    decoder.feed(bytearray(encode_header(7, 3) + b"abc" + encode_header(offset, size)))
+    assert decoder.next_event() == FrameHeader(7, 3)
+    assert decoder.next_event() == BodyPart(memoryview(b"abc"), ended=(FrameHeader(7, 3),))
+    if 0 <= size <= BODY_BYTES_MAX:
+        assert decoder.next_event() == FrameHeader(offset, size)
+    else:
+        with pytest.raises(RemoteProtocolError):
+            decoder.next_event()
+
+
 @given(st.binary(max_size=200), st.lists(st.integers(0, 30), max_size=20))
 def test_garbage_is_refused_or_waits_for_more_and_never_fails_otherwise(data, sizes):
     try:
@@ -89,10 +158,10 @@ def test_a_body_comes_in_parts_and_the_last_is_marked():
     decoder = TransferDecoder()
     decoder.feed(encode_header(7, 5) + b"ab")
     assert decoder.next_event() == FrameHeader(7, 5)
-    assert decoder.next_event() == BodyPart(memoryview(b"ab"), is_last=False)
+    assert decoder.next_event() == BodyPart(memoryview(b"ab"), ended=())
     assert decoder.next_event() is None
     decoder.feed(b"cde" + encode_header(12, 0))
-    assert decoder.next_event() == BodyPart(memoryview(b"cde"), is_last=True)
+    assert decoder.next_event() == BodyPart(memoryview(b"cde"), ended=(FrameHeader(7, 5),))
     assert decoder.next_event() == FrameHeader(12, 0)
     assert decoder.next_event() is None
 

@@ -8,8 +8,9 @@ import trio
 
 from tests.ha.support import Dialer, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.config.model import AckMode, GapPolicy
+from trioha.config.model import AckMode, GapPolicy, HaVerify
 from trioha.ha.follow import FollowSettings
+from trioha.ha.frames import HEADER
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
 
 
@@ -406,3 +407,48 @@ async def test_the_verdict_goes_when_the_master_is_the_right_one_again(log, mast
         await settled()
         assert slave.status().verdict == ""
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("at", [90, 28])
+async def test_frames_only_are_checked_where_so_configured(log, master_log, at, autojump_clock):
+    """Byte 90 is the body's, which is the dispatcher's to check; byte 28 says where the record stands."""
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(verify=HaVerify.FRAME))
+    data = bytearray(master_log.read(0, 8000))
+    record_bytes = int.from_bytes(data[:4], "big")
+    data[at] ^= 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await peer.frame(0, bytes(data))
+        if at == 90:
+            assert await peer.next_report() == record_bytes == log.max_offset
+        else:
+            await settled()
+            assert slave.status().last_close_reason is CloseReason.BAD_RECORD
+            assert log.is_empty
+        nursery.cancel_scope.cancel()
+
+
+async def test_frames_that_come_together_are_taken_together_and_noted_one_by_one(
+    log, master_log, autojump_clock
+):
+    slave, dialer, events = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        data = bytes(master_log.read(0, 30_000))
+        frames = [(offset, data[offset : offset + 3000]) for offset in range(0, 30_000, 3000)]
+        await peer.stream.send_all(b"".join(HEADER.pack(offset, len(body)) + body for offset, body in frames))
+        await settled()
+        assert await peer.next_report() == log.max_offset > 27_000
+        nursery.cancel_scope.cancel()
+    received = events.of(Kind.RECEIVED)
+    assert [(offset, size) for _, _, offset, _, size, _ in received] == [
+        (offset, len(body)) for offset, body in frames
+    ]
+    assert {aux for _, _, _, aux, _, _ in received} == {log.max_offset}
+    assert len(events.of(Kind.REPORTED)) == 2

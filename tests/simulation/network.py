@@ -331,6 +331,11 @@ class DirectEnd(SocketTransport):
         await self._take_turn()
         return await self._end.receive(max_bytes)
 
+    async def receive_into(self, buffer: memoryview) -> int:
+        data = await self.receive_some(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     async def aclose(self) -> None:
         self._end.close()
         await trio.lowlevel.checkpoint()

@@ -1,14 +1,18 @@
 """A replica's log is its master's, byte for byte, however the bytes arrive, and never holds half a record."""
 
+import os
 import random
+from errno import ENOSPC
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.support import FILE_BYTES, STORES, copy_store, log_bytes, message, open_log
+from trioha.errors import StoreError
 from trioha.store.record import RecordError
 from trioha.store.replica import ReplicaAppender
+from trioha.store.scan import scan_boundaries, scan_records
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +39,12 @@ def feed(appender, data, rng, start=0):
         offset += size
 
 
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
-def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed):
+@given(seed=st.integers(0, 2**32), boundaries_only=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
-    feed(ReplicaAppender(log), master_bytes, random.Random(seed))
+    feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes, random.Random(seed))
     assert log.max_offset == len(master_bytes)
     assert log_bytes(log) == master_bytes
     again, recovered = open_log(directory, clean_exit=False)
@@ -49,14 +53,14 @@ def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed):
     log.close()
 
 
-@given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32), boundaries_only=st.booleans())
+@settings(max_examples=40, deadline=None)
 def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
-    tmp_path_factory, master_bytes, stop, seed
+    tmp_path_factory, master_bytes, stop, seed, boundaries_only
 ):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
-    feed(ReplicaAppender(log), master_bytes[:stop], random.Random(seed))
+    feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes[:stop], random.Random(seed))
     # No close, no flush: what a kill -9 leaves is what is in the files now.
     again, _ = open_log(directory, clean_exit=False)
     assert again.max_offset <= min(stop, len(master_bytes))
@@ -123,3 +127,70 @@ def test_garbage_is_refused_as_soon_as_its_magic_is_there(tmp_path):
     appender.append(memoryview(b"\0\0\x10"))
     with pytest.raises(RecordError, match="magic"):
         appender.append(memoryview(b"\0GET "))
+
+
+@given(start=st.integers(0, 60), size=st.integers(0, 20_000))
+@settings(max_examples=100, deadline=None)
+def test_boundaries_are_those_of_the_full_scan_wherever_the_view_ends(master_bytes, start, size):
+    view = memoryview(master_bytes)[:FILE_BYTES]
+    starts = [0]
+    scan_records(view, 0, FILE_BYTES, 0, on_record=lambda at, size: starts.append(at + size))
+    at = starts[min(start, len(starts) - 1)]
+    end = min(at + size, FILE_BYTES)
+    full, walked = (scan(view, at, end, at) for scan in (scan_records, scan_boundaries))
+    assert walked == full
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 7, 28, 35])
+def test_a_bad_boundary_is_refused_even_where_bodies_are_not_looked_at(tmp_path, at):
+    log, _ = open_log(tmp_path)
+    reference, _ = open_log(tmp_path / "reference")
+    first = reference.append(message(b"good" * 100))
+    second = reference.append(message(b"bad!" * 100))
+    reference.append(message(b"late" * 100))
+    data = bytearray(log_bytes(reference))
+    data[second.physical_offset + at] ^= 0x41
+    with pytest.raises(RecordError, match=f"offset {first.end_offset}:"):
+        ReplicaAppender(log, boundaries_only=True).append(memoryview(data))
+    assert log.max_offset == first.end_offset
+
+
+def test_a_damaged_body_is_for_the_dispatcher_where_only_boundaries_are_checked(tmp_path):
+    reference, _ = open_log(tmp_path / "reference")
+    end_offset = reference.append(message(b"good" * 100)).end_offset
+    data = bytearray(log_bytes(reference))
+    data[200] ^= 0x41
+    log, _ = open_log(tmp_path / "log")
+    ReplicaAppender(log, boundaries_only=True).append(memoryview(data))
+    assert log.max_offset == end_offset
+
+
+@pytest.mark.parametrize("written_bytes", [0, 8000])
+def test_a_disk_that_refuses_bytes_leaves_the_log_as_it_was(
+    tmp_path, master_bytes, written_bytes, monkeypatch
+):
+    log, _ = open_log(tmp_path)
+    first_bytes = int.from_bytes(master_bytes[:4], "big")
+    ReplicaAppender(log).append(memoryview(master_bytes)[:first_bytes])
+    pwrite, calls = os.pwrite, []
+
+    def refuse(fd, data, at):
+        calls.append(len(data))
+        if len(calls) == 1 and written_bytes:
+            return pwrite(fd, data[:written_bytes], at)
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    appender = ReplicaAppender(log)
+    with pytest.raises(StoreError, match="No space left"):
+        appender.append(memoryview(master_bytes)[first_bytes : first_bytes + 32768])
+    monkeypatch.undo()
+    assert calls[-1] == calls[0] - written_bytes > 16384
+    assert log.max_offset == first_bytes
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == first_bytes
+    again.close()
+    appender.discard()
+    appender.append(memoryview(master_bytes)[first_bytes : first_bytes + 32768])
+    assert log_bytes(log) == master_bytes[: log.max_offset]
+    assert log.max_offset > first_bytes + 16384

@@ -82,6 +82,15 @@ class AckMode(StrEnum):
     """It has them on disk."""
 
 
+class HaVerify(StrEnum):
+    """How much of what its master sends a slave checks before it acknowledges it."""
+
+    RECORD = "record"
+    """Every record whole, its body's CRC included."""
+    FRAME = "frame"
+    """Frames, and where records begin and end; what is in them is checked by the dispatcher behind it."""
+
+
 class HaRole(StrEnum):
     """What a slave is to its master's producers."""
 
@@ -345,6 +354,9 @@ class BrokerConfig:
         "trioha.haGapPolicy", values.one_of(GapPolicy), default=GapPolicy.FAIL
     )
     """What a slave does with a log that does not follow its master's."""
+
+    ha_verify: HaVerify = _setting("trioha.haVerify", values.one_of(HaVerify), default=HaVerify.RECORD)
+    """How much of its master's log a slave checks before it acknowledges it."""
 
     ha_tail_check: int = _setting(
         "trioha.haTailCheck", values.integer(low=0, high=1 << 30), default=64 * 1024

@@ -7,7 +7,7 @@ stretches follow each other:
    compares what comes with what it holds: a master that was restored from elsewhere, or that lost its tail
    in a crash and went on, is found out before anything new is taken. Nothing is acknowledged here beyond
    what was asked from. Unmodified masters serve this: to them it is a slave that is a little behind.
-2. New bytes, appended as whole, checked records.
+2. New bytes, appended as whole records, each checked as `verify` says.
 3. Heartbeats, when there is nothing more.
 
 An empty slave takes the log as `start` says. RocketMQ serves an empty slave (report 0) from the last file
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
-from trioha.config.model import StartFrom
+from trioha.config.model import HaVerify, StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
 from trioha.recording.events import CloseReason
@@ -61,6 +61,8 @@ class FollowSettings:
     """trioha.haTailCheck: how much of the own end is compared at most; 0 compares nothing."""
     start: StartFrom | int = StartFrom.LAST_FILE
     """trioha.haStartFrom: for an empty log; an offset is rounded down to its file's start."""
+    verify: HaVerify = HaVerify.RECORD
+    """trioha.haVerify: what is checked before bytes are appended."""
 
 
 @define
@@ -104,7 +106,7 @@ class Follower:
     def __init__(self, commit_log: CommitLog, settings: FollowSettings) -> None:
         self._log = commit_log
         self._settings = settings
-        self._appender = ReplicaAppender(commit_log)
+        self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
         self._asked_offset = 0
         """What the first report said; nothing before it was promised by this connection's master."""
         self._compared_offset = 0

@@ -66,8 +66,8 @@ class BodyPart:
 
     data: memoryview
     """A slice of what was fed: use it before the next `feed`."""
-    is_last: bool
-    """Whether the frame ends with it."""
+    ended: tuple[FrameHeader, ...]
+    """The frames that end in it: none, the current one, or that and others whose bodies were joined to it."""
 
 
 class TransferDecoder:
@@ -75,48 +75,97 @@ class TransferDecoder:
 
     `feed` bytes, then ask `next_event` until it says None. Every header is checked before its body is
     waited for: after a RemoteProtocolError the connection is of no use any more.
+
+    Bodies can be joined. A RocketMQ master sends frames of 32 KiB, and whoever takes 1 MiB at once would have
+    to do 32 times what one append costs. In a buffer that can be written to, the bodies of frames that
+    continue each other are moved together, over the headers between them, and come as one part: as if the
+    master had sent one long frame.
     """
 
-    def __init__(self, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, *, body_bytes_max: int = BODY_BYTES_MAX, joined_within_bytes: int = 0) -> None:
+        """Bodies are joined within stretches of `joined_within_bytes`, a log's files; 0 joins none."""
         self._body_bytes_max = body_bytes_max
+        self._joined_within_bytes = joined_within_bytes
         self._data = memoryview(b"")
+        self._at = 0
+        """Index of the first byte that was not taken."""
         self._header = b""
         """First bytes of a header that is not complete."""
+        self._frame = FrameHeader(0, 0)
+        """The current frame, of which `_body_left_bytes` are not taken."""
         self._body_left_bytes = 0
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes; all events of the bytes before must have been taken."""
-        if self._data:
-            raise LocalProtocolError(f"{len(self._data)} bytes were fed before and not taken")
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes; all events of the bytes before must have been taken.
+
+        `data` must not change before they are; with `joined_within_bytes` this changes it, if it can be.
+        """
+        if self._at < len(self._data):
+            raise LocalProtocolError(f"{len(self._data) - self._at} bytes were fed before and not taken")
         self._data = memoryview(data)
+        self._at = 0
 
     def next_event(self) -> FrameHeader | BodyPart | None:
         """The next header or piece of a body, None when more bytes are needed.
 
         Raises RemoteProtocolError for a negative offset or size, or a body longer than allowed.
         """
-        data = self._data
-        if not data:
+        at = self._at
+        left_bytes = len(self._data) - at
+        if not left_bytes:
             return None
-        left_bytes = self._body_left_bytes
-        if left_bytes:
-            taken = min(left_bytes, len(data))
-            self._data = data[taken:]
-            self._body_left_bytes = left_bytes - taken
-            return BodyPart(data[:taken], is_last=taken == left_bytes)
+        if self._body_left_bytes:
+            return self._take_body()
         missing = HEADER_BYTES - len(self._header)
-        if len(data) < missing:
-            self._header += bytes(data)
-            self._data = memoryview(b"")
+        self._at = at + min(missing, left_bytes)
+        self._header += bytes(self._data[at : self._at])
+        if len(self._header) < HEADER_BYTES:
             return None
-        offset, body_bytes = HEADER.unpack(self._header + bytes(data[:missing]))
+        offset, body_bytes = HEADER.unpack(self._header)
         self._header = b""
-        self._data = data[missing:]
         if offset < 0:
             raise RemoteProtocolError(f"frame at negative offset {offset}")
         if not 0 <= body_bytes <= self._body_bytes_max:
             raise RemoteProtocolError(
                 f"frame of {body_bytes} bytes at offset {offset}, 0 to {self._body_bytes_max} are allowed"
             )
+        self._frame = FrameHeader(offset, body_bytes)
         self._body_left_bytes = body_bytes
+        return self._frame
+
+    def _take_body(self) -> BodyPart:
+        data = self._data
+        start = self._at
+        end = len(data)
+        at = stop = min(start + self._body_left_bytes, end)
+        self._body_left_bytes -= stop - start
+        ended: list[FrameHeader] = []
+        while not self._body_left_bytes:
+            ended.append(self._frame)
+            following = self._header_to_join(at)
+            if following is None:
+                break
+            self._frame = following
+            at += HEADER_BYTES
+            taken = min(following.body_bytes, end - at)
+            data[stop : stop + taken] = data[at : at + taken]
+            stop += taken
+            at += taken
+            self._body_left_bytes = following.body_bytes - taken
+        self._at = at
+        return BodyPart(data[start:stop], ended=tuple(ended))
+
+    def _header_to_join(self, at: int) -> FrameHeader | None:
+        """The header at index `at` if its body continues the current frame's, else None."""
+        stretch_bytes = self._joined_within_bytes
+        if not stretch_bytes or self._data.readonly or len(self._data) - at < HEADER_BYTES:
+            return None
+        offset, body_bytes = HEADER.unpack_from(self._data, at)
+        place = offset % stretch_bytes
+        if (
+            offset != self._frame.offset + self._frame.body_bytes
+            or not 0 < body_bytes <= self._body_bytes_max
+            or not 0 < place <= stretch_bytes - body_bytes
+        ):
+            return None
         return FrameHeader(offset, body_bytes)

@@ -8,7 +8,8 @@ master beyond the housekeeping interval ends the connection; after any end the s
 5 s, back to 0.1 s once a frame was taken) and dials again.
 
 An ack is a promise: what is reported is the end of whole, checked records in the own log. The bytes of a
-frame are checked record by record before they are appended; a bad one ends the connection.
+frame are checked record by record before they are appended; a bad one ends the connection. With
+trioha.haVerify=frame only the records' boundaries are, and their contents by the dispatcher behind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
-from trioha.ha.transport import send_now
+from trioha.ha.transport import receive_into, send_now
 from trioha.recording.events import (
     NO_CONNECTION,
     CloseReason,
@@ -46,7 +47,8 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 BACK_OFF_MIN_S = 0.1
 BACK_OFF_MAX_S = 5.0
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 1 << 20
+"""Taken at once at most: what a connection's buffer holds."""
 
 OBSERVED_AGE_S = 60.0
 """An observer asks from a record at least so old: no put waits that long."""
@@ -258,19 +260,23 @@ class HaSlave:
     async def _read_log(
         self, stream: trio.abc.Stream, idle: trio.CancelScope, connection: trio.CancelScope
     ) -> None:
-        decoder = TransferDecoder(body_bytes_max=min(BODY_BYTES_MAX, self._log.file_bytes))
+        file_bytes = self._log.file_bytes
+        decoder = TransferDecoder(
+            body_bytes_max=min(BODY_BYTES_MAX, file_bytes), joined_within_bytes=file_bytes
+        )
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
         housekeeping_s = self._settings.housekeeping_interval_s
         try:
             while self._reason is CloseReason.NONE:
-                data = await stream.receive_some(RECEIVE_BYTES)
-                if not data:
+                received_bytes = await receive_into(stream, buffer)
+                if not received_bytes:
                     self._end(CloseReason.EOF)
                     break
                 now_s = trio.current_time()
                 idle.deadline = now_s + housekeeping_s
-                self._rate.add(len(data), now_s)
+                self._rate.add(received_bytes, now_s)
                 self._last_read_ms = time.time_ns() // 1_000_000
-                decoder.feed(bytes(data))
+                decoder.feed(buffer[:received_bytes])
                 self._take_events(decoder)
                 if self._ack_offset > self._reported_offset:
                     self._report(stream, self._ack_offset)
@@ -307,19 +313,20 @@ class HaSlave:
                             aux=self._log.max_offset,
                             flags=Direction.RECEIVED,
                         )
-                case BodyPart(data, is_last):
+                case BodyPart(data, ended):
                     self._follower.take_body(data)
-                    if is_last:
+                    if ended:
                         self._frame_taken = True
                         if self._follower.is_checked:
                             self._verdict = ""
                             self._checked.set()
+                    for header in ended:
                         self._sink.emit(
                             Kind.RECEIVED,
                             conn=self._connection_id,
-                            offset=self._header.offset,
+                            offset=header.offset,
                             aux=self._log.max_offset,
-                            size=self._header.body_bytes,
+                            size=header.body_bytes,
                         )
 
     def _refuse(self, offset: int, reason: CloseReason, message: str) -> None:

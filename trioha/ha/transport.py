@@ -13,6 +13,8 @@ import socket
 import trio
 
 CALLS_PER_TURN = 16
+BYTES_PER_CALL = 64 * 1024
+"""Receiving so much more than once counts as another call: it costs the others as long."""
 UNSENT_BYTES_MAX = 1 << 20
 """How much unsent data the kernel holds before the writer waits: trio's 16 KiB is meant for chat between
 peers, a log transfer wants the socket full."""
@@ -77,6 +79,23 @@ class SocketTransport(trio.abc.Stream):
             except OSError as error:
                 raise self._translated(error) from error
 
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""
+        await self._take_turn()
+        while True:
+            try:
+                received = self._socket.recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                try:
+                    await trio.lowlevel.wait_readable(self._socket)
+                except OSError as error:
+                    raise self._translated(error) from error
+            except OSError as error:
+                raise self._translated(error) from error
+            else:
+                self._calls += received // BYTES_PER_CALL
+                return received
+
     async def aclose(self) -> None:
         """Close the socket; whoever waits for it gets ClosedResourceError."""
         if self._socket.fileno() >= 0:
@@ -86,7 +105,8 @@ class SocketTransport(trio.abc.Stream):
 
     async def _take_turn(self) -> None:
         self._calls += 1
-        if self._calls % CALLS_PER_TURN == 0:
+        if self._calls >= CALLS_PER_TURN:
+            self._calls = 0
             await trio.lowlevel.checkpoint()
 
     def _translated(self, error: OSError) -> Exception:
@@ -99,3 +119,15 @@ def send_now(stream: trio.abc.Stream, data: bytes) -> memoryview:
     """What is left of `data` after all was sent that goes without waiting; all of it on other streams."""
     view = memoryview(data)
     return view[stream.send_now(view) :] if isinstance(stream, SocketTransport) else view
+
+
+async def receive_into(stream: trio.abc.Stream, buffer: memoryview) -> int:
+    """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream.
+
+    Without a copy in between on a `SocketTransport`, with one on other streams (TLS).
+    """
+    if isinstance(stream, SocketTransport):
+        return await stream.receive_into(buffer)
+    data = await stream.receive_some(len(buffer))
+    buffer[: len(data)] = data
+    return len(data)

@@ -306,7 +306,9 @@ def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, s
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
-        follow=FollowSettings(tail_check_bytes=config.ha_tail_check, start=config.ha_start_from),
+        follow=FollowSettings(
+            tail_check_bytes=config.ha_tail_check, start=config.ha_start_from, verify=config.ha_verify
+        ),
         acks=config.ha_ack_mode,
         is_observer=config.ha_role is HaRole.OBSERVER,
         gap_policy=config.ha_gap_policy,

@@ -69,6 +69,8 @@ _TOPIC_V1 = Struct(">b")
 _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
 _HOST_V4_BYTES = 8
+PWRITE_BYTES_MIN = 16 * 1024
+"""From here on the system call is cheaper than storing into pages that were not touched yet."""
 _LANDMARK_SPACING_BYTES = 16 * 1024
 _LANDMARKS_MAX = 4096
 
@@ -362,7 +364,8 @@ class CommitLog:
     def append_records(self, data: memoryview, *, last_store_timestamp_ms: int) -> None:
         """Append whole, checked records as they are: a replica's way in.
 
-        They must not cross a file's end. Raises StoreError if a file is needed and cannot be made.
+        They must not cross a file's end. Raises StoreError if a file is needed and cannot be made, or the
+        disk refuses the bytes; the log is as it was then.
         """
         max_offset = self.appended.offset
         file = self._last_file_with(max_offset) or self._add_file(max_offset)
@@ -370,7 +373,11 @@ class CommitLog:
         assert len(data) <= file.size - at, (
             f"{len(data)} bytes at {max_offset} cross the end of {file.path.name}"
         )
-        _write(file, at, data)
+        if len(data) < PWRITE_BYTES_MIN:
+            _write(file, at, data)
+        else:
+            file.write(at + _COMMIT_BYTES, data[_COMMIT_BYTES:])
+            file.view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
         self.note_record(max_offset)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_store_timestamp_ms)
         self.appended.advance(max_offset + len(data))
@@ -381,7 +388,7 @@ class CommitLog:
         file = self._last_file_with(max_offset) or self._add_file(max_offset)
         at = offset - file.start_offset
         assert max_offset + BLANK_BYTES <= offset <= offset + len(data) <= file.end_offset
-        file.view[at : at + len(data)] = data
+        file.write(at, data)
 
     def append_blank(self, header: bytes) -> None:
         """End the current file: its filler is all there, now comes the blank's header."""

@@ -86,6 +86,22 @@ class MappedFile:
             ) from error
         return cls.open(path, size=size)
 
+    def write(self, at: int, data: memoryview) -> None:
+        """Write `data` at index `at` by the system call, which is cheaper than many pages' first faults.
+
+        From about 16 KiB on it takes half as long as storing into the map. `view` shows it at once. Raises
+        StoreError if the disk refuses it; an unknown part may be written then.
+        """
+        while data:
+            try:
+                written = os.pwrite(self._fd, data, at)
+            except OSError as error:
+                raise StoreError(
+                    f"{len(data)} bytes at {at} cannot be written: {error.strerror}", path=self.path
+                ) from error
+            data = data[written:]
+            at += written
+
     def sync(self) -> None:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
         _fdatasync(self._fd)

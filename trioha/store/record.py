@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
-from zlib import crc32
 
 from attrs import Factory, evolve, field, frozen
+from isal.isal_zlib import crc32
 
 from trioha.errors import TriohaError
 

@@ -18,14 +18,17 @@ from trioha.store.record import (
     describe_fault,
     next_record_bytes,
 )
-from trioha.store.scan import scan_records
+from trioha.store.scan import scan_boundaries, scan_records
 
 
 class ReplicaAppender:
     """Takes a master's log bytes in order, in pieces of any size, and appends the records they make."""
 
-    def __init__(self, commit_log: CommitLog) -> None:
+    def __init__(self, commit_log: CommitLog, *, boundaries_only: bool = False) -> None:
+        """With `boundaries_only` of each record only length, magic and position are checked: the rest is for
+        the dispatcher behind it."""
         self._log = commit_log
+        self._scan = scan_boundaries if boundaries_only else scan_records
         self._partial = bytearray()
         """Bytes behind the log's end that are no whole record yet."""
         self._wanted_bytes = 0
@@ -54,23 +57,27 @@ class ReplicaAppender:
         before it are in the log. Raises StoreError if the log needs a file that cannot be made. Either way
         `discard` before going on.
         """
-        if self._blank_header:
-            self._append_filler(data)
-            return
-        if self._partial:
-            self._partial += data
+        while self._partial and data:
+            # Complete the one record that was cut, and no more: the others are taken in place.
+            missing_bytes = self._wanted_bytes - len(self._partial)
+            self._partial += data[:missing_bytes]
+            data = data[missing_bytes:]
             if len(self._partial) < self._wanted_bytes:
                 return
             # Take the buffer over: a bytearray cannot grow while views of it live.
-            data = memoryview(self._partial)
+            whole = memoryview(self._partial)
             self._partial = bytearray()
-        self._append_whole_records(data)
+            self._append_whole_records(whole)
+        if self._blank_header:
+            self._append_filler(data)
+        elif data:
+            self._append_whole_records(data)
 
     def _append_whole_records(self, data: memoryview) -> None:
         log = self._log
         start_offset = log.max_offset
         file_end = start_offset - start_offset % log.file_bytes + log.file_bytes
-        end = scan_records(data, 0, len(data), start_offset)
+        end = self._scan(data, 0, len(data), start_offset)
         if end.at:
             log.append_records(data[: end.at], last_store_timestamp_ms=end.last_store_timestamp_ms)
         rest = data[end.at :]

@@ -1,0 +1,71 @@
+"""The stream over a socket: what it receives, and that it lets others have their turn."""
+
+import socket
+
+import pytest
+import trio
+from trio.testing import memory_stream_pair
+
+from trioha.ha.transport import BYTES_PER_CALL, CALLS_PER_TURN, SocketTransport, receive_into
+
+
+@pytest.fixture
+async def pair():
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as far:
+        near = SocketTransport(listener.accept()[0])
+        yield near, far
+        await near.aclose()
+
+
+async def test_bytes_are_received_into_the_buffer_as_they_come_until_the_end(pair):
+    near, far = pair
+    buffer = bytearray(b"----------")
+    far.sendall(b"abc")
+    assert await receive_into(near, memoryview(buffer)) == 3
+    assert buffer == b"abc-------"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, far.sendall, b"de")
+        assert await receive_into(near, memoryview(buffer)[3:]) == 2
+    assert buffer == b"abcde-----"
+    far.close()
+    assert await receive_into(near, memoryview(buffer)) == 0
+
+
+async def test_a_reset_is_a_broken_resource(pair):
+    near, far = pair
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    far.close()
+    with pytest.raises(trio.BrokenResourceError):
+        await receive_into(near, memoryview(bytearray(10)))
+
+
+async def test_other_streams_are_received_from_with_a_copy():
+    near, far = memory_stream_pair()
+    await far.send_all(b"abc")
+    buffer = bytearray(b"----")
+    assert await receive_into(near, memoryview(buffer)) == 3
+    assert buffer == b"abc-"
+
+
+@pytest.mark.parametrize(
+    ("size", "calls"), [(1, CALLS_PER_TURN), (BYTES_PER_CALL * 3, CALLS_PER_TURN // 4 + 1)]
+)
+async def test_who_always_gets_bytes_still_yields_sooner_if_they_are_many(pair, size, calls):
+    near, _ = pair
+
+    class Full:
+        """A socket that always has `size` bytes."""
+
+        def recv_into(self, buffer):
+            return size
+
+    near._socket, kept = Full(), near._socket
+    received = 0
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        while True:
+            await near.receive_into(memoryview(b""))
+            received += 1
+    near._socket = kept
+    assert received == calls - 1
