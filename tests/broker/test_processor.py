@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.ha.support import Events, connected, make_master, settled
-from tests.store.support import open_log
+from tests.store.support import open_store
 from trioha.broker.info import BrokerInfo, Identity
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
@@ -38,7 +38,8 @@ class Broker:
     """A processor with the parts under it in reach."""
 
     def __init__(self, tmp_path, *, need=0, is_slave=False):
-        self.log, _ = open_log(tmp_path / "commitlog")
+        self.store = open_store(tmp_path)
+        self.log = self.store.commit_log
         self.events = Events()
         self.master, self.replicas, _ = make_master(self.log, events=self.events)
         settings = GroupCommitSettings(
@@ -59,7 +60,7 @@ class Broker:
                 ha_address="127.0.0.1:10912",
                 store_path=tmp_path,
             ),
-            commit_log=self.log,
+            store=self.store,
             puts=self.puts,
             master=self.master,
             replicas=self.replicas,

@@ -34,7 +34,18 @@ MASTER = HaRuntimeInfo(
         ConnectionStatus("10.0.0.3:4000", 99_999, 0, 123_456, False, 0, "SUSPEND", None, 2),
     ),
     extras=HaExtras(
-        "1.0", "SYNC_MASTER", "c", "broker-a", 0, 0, 120_000, "10.0.0.1:10912", None, {"PUT_OK": 5_000}
+        "1.0",
+        "SYNC_MASTER",
+        "c",
+        "broker-a",
+        0,
+        0,
+        120_000,
+        "10.0.0.1:10912",
+        None,
+        {"PUT_OK": 5_000},
+        dispatched_offset=119_000,
+        dispatch_fault="body CRC 1 is not 2 at offset 119000",
     ),
 )
 SLAVE = HaRuntimeInfo(
@@ -120,13 +131,25 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert err == ""
     assert rows_of(out) == [
-        [master, "SYNC_MASTER", "c/broker-a (0)", "1.0", "10.0.0.1:10912", "0", "123,456", "120,000", "1"],
-        [slave, "SLAVE", "c/broker-a (1)", "1.0", "-", "0", "123,000", "122,000", "-"],
+        [
+            master,
+            "SYNC_MASTER",
+            "c/broker-a (0)",
+            "1.0",
+            "10.0.0.1:10912",
+            "0",
+            "123,456",
+            "120,000",
+            "119,000",
+            "1",
+        ],
+        [slave, "SLAVE", "c/broker-a (1)", "1.0", "-", "0", "123,000", "122,000", "-", "-"],
         [master, "10.0.0.2:4000", "TRANSFER", "yes", "123,456", "123,000", "456", "12", "1,000"],
         [master, "10.0.0.3:4000", "SUSPEND", "NO", "99,999", "0", "123,456", "-", "0"],
         [slave, "10.0.0.1:10912", "TRANSFER", "123,000", "122,900", "3", "1,000"],
     ]
     assert f"{master} puts: PUT_OK 5,000" in out
+    assert f"{master}: a record cannot be dispatched: body CRC 1 is not 2 at offset 119000" in out
 
 
 @pytest.mark.parametrize(
@@ -134,11 +157,31 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFi
     [
         (
             "remoting-5.3.3/070-probe--master",
-            ["SYNC_MASTER", "SpecCluster/broker-a (0)", "V5_3_3", "127.0.0.1:43312", "0", "15,630", "-", "1"],
+            [
+                "SYNC_MASTER",
+                "SpecCluster/broker-a (0)",
+                "V5_3_3",
+                "127.0.0.1:43312",
+                "0",
+                "15,630",
+                "-",
+                "14,001",
+                "1",
+            ],
         ),
         (
             "remoting-4.9.7/098-probe--master",
-            ["SYNC_MASTER", "SpecCluster/broker-a (0)", "V4_9_7", "127.0.0.1:43112", "0", "11,179", "-", "-"],
+            [
+                "SYNC_MASTER",
+                "SpecCluster/broker-a (0)",
+                "V4_9_7",
+                "127.0.0.1:43112",
+                "0",
+                "11,179",
+                "-",
+                "11,179",
+                "-",
+            ],
         ),
     ],
 )

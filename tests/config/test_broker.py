@@ -59,6 +59,14 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "store_path_root_dir": Path("/home/operator/store"),
         "store_path_commit_log": Path("/home/operator/store/commitlog"),
         "mapped_file_size_commit_log": 1073741824,
+        "mapped_file_size_consume_queue": 6000000,
+        "mapped_file_size_batch_consume_queue": 13800000,
+        "message_index_enable": True,
+        "max_hash_slot_num": 5000000,
+        "max_index_num": 20000000,
+        "enable_lmq": False,
+        "enable_multi_dispatch": False,
+        "message_delay_level": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
         "max_message_size": 4194304,
         "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
         "flush_interval_commit_log": 500,
@@ -121,6 +129,14 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         storePathRootDir=/data/s
         storePathCommitLog=/log/s
         mappedFileSizeCommitLog=65536
+        mappedFileSizeConsumeQueue=400
+        mapperFileSizeBatchConsumeQueue=920
+        messageIndexEnable=false
+        maxHashSlotNum=53
+        maxIndexNum=100
+        enableLmq=true
+        enableMultiDispatch=true
+        messageDelayLevel=1s 2h
         maxMessageSize=1024
         flushDiskType=SYNC_FLUSH
         flushIntervalCommitLog=10
@@ -177,6 +193,14 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "store_path_root_dir": Path("/data/s"),
         "store_path_commit_log": Path("/log/s"),
         "mapped_file_size_commit_log": 65536,
+        "mapped_file_size_consume_queue": 400,
+        "mapped_file_size_batch_consume_queue": 920,
+        "message_index_enable": False,
+        "max_hash_slot_num": 53,
+        "max_index_num": 100,
+        "enable_lmq": True,
+        "enable_multi_dispatch": True,
+        "message_delay_level": "1s 2h",
         "max_message_size": 1024,
         "flush_disk_type": FlushDiskType.SYNC_FLUSH,
         "flush_interval_commit_log": 10,

@@ -195,6 +195,7 @@ async def test_a_real_53_master_is_shown_with_its_slave() -> None:
         connections=(ConnectionStatus("127.0.0.1:49198", 14245, 14245, 1385, True, 24),),
         client=None,
         put_statuses={},
+        dispatched_offset=14001,
     )
 
 

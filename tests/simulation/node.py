@@ -22,7 +22,11 @@ from tests.simulation.trace import Trace
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.store.allocate import allocate_ahead
 from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
+from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.watermark import Watermark
@@ -121,6 +125,9 @@ class Node(ABC):
             file_bytes=plan.file_bytes,
             message_bytes_max=plan.file_bytes,
             store_host=STORE_HOST,
+            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920),
+            index=IndexShape(hash_slots=53, index_num=100),
+            dispatch=DispatchSettings(is_slave=name != "master"),
         )
         self._life = trio.CancelScope()
         self._restart_after_s = 0.0
@@ -192,7 +199,7 @@ class Node(ABC):
 
         async def sync(start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
             await trio.sleep(self.rng.choice(self.disk_s))
-            store.sync(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
+            store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)()
 
         flush = FlushService(
             store,
@@ -201,7 +208,13 @@ class Node(ABC):
             on_flushed=lambda offset, _: self._flushed(offset),
             sync=sync,
         )
+
+        async def sync_queues(work: Callable[[], None]) -> None:
+            await trio.sleep(self.rng.choice(self.disk_s))
+            work()
+
         nursery.start_soon(flush.run)
+        nursery.start_soon(DispatchService(store, sync_flush=sync_flush, sync=sync_queues).run)
         nursery.start_soon(partial(allocate_ahead, store.commit_log))
 
     def _flushed(self, offset: int) -> None:
@@ -241,6 +254,8 @@ class Node(ABC):
         # What the kernel does for a process that is gone; the files are not flushed.
         for file in (*log.files, *((log._offered,) if log._offered else ())):
             file.close()
+        store.queues.close()
+        store.index.close()
         store._lock.release()
         self.store = None
 

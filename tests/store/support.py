@@ -9,6 +9,9 @@ from typing import Any
 
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog, Message
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.recovery import Recovered, open_commit_log
@@ -49,7 +52,9 @@ def open_log(
     )
 
 
-def open_store(root: Path, *, file_bytes: int = FILE_BYTES) -> MessageStore:
+def open_store(
+    root: Path, *, file_bytes: int = FILE_BYTES, dispatch: DispatchSettings | None = None
+) -> MessageStore:
     """A store with the settings of the recorded ones."""
     return MessageStore.open(
         StoreSettings(
@@ -58,6 +63,9 @@ def open_store(root: Path, *, file_bytes: int = FILE_BYTES) -> MessageStore:
             file_bytes=file_bytes,
             message_bytes_max=4 << 20,
             store_host=HOST,
+            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920),
+            index=IndexShape(hash_slots=53, index_num=100),
+            dispatch=dispatch or DispatchSettings(enable_lmq=True, enable_multi_dispatch=True),
         )
     )
 

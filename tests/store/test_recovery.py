@@ -1,7 +1,5 @@
 """Finding a log's end: real stores, torn tails, damage, and what must not be cut."""
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from tests.store.support import (
     FILE_BYTES,
     STORES,
-    VECTORS,
     copy_store,
     expected,
     log_bytes,
@@ -22,26 +19,25 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.record import decode_record
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "store") for name in STORES), *((name, "crash-store") for name in STORES[:2])]
-)
-def test_real_stores_end_where_rocketmq_says(tmp_path, name, kind):
-    log, recovered = open_log(copy_store(name, tmp_path, kind=kind) / "commitlog", clean_exit=kind == "store")
+@pytest.mark.parametrize("name", STORES)
+def test_real_stores_end_where_rocketmq_says(tmp_path, name):
     said = expected(name)
-    if kind == "store":
-        assert log.max_offset == said["maxPhyOffset"]
-        assert recovered.records == sum(not found.get("blank", False) for found in said["messages"])
-        used = {queue: found["maxOffset"] for queue, found in said["queues"].items() if found["maxOffset"]}
-        counted = {f"{topic}@{queue}": next_ for (topic, queue), next_ in log.queue_offsets.items()}
-        # Multi-dispatch queues (LMQ) have no records of their own.
-        assert counted == {queue: top for queue, top in used.items() if not queue.startswith("%LMQ%")}
-    else:
-        # What RocketMQ itself reports after it loaded this store.
-        cases = json.loads((VECTORS / name / "recovery-cases.json").read_text())
-        intact = next(case for case in cases if case["case"] == "crash-intact")
-        assert log.max_offset == intact["afterLoad"]["maxPhyOffset"]
+    # Without a checkpoint every record is looked at.
+    root = copy_store(name, tmp_path)
+    log, recovered = open_log(root / "commitlog", clean_exit=False)
+    assert log.max_offset == said["maxPhyOffset"]
+    assert recovered.records == sum(not found.get("blank", False) for found in said["messages"])
     assert recovered.cut_bytes == 0
     assert log.appended.offset == log.flushed.offset == recovered.end_offset
+    log.close()
+    store = open_store(root)
+    assert store.commit_log.max_offset == said["maxPhyOffset"]
+    used = {queue: found["maxOffset"] for queue, found in said["queues"].items() if found["maxOffset"]}
+    counted = {
+        f"{topic}@{queue}": next_ for (topic, queue), next_ in store.commit_log.queue_offsets.items() if next_
+    }
+    assert counted == used
+    store.close()
 
 
 def filled(tmp_path, count=60, body_bytes=3000):
@@ -54,8 +50,8 @@ def filled(tmp_path, count=60, body_bytes=3000):
 
 def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
     log, _ = filled(tmp_path)
-    again, recovered = open_log(tmp_path)
-    assert (again.max_offset, again.queue_offsets) == (log.max_offset, log.queue_offsets)
+    again, recovered = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == log.max_offset
     assert again.last_store_timestamp_ms == log.last_store_timestamp_ms
     assert (recovered.records, recovered.cut_bytes) == (60, 0)
     assert log_bytes(again) == log_bytes(log)
@@ -93,10 +89,14 @@ def test_a_damaged_last_record_is_cut_after_any_stop(tmp_path, at, clean_exit):
 
 
 def test_queue_offsets_after_a_cut_are_those_of_what_is_left(tmp_path):
-    log, results = filled(tmp_path)
-    log.files[-1].view[results[-1].physical_offset % FILE_BYTES + 100] ^= 1
-    again, _ = open_log(tmp_path, clean_exit=False)
-    assert again.append(message(queue_id=59 % 4)).queue_offset == results[-1].queue_offset
+    store = open_store(tmp_path)
+    results = [store.commit_log.append(message(b"x" * 3000, queue_id=number % 4)) for number in range(60)]
+    store.commit_log.files[-1].view[results[-1].physical_offset % FILE_BYTES + 100] ^= 1
+    store.mark_failed()
+    store.close()
+    again = open_store(tmp_path)
+    assert again.commit_log.append(message(queue_id=59 % 4)).queue_offset == results[-1].queue_offset
+    again.close()
 
 
 def test_a_file_made_ahead_is_removed(tmp_path):
@@ -116,16 +116,40 @@ def test_a_full_last_file_ends_the_log_at_its_end(tmp_path):
     assert again.append(message()).physical_offset == FILE_BYTES
 
 
-def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path):
+@pytest.mark.parametrize("clean_exit", [True, False])
+@pytest.mark.parametrize("number", [5, 50])
+def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path, number, clean_exit):
     log, results = filled(tmp_path)
-    damaged = results[5]
-    log.files[0].view[damaged.physical_offset + 20] ^= 0xFF
-    log.files[0].view[damaged.physical_offset] ^= 0xFF
+    damaged = results[number]
+    file = log.files[damaged.physical_offset // FILE_BYTES]
+    if clean_exit:
+        # A clean stop's scan begins at the last file: make it the damaged one.
+        for later in log.files[damaged.physical_offset // FILE_BYTES + 1 :]:
+            later.remove()
+    file.view[damaged.physical_offset % FILE_BYTES + 20] ^= 0xFF
+    file.view[damaged.physical_offset % FILE_BYTES] ^= 0xFF
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    # Some records were flushed after the damaged one, and no file is so old that it is believed unseen.
+    flushed = Checkpoint(physic_msg_timestamp_ms=results[-1].store_timestamp_ms + 1)
     with pytest.raises(StoreError, match=str(damaged.physical_offset)) as raised:
-        open_log(tmp_path, clean_exit=True)
+        open_log(tmp_path, clean_exit=clean_exit, checkpoint=flushed)
     assert raised.value.offset == damaged.physical_offset
+    assert f"valid ones follow at {results[number + 1].physical_offset}" in str(raised.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_records_of_before_an_earlier_cut_are_no_reason_to_refuse_a_start(tmp_path):
+    log, results = filled(tmp_path, count=20)
+    # RocketMQ cuts without zeroing: what is written next ends in the middle of a record that was cut.
+    cut_at, stale = results[10].physical_offset, bytes(log.files[0].view[: log.max_offset])
+    log.files[0].view[cut_at : log.max_offset] = bytes(log.max_offset - cut_at)
+    again, _ = open_log(tmp_path, clean_exit=False)
+    again.last_store_timestamp_ms = results[-1].store_timestamp_ms + 2
+    again.append(message(b"new"))
+    again.files[0].view[again.max_offset : len(stale)] = stale[again.max_offset :]
+    reopened, recovered = open_log(tmp_path, clean_exit=True)
+    assert reopened.max_offset == again.max_offset
+    assert recovered.cut_bytes > 0
 
 
 def test_after_a_crash_records_that_no_flush_covered_are_cut_even_in_an_earlier_file(tmp_path):
@@ -168,13 +192,14 @@ def test_other_names_in_the_folder_are_left_alone(tmp_path):
 
 
 def test_a_blank_that_does_not_reach_the_files_end_is_damage(tmp_path):
-    log, _ = filled(tmp_path, count=22)
+    log, results = filled(tmp_path, count=22)
     blank_at = next(
         at for at in range(FILE_BYTES) if bytes(log.files[0].view[at + 4 : at + 8]) == b"\xcb\xd4\x31\x94"
     )
     log.files[0].view[blank_at + 3] ^= 1
+    flushed = Checkpoint(physic_msg_timestamp_ms=results[-1].store_timestamp_ms + 1)
     with pytest.raises(StoreError, match=f"offset {blank_at}"):
-        open_log(tmp_path, clean_exit=True)
+        open_log(tmp_path, clean_exit=False, checkpoint=flushed)
 
 
 # -- the store around the log --------------------------------------------------------------------------------
@@ -208,7 +233,9 @@ def test_a_clean_close_leaves_no_abort_and_a_checkpoint_of_the_last_message(tmp_
     assert not (tmp_path / "abort").exists()
     checkpoint = Checkpoint.load(tmp_path / "checkpoint")
     assert (tmp_path / "checkpoint").stat().st_size == 4096
-    assert checkpoint == Checkpoint(physic_msg_timestamp_ms=stored.store_timestamp_ms)
+    assert checkpoint == Checkpoint(
+        physic_msg_timestamp_ms=stored.store_timestamp_ms, logics_msg_timestamp_ms=stored.store_timestamp_ms
+    )
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -226,12 +253,30 @@ def test_a_checkpoint_that_is_too_short_is_named(tmp_path):
         Checkpoint.load(tmp_path / "checkpoint")
 
 
-def test_appends_to_a_store_with_consume_queues_leave_abort_so_that_brokers_rebuild_them(tmp_path):
+def test_appends_to_a_real_store_extend_its_queues(tmp_path):
     root = copy_store("store-5.3.3", tmp_path)
-    open_store(root).close()
-    assert not (root / "abort").exists()
     store = open_store(root)
-    result = store.commit_log.append(message())
-    assert decode_record(store.commit_log.read(result.physical_offset, 1000)).body == b"hello"
+    offset = store.reads.max_offset("VecA", 0)
+    result = store.commit_log.append(message(topic="VecA"))
+    assert result.queue_offset == offset
     store.close()
-    assert (root / "abort").exists()
+    assert not (root / "abort").exists()
+    again = open_store(root)
+    (found,) = again.reads.get("VecA", 0, offset).records
+    assert decode_record(found).body == b"hello"
+    again.close()
+
+
+def test_a_close_that_cannot_complete_the_queues_leaves_abort(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha.store.message_store.CLOSE_DISPATCH_S", 0.0)
+    monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 1)
+    store = open_store(tmp_path)
+    for _ in range(3):
+        store.commit_log.append(message())
+    store.close()
+    assert (tmp_path / "abort").exists()
+    again = open_store(tmp_path)
+    assert again.reads.max_offset("Orders", 0) == 3
+    again.dispatcher.dispatch(again.commit_log.max_offset)
+    again.close()
+    assert not (tmp_path / "abort").exists()

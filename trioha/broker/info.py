@@ -23,7 +23,7 @@ from trioha.remoting.status import (
     HaRuntimeInfo,
     SlaveClientStatus,
 )
-from trioha.store.commit_log import CommitLog
+from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
 
 GIB = 1 << 30
@@ -50,14 +50,15 @@ class BrokerInfo:
         self,
         identity: Identity,
         *,
-        commit_log: CommitLog,
+        store: MessageStore,
         puts: PutService,
         master: HaMaster,
         replicas: Replicas,
         slave: HaSlave | None,
     ) -> None:
         self._identity = identity
-        self._log = commit_log
+        self._store = store
+        self._log = store.commit_log
         self._puts = puts
         self._master = master
         self._replicas = replicas
@@ -68,6 +69,8 @@ class BrokerInfo:
         """Replication as it stands now."""
         identity = self._identity
         commit_log = self._log
+        dispatcher = self._store.dispatcher
+        fault = dispatcher.last_fault
         max_offset = commit_log.max_offset
         slave = None if self._slave is None else self._slave.status()
         connections = tuple(
@@ -115,6 +118,8 @@ class BrokerInfo:
                 broker_id=identity.broker_id,
                 min_offset=commit_log.min_offset,
                 flushed_offset=commit_log.flushed.offset,
+                dispatched_offset=dispatcher.position,
+                dispatch_fault="" if fault is None else f"{fault.reason} at offset {fault.physical_offset}",
                 ha_address=identity.ha_address,
                 client=client_extras,
                 put_statuses=self._puts.statistics().statuses,
@@ -141,6 +146,7 @@ class BrokerInfo:
             "commitLogDiskRatio": disk_ratio,
             "commitLogMaxOffset": str(commit_log.max_offset),
             "commitLogMinOffset": str(commit_log.min_offset),
+            "dispatchBehindBytes": str(commit_log.max_offset - self._store.dispatcher.position),
             "earliestMessageTimeStamp": str(self._earliest_ms()),
             "getFoundTps": none_per_s,
             "getMissTps": none_per_s,

@@ -75,7 +75,9 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
     """Print tables of brokers, of their slaves, and of slaves' own view of their master."""
     table = Table(title="Brokers", title_justify="left")
     _add_columns(table, "broker", "role", "name", "version", "HA address")
-    _add_columns(table, "min offset", "max offset", "flushed", "slaves in sync", justify_right=True)
+    _add_columns(
+        table, "min offset", "max offset", "flushed", "dispatched", "slaves in sync", justify_right=True
+    )
     for broker in brokers:
         table.add_row(
             broker.address,
@@ -86,12 +88,16 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
             _number(broker.min_offset),
             _number(broker.max_offset),
             _number(broker.flushed_offset),
+            _number(broker.dispatched_offset),
             _number(broker.in_sync_slaves),
         )
     out().print(table)
     _print_connections(brokers)
     _print_clients(brokers)
     for broker in brokers:
+        if broker.dispatch_fault:
+            text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
+            out().print(text, style="red", markup=False, soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}", markup=False)

@@ -216,6 +216,43 @@ class BrokerConfig:
     )
     """Bytes of each commit log file; must be equal on master and slave. RocketMQ default: 1073741824."""
 
+    mapped_file_size_consume_queue: int = _setting(
+        "mappedFileSizeConsumeQueue", values.integer(low=20), default=300_000 * 20
+    )
+    """Bytes of each consume queue file, rounded up to whole entries of 20. RocketMQ default: 6000000."""
+
+    mapped_file_size_batch_consume_queue: int = _setting(
+        "mapperFileSizeBatchConsumeQueue",
+        values.integer(low=46),
+        default=300_000 * 46,
+    )
+    """Bytes of each file of a batch topic's queue, rounded up to whole entries of 46.
+
+    The key is spelled as RocketMQ spells it. RocketMQ default: 13800000.
+    """
+
+    message_index_enable: bool = _setting("messageIndexEnable", values.boolean, default=True)
+    """Whether messages can be found by key. RocketMQ default: true."""
+
+    max_hash_slot_num: int = _setting("maxHashSlotNum", values.integer(low=1), default=5_000_000)
+    """Hash slots of each index file. RocketMQ default: 5000000."""
+
+    max_index_num: int = _setting("maxIndexNum", values.integer(low=2), default=20_000_000)
+    """Entries of each index file; one less can be used. RocketMQ default: 20000000."""
+
+    enable_lmq: bool = _setting("enableLmq", values.boolean, default=False)
+    """Whether light queues, `%LMQ%...`, are built. RocketMQ default: false."""
+
+    enable_multi_dispatch: bool = _setting("enableMultiDispatch", values.boolean, default=False)
+    """Whether messages also enter the queues that INNER_MULTI_DISPATCH names. RocketMQ default: false."""
+
+    message_delay_level: str = _setting(
+        "messageDelayLevel",
+        values.delay_levels,
+        default="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+    )
+    """How long each delay level waits, from level 1 on. RocketMQ default: 18 levels of 1s to 2h."""
+
     max_message_size: int = _setting("maxMessageSize", values.integer(low=1), default=4 * 1024 * 1024)
     """Largest message body, bytes. RocketMQ default: 4194304."""
 

@@ -132,6 +132,14 @@ def hours(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def delay_levels(text: str) -> str:
+    """Delays split by blanks: numbers with a unit of s, m, h or d."""
+    for part in text.split():
+        if re.fullmatch(r"[0-9]+[smhd]", part) is None:
+            raise ValueRefused(f"{_shown(part)} is no delay", hint="levels look like 30s, 5m, 2h or 1d")
+    return text
+
+
 def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """IP addresses and networks in CIDR form, split by `,`; none for an empty value."""
     found = []

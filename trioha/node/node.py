@@ -4,6 +4,7 @@
 run_node
 +- recorder                       (only with trioha.recordDir; ends last, so that it sees all ends)
    +- flush                       moves `flushed` towards `appended`
+   +- dispatch                    builds queues and index behind `appended`
    +- allocate                    makes the next log file ahead
    +- HA server                   a nursery per replica's connection
    +- HA client                   on a slave
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import shlex
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -48,13 +50,19 @@ from trioha.recording.recorder import Recorder
 from trioha.remoting.address import Address
 from trioha.remoting.server import RemotingServer
 from trioha.store.allocate import allocate_ahead
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
+from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.retention import Retention, RetentionSettings
+from trioha.store.tags import DelayLevels
 
 log = structlog.get_logger(__name__)
 
+PROGRESS_INTERVAL_S = 2.0
 HA_BACKLOG = 50
 """As RocketMQ's listener (spec ha 2.6)."""
 ANY_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared with, not bound to
@@ -111,11 +119,23 @@ async def _open_store(config: BrokerConfig) -> MessageStore:
         file_bytes=config.mapped_file_size_commit_log,
         message_bytes_max=config.max_message_size,
         store_host=Host.parse(config.broker_ip1, config.listen_port),
+        queues=ConsumeQueueSettings(
+            file_bytes=config.mapped_file_size_consume_queue,
+            batch_file_bytes=config.mapped_file_size_batch_consume_queue,
+        ),
+        index=IndexShape(hash_slots=config.max_hash_slot_num, index_num=config.max_index_num),
+        dispatch=DispatchSettings(
+            message_index_enable=config.message_index_enable,
+            enable_lmq=config.enable_lmq,
+            enable_multi_dispatch=config.enable_multi_dispatch,
+            is_slave=config.broker_role is BrokerRole.SLAVE,
+            delay_levels=DelayLevels(config.message_delay_level),
+        ),
     )
     opened: list[MessageStore] = []
 
     def open_store() -> None:
-        opened.append(MessageStore.open(settings, on_progress=_log_progress))
+        opened.append(MessageStore.open(settings, on_progress=_progress_log()))
 
     # Not abandoned when cancelled: the lock and the abort file must have an owner.
     await trio.to_thread.run_sync(open_store)
@@ -130,9 +150,17 @@ async def _open_store(config: BrokerConfig) -> MessageStore:
     return store
 
 
-def _log_progress(files_done: int, files_total: int) -> None:
-    if files_done % 8 == 0:
-        log.info("checking the commit log", files_done=files_done, files_total=files_total)
+def _progress_log() -> Callable[[str, int, int], None]:
+    """Tells on the log how far a long start is, every few seconds."""
+    told_s = time.monotonic()
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= PROGRESS_INTERVAL_S:
+            told_s = time.monotonic()
+            log.info(what, done=done, total=total)
+
+    return tell
 
 
 @asynccontextmanager
@@ -234,6 +262,7 @@ async def _serve(
         interval_s=config.flush_interval_commit_log / 1000,
         on_flushed=lambda offset, duration_ns: sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns),
     )
+    dispatch = DispatchService(store, sync_flush=sync_flush)
     ha_listeners = await _open_ha_listeners(config)
     ha_address = Address(
         _announced(config.bind_address, config.broker_ip2), ha_listeners[0].socket.getsockname()[1]
@@ -247,7 +276,7 @@ async def _serve(
             ha_address=str(ha_address),
             store_path=config.store_path_root_dir,
         ),
-        commit_log=commit_log,
+        store=store,
         puts=puts,
         master=master,
         replicas=replicas,
@@ -259,6 +288,7 @@ async def _serve(
         node.start_soon(flush.run)
         node.start_soon(group_commit.run)
         node.start_soon(allocate_ahead, commit_log)
+        node.start_soon(dispatch.run)
         node.start_soon(_retention(config, store, master).run)
         await node.start(master.serve, ha_listeners)
         if slave is not None:
@@ -292,6 +322,7 @@ def _retention(config: BrokerConfig, store: MessageStore, master: HaMaster) -> R
             interval_s=config.clean_resource_interval / 1000,
         ),
         needed_from=master.needed_from,
+        on_deleted=store.head_deleted,
     )
 
 

@@ -103,6 +103,10 @@ class BrokerStatus:
     """How many HA connections ended for which reason since the start; empty where unknown."""
     put_statuses: Mapping[str, int] = Factory(dict)
     """How many puts ended with each PutMessageStatus since the start; empty where unknown."""
+    dispatched_offset: int | None = None
+    """Everything before it is in consume queues and index."""
+    dispatch_fault: str = ""
+    """The last record that could not be dispatched, empty if there is none; only trioha says it."""
 
 
 @frozen
@@ -130,6 +134,8 @@ class HaExtras:
     client: HaClientExtras | None = None
     put_statuses: Mapping[str, int] = Factory(dict)
     ended_connections: Mapping[str, int] = Factory(dict)
+    dispatched_offset: int | None = None
+    dispatch_fault: str = ""
 
 
 @frozen
@@ -290,6 +296,8 @@ def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras) -> BrokerS
         client=None if info.master else info.client,
         put_statuses=extras.put_statuses,
         ended_connections=extras.ended_connections,
+        dispatched_offset=extras.dispatched_offset,
+        dispatch_fault=extras.dispatch_fault,
     )
 
 
@@ -304,6 +312,8 @@ def _from_rocketmq(
         max_offset = info.master_max_offset if info.master else info.client.max_offset
     if max_offset is None:
         raise RemoteProtocolError("runtime info: no commitLogMaxOffset in it")
+    behind = _table_offset(table, "dispatchBehindBytes")
+    table_max_offset = _table_offset(table, "commitLogMaxOffset")
     ha_host, ha_port, broker_id = (config.get(key) for key in ("brokerIP2", "haListenPort", "brokerId"))
     return BrokerStatus(
         address=address,
@@ -320,6 +330,8 @@ def _from_rocketmq(
         in_sync_slaves=info.in_sync_slaves if info is not None and info.master else None,
         connections=() if info is None else info.connections,
         client=None if info is None or info.master else info.client,
+        # Of one moment: the HA status was told at another one.
+        dispatched_offset=None if behind is None or table_max_offset is None else table_max_offset - behind,
     )
 
 
@@ -383,6 +395,10 @@ def _extras_to_json(extras: HaExtras) -> dict[str, object]:
         }
     whole["putStatuses"] = dict(extras.put_statuses)
     whole["endedConnections"] = dict(extras.ended_connections)
+    if extras.dispatched_offset is not None:
+        whole["dispatchedOffset"] = extras.dispatched_offset
+    if extras.dispatch_fault:
+        whole["dispatchFault"] = extras.dispatch_fault
     return whole
 
 
@@ -407,6 +423,8 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
         else None,
         put_statuses=fields.inner("putStatuses").integers(),
         ended_connections=fields.inner("endedConnections").integers(),
+        dispatched_offset=fields.optional_integer("dispatchedOffset"),
+        dispatch_fault=fields.text("dispatchFault") or "",
     )
 
 

@@ -31,8 +31,6 @@ class Checkpoint:
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0
-    """Kept as found until consume queues are built here: a broker that opens the store must rebuild them
-    from there on."""
     index_msg_timestamp_ms: int = 0
     master_flushed_offset: int = 0
     confirm_physical_offset: int = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
@@ -24,7 +25,7 @@ import structlog
 from attrs import define
 
 from trioha.errors import StoreError
-from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile, sync_directory
+from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile, sync_directory
 from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
@@ -153,6 +154,9 @@ class CommitLog:
         """Offsets at which records start, some 16 KiB apart, of the newest part of the log."""
         self.restarts = 0
         """How often the log began anew: what was learned of its bytes before then says nothing now."""
+        self.before_restart: Callable[[], None] = lambda: None
+        """Called before all bytes are given up: what was built from them has to go first, since a process
+        that is killed in between can build it again, but could not tell it from what the new log says."""
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
         self.appended = Watermark(self._start_offset)
@@ -491,8 +495,10 @@ class CommitLog:
     def set_aside(self, directory: Path) -> None:
         """Move all files to `directory`, which must not exist, and go on with an empty log.
 
-        Raises OSError if the files cannot be moved; the log is then as it was.
+        Raises OSError if the files cannot be moved, StoreError if what was built from them cannot be deleted;
+        the log is then as it was.
         """
+        self.before_restart()
         self.discard_offer()
         self.directory.rename(directory)
         self.directory.mkdir()
@@ -506,11 +512,11 @@ class CommitLog:
             mark.rewind(self._start_offset)
         self.start_at(0)
 
-    def sync(self, start_offset: int, end_offset: int) -> None:
-        """Put bytes `[start_offset, end_offset)` on disk. Blocks: for a worker thread. Raises OSError."""
-        for file in tuple(self._files):
-            if file.start_offset < end_offset and start_offset < file.end_offset:
-                file.sync()
+    def sync_work(self, start_offset: int, end_offset: int) -> FileSync:
+        """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk. Raises OSError."""
+        return FileSync(
+            file for file in self._files if file.start_offset < end_offset and start_offset < file.end_offset
+        )
 
     def close(self) -> None:
         """Delete what was made ahead and close all files. Flush first."""

@@ -47,7 +47,7 @@ from trioha.store.record import (
     describe_fault,
     next_record_bytes,
 )
-from trioha.store.scan import store_timestamp_ms
+from trioha.store.recovery import SLACK_MS, newest_file_stored_by
 from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels, java_hashes, java_hashes_behind, tags_code
 from trioha.watermark import Watermark
 
@@ -59,7 +59,6 @@ LMQ_PREFIX = "%LMQ%"
 _READ_BYTES = 1 << 40
 _TAG_CACHE_MAX = 65536
 _CACHED_TAG_BYTES_MAX = 128
-_SLACK_MS = 3000
 _IPV6_EXTRA_BYTES = 12
 
 _FIXED_V4 = Struct(">iI4xi4xqqi16xq20xi").unpack_from
@@ -584,20 +583,10 @@ def start_position(
     position = min(max(known, commit_log.min_offset), commit_log.max_offset)
     if not clean_exit:
         safe_ms = max(
-            0, min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) - _SLACK_MS
+            0, min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) - SLACK_MS
         )
-        position = min(position, _newest_file_before(commit_log, safe_ms))
+        file = newest_file_stored_by(commit_log.files, safe_ms)
+        position = min(position, commit_log.min_offset if file is None else file.start_offset)
     if redispatch_from is not None:
         position = min(position, redispatch_from)
     return max(position, commit_log.min_offset)
-
-
-def _newest_file_before(commit_log: CommitLog, safe_ms: int) -> int:
-    """Start of the newest file whose first record was stored by `safe_ms`; of the first one if none was."""
-    for file in reversed(commit_log.files):
-        head = commit_log.read(file.start_offset, RECORD_BYTES_MIN)
-        if len(head) == RECORD_BYTES_MIN and BLANK.unpack_from(head)[1] in {MAGIC_V1, MAGIC_V2}:
-            stored_ms = store_timestamp_ms(head, 0)
-            if 0 < stored_ms <= safe_ms:
-                return file.start_offset
-    return commit_log.min_offset

@@ -76,8 +76,6 @@ class FlushService:
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)
 
     async def _sync_in_thread(self, start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
-        def sync() -> None:
-            self._store.sync(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
-
+        sync = self._store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
         # Not abandoned when cancelled: the files must stay open until the disk has answered.
         await trio.to_thread.run_sync(sync)

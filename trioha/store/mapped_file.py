@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from trioha.errors import StoreError
@@ -106,6 +107,10 @@ class MappedFile:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
         _fdatasync(self._fd)
 
+    def duplicate(self) -> int:
+        """A descriptor of its own for the file, which outlives `close`; the caller closes it."""
+        return os.dup(self._fd)
+
     def close(self) -> None:
         """Give up the file descriptor; the mapping ends with its last slice."""
         if self._fd >= 0:
@@ -117,6 +122,33 @@ class MappedFile:
         """Close and delete the file."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+class FileSync:
+    """Files to put on disk in a worker thread, whatever becomes of them meanwhile: closed, moved, deleted."""
+
+    def __init__(self, files: Iterable[MappedFile]) -> None:
+        """Called by the owner of the files. Raises OSError if there are no descriptors left."""
+        self._fds: list[int] = []
+        try:
+            for file in files:
+                self._fds.append(file.duplicate())
+        except OSError:
+            self.close()
+            raise
+
+    def run(self) -> None:
+        """Put all dirty pages on disk. Blocks. Raises OSError."""
+        try:
+            for fd in self._fds:
+                _fdatasync(fd)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up the descriptors; `run` does so by itself."""
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def _make_whole(path: Path, size: int) -> None:

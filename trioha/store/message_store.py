@@ -1,21 +1,42 @@
-"""A store directory as one process holds it: lock, abort, checkpoint and commit log (spec store 1, 5.1)."""
+"""A store directory as one process holds it: commit log, and what is built from it (spec store 1, 5).
+
+Theory of operation. The log is the truth; consume queues and index are built from it by the dispatcher and
+can always be built again. `open` finds the log's end, cuts the queues to it, and says where dispatch has to
+go on; a master's is brought to the log's end before anyone may put, since the queues say which queue offset
+comes next. `checkpoint` says up to which store time log, queues and index were on disk; `abort`, which is
+there as long as a process uses the store, tells the next one whether to believe no more than that.
+"""
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
+from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
+from trioha.store.index_file import IndexShape
+from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
+from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import Recovered, open_commit_log
+from trioha.store.topic_types import batch_topics
 
 log = structlog.get_logger(__name__)
+
+CLOSE_DISPATCH_S = 5.0
+"""So long a close goes on dispatching: what is left then, the next start does (`abort` stays)."""
+_CHECKPOINT_SPACING_MS = 1000
+_DISPATCH_RECORDS = 4096
 
 
 @frozen
@@ -30,6 +51,9 @@ class StoreSettings:
     """maxMessageSize: longest body."""
     store_host: Host
     """Broker address that every record names."""
+    queues: ConsumeQueueSettings = Factory(ConsumeQueueSettings)
+    index: IndexShape = Factory(IndexShape)
+    dispatch: DispatchSettings = Factory(DispatchSettings)
 
 
 class MessageStore:
@@ -44,25 +68,32 @@ class MessageStore:
         checkpoint: Checkpoint,
         commit_log: CommitLog,
         recovered: Recovered,
-        opened_clean: bool,
+        queues: ConsumeQueues,
+        index: IndexService,
+        dispatcher: Dispatcher,
     ) -> None:
         self.settings = settings
         self.commit_log = commit_log
         self.recovered = recovered
+        self.queues = queues
+        self.index = index
+        self.dispatcher = dispatcher
+        self.reads = MessageReader(commit_log, queues, index)
         self._lock = lock
         self._abort = abort
         self._checkpoint = checkpoint
-        self._opened_at_offset = commit_log.max_offset
-        self._opened_clean = opened_clean
+        self._checkpoint_lock = threading.Lock()
         self._has_failed = False
+        commit_log.before_restart = self._forget_derived
 
     @classmethod
     def open(
-        cls, settings: StoreSettings, *, on_progress: Callable[[int, int], None] | None = None
+        cls, settings: StoreSettings, *, on_progress: Callable[[str, int, int], None] | None = None
     ) -> MessageStore:
         """Lock the store (made if missing), find the log's end, and mark the store as in use.
 
-        Raises StoreError, with the lock given back, if it is in use or cannot be opened.
+        `on_progress(what, done, total)` is told of each log file checked, and of the bytes dispatched. Raises
+        StoreError, with the lock given back, if the store is in use or cannot be opened.
         """
         try:
             settings.root.mkdir(parents=True, exist_ok=True)
@@ -71,29 +102,9 @@ class MessageStore:
         lock = StoreLock(settings.root)
         lock.acquire()
         try:
-            abort = AbortFile(settings.root)
-            clean_exit = not abort.exists
-            checkpoint = Checkpoint.load(settings.root / "checkpoint")
-            commit_log, recovered = open_commit_log(
-                settings.commit_log_directory,
-                file_bytes=settings.file_bytes,
-                message_bytes_max=settings.message_bytes_max,
-                store_host=settings.store_host,
-                clean_exit=clean_exit,
-                checkpoint=checkpoint,
-                on_progress=on_progress,
-            )
-            store = cls(
-                settings,
-                lock=lock,
-                abort=abort,
-                checkpoint=checkpoint,
-                commit_log=commit_log,
-                recovered=recovered,
-                opened_clean=clean_exit,
-            )
+            store = cls._open_locked(settings, lock, on_progress or (lambda _what, _done, _total: None))
             # A store that was left in need of recovery stays so until it is closed whole.
-            abort.create()
+            store._abort.create()
         except OSError as error:
             lock.release()
             raise StoreError(f"cannot be opened: {error.strerror}", path=settings.root) from error
@@ -102,51 +113,180 @@ class MessageStore:
             raise
         return store
 
-    def sync(self, start_offset: int, end_offset: int, *, store_timestamp_ms: int) -> None:
-        """Put log bytes on disk and note it in the checkpoint. Blocks: for a worker thread. Raises OSError.
+    @classmethod
+    def _open_locked(
+        cls, settings: StoreSettings, lock: StoreLock, on_progress: Callable[[str, int, int], None]
+    ) -> MessageStore:
+        root = settings.root
+        abort = AbortFile(root)
+        clean_exit = not abort.exists
+        checkpoint = Checkpoint.load(root / "checkpoint")
+        queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
+        queues.recover()
+        index, index_from = IndexService.open(
+            root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
+        )
+        commit_log, recovered = open_commit_log(
+            settings.commit_log_directory,
+            file_bytes=settings.file_bytes,
+            message_bytes_max=settings.message_bytes_max,
+            store_host=settings.store_host,
+            clean_exit=clean_exit,
+            checkpoint=checkpoint,
+            on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
+        )
+        if commit_log.is_empty:
+            queues.destroy()
+            index.destroy()
+            index_from = None
+        else:
+            queues.truncate_dirty(commit_log.max_offset)
+            cut_from = index.cut(commit_log.max_offset)
+            index_from = min((at for at in (index_from, cut_from) if at is not None), default=None)
+            queues.correct_min_offsets(commit_log.min_offset)
+        position = start_position(
+            commit_log, queues, clean_exit=clean_exit, checkpoint=checkpoint, redispatch_from=index_from
+        )
+        store = cls(
+            settings,
+            lock=lock,
+            abort=abort,
+            checkpoint=checkpoint,
+            commit_log=commit_log,
+            recovered=recovered,
+            queues=queues,
+            index=index,
+            dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
+        )
+        if not settings.dispatch.is_slave:
+            store._dispatch_to_end(on_progress=on_progress)
+            queues.correct_min_offsets(commit_log.min_offset)
+            commit_log.queue_offsets = queues.queue_offsets()
+        return store
 
-        `store_timestamp_ms` is that of the last record before `end_offset`.
+    # -- queues and index ---------------------------------------------------------------------------------
+
+    def _dispatch_to_end(
+        self, *, on_progress: Callable[[str, int, int], None], limit_s: float | None = None
+    ) -> None:
+        """Dispatch what the log has, for `limit_s` at most. Blocks. Raises StoreError."""
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        dispatcher, end_offset = self.dispatcher, self.commit_log.max_offset
+        start_offset = dispatcher.position
+        while dispatcher.dispatch(end_offset, records_max=_DISPATCH_RECORDS):
+            on_progress(
+                "building queues and index, bytes",
+                dispatcher.position - start_offset,
+                end_offset - start_offset,
+            )
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return
+
+    def _forget_derived(self) -> None:
+        """The log is about to begin anew: delete queues and index. Raises StoreError."""
+        self.queues.destroy()
+        self.index.destroy()
+        self.dispatcher.rewind(0)
+
+    def head_deleted(self, min_offset: int) -> None:
+        """The log begins at `min_offset` now: delete what only names earlier records. Raises StoreError."""
+        self.queues.delete_before(min_offset)
+        self.index.delete_before(min_offset)
+
+    # -- disk ---------------------------------------------------------------------------------------------
+
+    def sync_work(self, start_offset: int, end_offset: int, *, store_timestamp_ms: int) -> Callable[[], None]:
+        """What a worker thread has to call to put log bytes on disk, and to note it in the checkpoint.
+
+        `store_timestamp_ms` is that of the last record before `end_offset`. The call blocks and raises
+        OSError; so does this one, if there are no descriptors left.
         """
-        self.commit_log.sync(start_offset, end_offset)
-        checkpoint = evolve(self._checkpoint, physic_msg_timestamp_ms=store_timestamp_ms)
-        # One write a second is as often as the broker does it; recovery takes 3 s of slack.
-        if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= 1000:
-            checkpoint.save(self._checkpoint_path)
-            self._checkpoint = checkpoint
+        files = self.commit_log.sync_work(start_offset, end_offset)
+
+        def sync() -> None:
+            files.run()
+            # One write a second is as often as the broker does it; recovery takes 3 s of slack.
+            if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
+                self._save_checkpoint(physic_msg_timestamp_ms=store_timestamp_ms)
+
+        return sync
+
+    def queue_sync_work(self) -> Callable[[], None] | None:
+        """The same for queues and index; None if nothing was written since the last call."""
+        logics_ms = self.dispatcher.last_store_timestamp_ms
+        index = self.index.take_dirty()
+        queues = self.queues.take_dirty()
+        if not queues.paths and not index.work.paths:
+            return None
+
+        def sync() -> None:
+            queues.run()
+            index.work.run()
+            self._save_checkpoint(
+                logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
+                index_msg_timestamp_ms=max(
+                    index.index_msg_timestamp_ms, self._checkpoint.index_msg_timestamp_ms
+                ),
+            )
+
+        return sync
+
+    def _save_checkpoint(self, **changes: int) -> None:
+        """Blocks; called by worker threads. Raises OSError, but not for a full disk.
+
+        An older checkpoint is still true: the next start looks at more than it must.
+        """
+        path = self.settings.root / "checkpoint"
+        with self._checkpoint_lock:
+            self._checkpoint = evolve(self._checkpoint, **changes)
+            try:
+                self._checkpoint.save(path)
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                log.warning("checkpoint cannot be written", path=str(path), reason=error.strerror)
 
     def mark_failed(self) -> None:
         """The disk has failed a sync: nothing may call this store clean any more, whatever the disk says."""
         self._has_failed = True
 
-    @property
-    def _checkpoint_path(self) -> Path:
-        return self.settings.root / "checkpoint"
-
     def close(self) -> None:
         """Put everything on disk, mark the store as cleanly closed and give it up.
 
-        Where a broker left consume queues, which are not extended here yet, `abort` stays after an append
-        or an unclean stop: the broker that opens the store next then rebuilds them (spec store 5.1, 5.4).
-        Raises StoreError if the disk refuses: the store then stays marked as in need of recovery.
+        `abort` stays, as in the broker, where queues and index are not at the log's end: where dispatch waits
+        at a bad record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`. Raises StoreError if
+        the disk refuses: the store then stays marked as in need of recovery.
         """
         log_ = self.commit_log
-        if self._has_failed:
-            # A sync that succeeds after one that failed says nothing about the pages that were lost.
-            log_.close()
-            self._lock.release()
-            return
         try:
-            log_.sync(log_.flushed.offset, log_.max_offset)
+            if self._has_failed:
+                # A sync that succeeds after one that failed says nothing about the pages that were lost.
+                return
+            dispatched = self._dispatch_at_close()
+            self.sync_work(log_.flushed.offset, log_.max_offset, store_timestamp_ms=0)()
             log_.flushed.advance(log_.max_offset)
-            evolve(self._checkpoint, physic_msg_timestamp_ms=log_.last_store_timestamp_ms).save(
-                self._checkpoint_path
+            if (sync_queues := self.queue_sync_work()) is not None:
+                sync_queues()
+            self._save_checkpoint(
+                physic_msg_timestamp_ms=max(
+                    log_.last_store_timestamp_ms, self._checkpoint.physic_msg_timestamp_ms
+                )
             )
-            touched = log_.max_offset != self._opened_at_offset or not self._opened_clean
-            queues_behind = touched and any((self.settings.root / "consumequeue").glob("*/*/*"))
-            log_.close()
-            if not queues_behind:
+            if dispatched:
                 self._abort.remove()
         except OSError as error:
             raise StoreError(f"cannot be closed: {error.strerror}", path=self.settings.root) from error
         finally:
+            log_.close()
+            self.queues.close()
+            self.index.close()
             self._lock.release()
+
+    def _dispatch_at_close(self) -> bool:
+        """Whether queues and index are at the log's end."""
+        try:
+            self._dispatch_to_end(on_progress=lambda _what, _done, _total: None, limit_s=CLOSE_DISPATCH_S)
+        except StoreError as error:
+            log.warning("queues cannot be completed, the next start will", reason=str(error))
+            return False
+        return self.dispatcher.position >= self.commit_log.max_offset

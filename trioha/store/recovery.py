@@ -1,8 +1,9 @@
 """Find a log's end after a start (spec store 5).
 
-Every record from the log's first to its last is checked: length, magic, position, and its body's CRC (after
-a clean stop the CRC only in the last file). The log ends behind the last whole valid record; what follows is
-zeroed, so that no later start can take stale bytes for records, and empty files behind it are removed.
+Records are checked from the last file on (after a clean stop), or from the newest file whose beginning was
+surely on disk (after an unclean one): length, magic, position, and the body's CRC. The log ends behind the
+last whole valid record; what follows is zeroed, so that no later start can take stale bytes for records, and
+empty files behind it are removed.
 
 What is cut must be a torn tail: bytes that were never promised to be on disk. If records that a flush had
 covered are damaged and valid ones follow them, cutting would destroy good messages, so the start is refused
@@ -11,32 +12,37 @@ with the damaged offset (RocketMQ 4.9 cuts there, 5.3 does not look).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog, list_files
 from trioha.store.mapped_file import MappedFile
-from trioha.store.properties import parse_properties
 from trioha.store.record import (
-    HEAD,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
+    BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
     Host,
-    Record,
-    decode_record,
+    check_record,
     describe_fault,
 )
-from trioha.store.scan import is_blank, scan_records, topic_of
+from trioha.store.scan import ScanEnd, is_blank, scan_records, store_timestamp_ms
 
 log = structlog.get_logger(__name__)
 
-INNER_BATCH = 0x80
+SLACK_MS = 3000
+"""A checkpoint may be this far ahead of the disk (spec store 4.2)."""
+_PIECE_BYTES = 1 << 20
+_FOR_EVER_MS = (1 << 63) - 1
+_MAGIC_AT = 4
+_MAGICS = tuple(magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2))
 _ZERO_CHUNK = bytes(1 << 20)
 
 
@@ -64,8 +70,8 @@ def open_commit_log(
 ) -> tuple[CommitLog, Recovered]:
     """Open the log in `directory` (made if missing) and find its end; blocks for as long as reading it takes.
 
-    `on_progress(done, total)` is told the bytes of the files checked so far. Raises StoreError for a log that
-    cannot be opened or must not be cut.
+    `on_progress(done, total)` is told the files checked so far. The log's `queue_offsets` are its caller's to
+    fill in, from its consume queues. Raises StoreError for a log that cannot be opened or must not be cut.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files = list_files(directory, size=file_bytes)
@@ -78,19 +84,12 @@ def open_commit_log(
     )
     if not files:
         return commit_log, Recovered(records=0, end_offset=0, cut_bytes=0, cut_reason="")
-    queue_offsets: dict[tuple[bytes, int], int] = {}
     records = 0
     last_store_timestamp_ms = 0
-    for index, file in enumerate(files):
+    first = _first_to_scan(files, clean_exit=clean_exit, checkpoint=checkpoint)
+    for index, file in enumerate(files[first:], first):
         view = file.view
-        end = scan_records(
-            view,
-            0,
-            file.size,
-            file.start_offset,
-            check_crc=not clean_exit or index == len(files) - 1,
-            on_record=_queue_counter(commit_log, file, queue_offsets),
-        )
+        end = _scan_file(commit_log, file)
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
         if on_progress is not None:
@@ -111,9 +110,6 @@ def open_commit_log(
     else:
         end_offset = files[-1].end_offset
         cut_bytes, reason = 0, ""
-    commit_log.queue_offsets = {
-        (topic.decode(), queue): next_ for (topic, queue), next_ in queue_offsets.items()
-    }
     commit_log.last_store_timestamp_ms = last_store_timestamp_ms
     if not clean_exit:
         # What a killed process left is in the page cache; from here on it counts as flushed.
@@ -130,28 +126,46 @@ def open_commit_log(
     )
 
 
-def _queue_counter(
-    commit_log: CommitLog, file: MappedFile, queue_offsets: dict[tuple[bytes, int], int]
-) -> Callable[[int, int], None]:
-    """A function that notes each record of a file and the next queue offset behind it."""
-    view = file.view
+def _first_to_scan(files: list[MappedFile], *, clean_exit: bool, checkpoint: Checkpoint) -> int:
+    """Index of the file to begin with: all records before it were on disk when the store was used last.
 
-    def count(at: int, size: int) -> None:
-        commit_log.note_record(file.start_offset + at)
-        _, _, _, queue_id, _, queue_offset, _, sys_flag, _ = HEAD.unpack_from(view, at)
-        if sys_flag & TRANSACTION_MASK in {TRANSACTION_PREPARED, TRANSACTION_ROLLBACK}:
-            return
-        messages = 1
-        if sys_flag & INNER_BATCH:
-            record = decode_record(view[at : at + size], check_crc=False)
-            assert isinstance(record, Record)
-            messages = int(parse_properties(record.properties_raw).get("INNER_NUM", "1"))
-        key = (topic_of(view, at), queue_id)
-        next_offset = queue_offset + messages
-        if next_offset > queue_offsets.get(key, 0):
-            queue_offsets[key] = next_offset
+    After a clean stop that is the last file with records: its end is the log's. After an unclean one it is
+    the newest file that begins with a record stored 3 s or more before what the checkpoint says is on disk.
+    """
+    safe_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms - SLACK_MS
+    file = newest_file_stored_by(files, safe_ms)
+    return 0 if file is None else files.index(file)
 
-    return count
+
+def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFile | None:
+    """The newest file whose first record was stored by `safe_ms`, None if none was (spec store 5.4.1)."""
+    for file in reversed(files):
+        view = file.view
+        if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in {MAGIC_V1, MAGIC_V2}:
+            continue
+        if 0 < store_timestamp_ms(view, 0) <= safe_ms:
+            return file
+    return None
+
+
+def _scan_file(commit_log: CommitLog, file: MappedFile) -> ScanEnd:
+    """Check a file's records, noting in the log where some of them start."""
+    at = records = last_store_timestamp_ms = 0
+    piece = _PIECE_BYTES
+    while True:
+        piece_end = min(at + piece, file.size)
+        end = scan_records(file.view, at, piece_end, file.start_offset + at)
+        if end.records:
+            commit_log.note_record(file.start_offset + at)
+            at = end.at
+            records += end.records
+            last_store_timestamp_ms = end.last_store_timestamp_ms
+            piece = _PIECE_BYTES
+        elif piece_end < file.size:
+            # A record that the piece cuts looks like a torn one: look at more of it.
+            piece *= 2
+        if at == file.size or (piece_end == file.size and at == end.at):
+            return evolve(end, at=at, records=records, last_store_timestamp_ms=last_store_timestamp_ms)
 
 
 def _refuse_to_cut_flushed_records(
@@ -164,19 +178,38 @@ def _refuse_to_cut_flushed_records(
     checkpoint: Checkpoint,
 ) -> None:
     """Raise StoreError if valid files follow the damage and the damage was on disk already."""
-    following = next(
-        (file for file in files[1:] if scan_records(file.view, 0, file.size, file.start_offset).records), None
-    )
+    following = _valid_record_behind(files, end_offset, stored_from_ms=last_store_timestamp_ms)
     if following is None:
         return
     was_flushed = clean_exit or last_store_timestamp_ms < checkpoint.physic_msg_timestamp_ms
     if was_flushed:
         raise StoreError(
-            f"damaged record ({reason}), but valid ones follow in {following.path.name}",
+            f"damaged record ({reason}), but valid ones follow at {following}",
             path=files[0].path,
             offset=end_offset,
             hint="nothing was cut; restore the store from a replica, or move the files from here on aside",
         )
+
+
+def _valid_record_behind(files: list[MappedFile], offset: int, *, stored_from_ms: int) -> int | None:
+    """Offset of the first whole record behind the damage at `offset` of the first file; None if none is.
+
+    Its magic and its own offset, at its own place, tell it from a message's body; that it was stored no
+    earlier than the last good one, from a record of before an earlier cut: RocketMQ zeroes nothing.
+    """
+    for file in files:
+        data = cast("mmap.mmap", file.view.obj)
+        for magic in _MAGICS:
+            found = data.find(magic, max(offset + 1 - file.start_offset, 0) + _MAGIC_AT)
+            while found >= 0:
+                at = found - _MAGIC_AT
+                if (
+                    check_record(file.view, at, file.size, file.start_offset + at) > 0
+                    and store_timestamp_ms(file.view, at) >= stored_from_ms
+                ):
+                    return file.start_offset + at
+                found = data.find(magic, found + 1)
+    return None
 
 
 def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int) -> int:

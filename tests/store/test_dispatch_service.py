@@ -1,0 +1,126 @@
+"""Dispatch beside a running store, in virtual time."""
+
+import errno
+import os
+
+import pytest
+import trio
+
+from tests.store.support import FILE_BYTES, message, open_store
+from trioha.errors import StoreError
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_service import RECHECK_S, DispatchService
+
+
+async def at_once(work):
+    work()
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(tmp_path)
+    yield store
+    store.close()
+
+
+async def test_what_is_appended_is_dispatched_and_on_disk_soon(store, tmp_path, nursery, autojump_clock):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    for number in range(5):
+        result = store.commit_log.append(message(bytes([number])))
+        await store.dispatcher.dispatched.reached(result.end_offset)
+        assert store.reads.max_offset("Orders", 0) == number + 1
+    assert trio.current_time() < 0.1
+    await trio.sleep(2)
+    assert store.queue_sync_work() is None
+    assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
+
+
+async def test_with_sync_flush_nothing_is_shown_before_it_is_on_disk(store, nursery, autojump_clock):
+    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+    first = store.commit_log.append(message())
+    second = store.commit_log.append(message())
+    await trio.sleep(5)
+    assert store.reads.max_offset("Orders", 0) == 0
+    store.commit_log.flushed.advance(first.end_offset)
+    await trio.sleep(1)
+    assert store.reads.max_offset("Orders", 0) == 1
+    store.commit_log.flushed.advance(second.end_offset)
+    await trio.sleep(1)
+    assert store.reads.max_offset("Orders", 0) == 2
+
+
+async def test_a_disk_that_takes_no_queue_stops_dispatch_only_as_long(
+    store, nursery, autojump_clock, monkeypatch
+):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    written = os.pwrite
+    with monkeypatch.context() as full:
+
+        def refuse(fd, data, at):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        full.setattr("trioha.store.entry_files.os.pwrite", refuse)
+        end_offset = store.commit_log.append(message()).end_offset
+        await trio.sleep(5)
+        assert store.dispatcher.position == 0
+    assert os.pwrite is written
+    await trio.sleep(2 * RECHECK_S)
+    assert store.dispatcher.position == end_offset
+    assert store.reads.max_offset("Orders", 0) == 1
+
+
+async def test_a_failed_sync_of_queues_ends_the_node_and_no_close_calls_the_store_clean(
+    tmp_path, autojump_clock
+):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+
+    async def fail(work):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with trio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
+        await DispatchService(store, sync_flush=False, sync=fail).run()
+    assert raised.group_contains(StoreError, match="fsync failed")
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, nursery, autojump_clock):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    for number in range(50):
+        store.commit_log.append(message(properties=b"KEYS\x01k%d\x02" % number))
+    await trio.sleep(3)
+    assert store.reads.by_key("Orders", "k7")
+    store.commit_log.set_aside(tmp_path / "commitlog.aside")
+    assert (store.reads.max_offset("Orders", 0), store.reads.by_key("Orders", "k7")) == (0, ())
+    assert not list((tmp_path / "consumequeue").glob("*"))
+    store.commit_log.start_at(3 * FILE_BYTES)
+    result = store.commit_log.append(message(topic="Other"))
+    await trio.sleep(3)
+    assert store.dispatcher.position == result.end_offset
+    assert (store.reads.max_offset("Orders", 0), store.reads.max_offset("Other", 0)) == (0, 1)
+
+
+@pytest.mark.parametrize("is_slave", [True, False])
+async def test_only_a_slave_that_is_being_filled_leaves_the_thread_to_replication(
+    tmp_path, nursery, autojump_clock, monkeypatch, is_slave
+):
+    store = open_store(tmp_path, dispatch=DispatchSettings(is_slave=is_slave))
+    monkeypatch.setattr("trioha.store.dispatch_service.REST_OF_SLICE", 1e6)
+    for _ in range(5000):
+        store.commit_log.append(message())
+    before = store.commit_log.max_offset
+
+    async def fill():
+        while True:
+            store.commit_log.append(message())
+            await trio.lowlevel.checkpoint()
+
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(fill)
+    # Virtual time stands still while anything runs: a rest shows as a slice that no other follows.
+    for _ in range(60):
+        await trio.lowlevel.checkpoint()
+    assert (store.dispatcher.position < before) is is_slave
+    nursery.cancel_scope.cancel()
+    store.close()

@@ -1,0 +1,110 @@
+"""The tasks that keep queues and index at the log's end, and on disk (spec store 5.6, 8).
+
+Dispatch follows `appended`, with SYNC_FLUSH `flushed`: what is not on disk yet is not shown to consumers. It
+goes in short slices, since it shares its thread with replication. What one millisecond brings is dispatched
+together: alone a record costs ten times what it costs among others. A slave that takes a long log in leaves
+most of the thread to that, and builds its queues when there is time.
+
+A disk that is full stops dispatch, not the node: it goes on when there is space. A failed sync ends the node,
+as that of the log does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+
+from trioha.errors import StoreError
+from trioha.store.dispatch import BATCH_RECORDS
+from trioha.store.message_store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+GATHER_S = 0.001
+"""After something new has come, so long for more."""
+RECHECK_S = 1.0
+"""Between two looks at what can change without anybody telling: a bad record, a full disk, a new log."""
+SYNC_INTERVAL_S = 1.0
+"""As flushIntervalConsumeQueue."""
+REST_OF_SLICE = 3.0
+"""A slave that is being filled rests so many times as long as a slice took."""
+
+
+class DispatchService:
+    """Runs a store's dispatcher."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        sync_flush: bool,
+        sync: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync,
+    ) -> None:
+        """`sync` calls what it is given away from the loop: by default in a worker thread."""
+        self._store = store
+        self._sync_flush = sync_flush
+        self._sync = sync
+        self._is_blocked = False
+
+    async def run(self) -> None:
+        """Dispatch and sync for ever. Raises StoreError when the disk fails a sync."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._dispatch)
+            nursery.start_soon(self._sync_often)
+
+    async def _dispatch(self) -> None:
+        dispatcher = self._store.dispatcher
+        commit_log = self._store.commit_log
+        source = commit_log.flushed if self._sync_flush else commit_log.appended
+        while True:
+            if source.offset <= dispatcher.position:
+                # Bounded, since a log that begins anew may never reach the offset that was waited for.
+                with trio.move_on_after(RECHECK_S):
+                    await source.reached(dispatcher.position + 1)
+                    await trio.sleep(GATHER_S)
+                continue
+            end_offset = commit_log.max_offset
+            started_s = time.perf_counter()
+            passed = self._slice(source.offset)
+            if passed == 0:
+                await trio.sleep(RECHECK_S)
+            elif passed < BATCH_RECORDS:
+                await trio.lowlevel.checkpoint()
+            else:
+                took_s = time.perf_counter() - started_s
+                await trio.lowlevel.checkpoint()
+                if dispatcher.settings.is_slave and commit_log.max_offset != end_offset:
+                    await trio.sleep(took_s * REST_OF_SLICE)
+
+    def _slice(self, until_offset: int) -> int:
+        """Dispatch some records; 0 if there is nothing to do or the disk refuses."""
+        try:
+            passed = self._store.dispatcher.dispatch(until_offset, records_max=BATCH_RECORDS)
+        except StoreError as error:
+            if not self._is_blocked:
+                self._is_blocked = True
+                log.error("queues and index stand still", reason=str(error))
+            return 0
+        if self._is_blocked:
+            self._is_blocked = False
+            log.info("queues and index go on", position=self._store.dispatcher.position)
+        return passed
+
+    async def _sync_often(self) -> None:
+        while True:
+            await trio.sleep(SYNC_INTERVAL_S)
+            work = self._store.queue_sync_work()
+            if work is None:
+                continue
+            try:
+                await self._sync(work)
+            except OSError as error:
+                self._store.mark_failed()
+                raise StoreError(
+                    f"fsync failed: {error.strerror}",
+                    path=self._store.settings.root,
+                    hint="queues and index may be damaged; the next start builds them again from the log",
+                ) from error
