@@ -28,6 +28,7 @@ from trioha.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from trioha.store.index_file import IndexFile, IndexShape
 from trioha.store.index_service import FOLDER as INDEX_FOLDER
 from trioha.store.index_service import IndexService
+from trioha.store.mapped_file import file_name
 from trioha.store.record import Host
 from trioha.store.recovery import open_commit_log
 
@@ -70,15 +71,23 @@ def check_rebuilt(store: Path, shape: Shape) -> list[str]:
 def _rebuild(store: Path, scratch: Path, shape: Shape) -> dict[Path, int]:
     """Build queues and index in `scratch`; where each queue's folder begins to count, in bytes."""
     shutil.copytree(store / "commitlog", scratch / "commitlog")
-    log, _ = open_commit_log(
+    log, recovered = open_commit_log(
         scratch / "commitlog",
         file_bytes=shape.log_file_bytes,
         message_bytes_max=1 << 30,
         store_host=Host.parse("127.0.0.1", 1),
-        clean_exit=True,
+        # Without a checkpoint that vouches for anything every record is looked at.
+        clean_exit=False,
         checkpoint=Checkpoint(),
     )
     try:
+        if recovered.cut_bytes:
+            file_start = recovered.end_offset - recovered.end_offset % shape.log_file_bytes
+            raise StoreError(
+                recovered.cut_reason,
+                path=store / "commitlog" / file_name(file_start),
+                offset=recovered.end_offset,
+            )
         return _dispatch_all(log, scratch, shape)
     finally:
         log.close()
