@@ -154,6 +154,10 @@ class TriohaNode:
             "haListenPort": ha_port,
             "storePathRootDir": root,
             "mappedFileSizeCommitLog": FILE_BYTES,
+            # As the Java stores of the tests, which open these.
+            "mappedFileSizeConsumeQueue": 2000,
+            "maxHashSlotNum": 1000,
+            "maxIndexNum": 4000,
             "maxMessageSize": 65000,
             "haSendHeartbeatInterval": 200,
             # How full the disk of the test machine is must not matter.
