@@ -1,10 +1,13 @@
 """One replica's connection at the master (spec ha 2.2, 2.4, 3.1).
 
-Theory of operation. A connection is a nursery: a reader that takes reports and a writer that sends the log
-live and die together. The nursery stands in a cancel scope whose deadline is the housekeeping limit; every
-byte read moves it on. The first of reader, writer and deadline to end the connection says why
-(`CloseReason`); then the other is cancelled, the socket is closed and what the slave acknowledged is
-forgotten.
+Theory of operation. A connection is a nursery (`Housekeeping`): a reader that takes reports and a writer that
+sends the log live and die together, within a housekeeping limit that every byte read moves on. The first of
+reader, writer and limit to end the connection says why (`CloseReason`); then the others are cancelled, the
+socket is closed and what the slave acknowledged is forgotten.
+
+The writer sends what was appended when its turn comes, all of it in one frame if it fits. Where a single put
+waits and the slave has acknowledged all before, nobody else's bytes could join the frame: `push` sends it in
+the put's own turn, and saves it the writer's.
 
 States. HANDSHAKE from birth until the first report, which is the request; TRANSFER from then on; SHUTDOWN at
 the end. Offsets:
@@ -25,13 +28,21 @@ import trio
 from attrs import frozen
 
 from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
+from trioha.ha.housekeeping import Housekeeping
 from trioha.ha.meter import FlowControl, LagClock, RateMeter
 from trioha.ha.replicas import Replicas
-from trioha.ha.transport import send_now
+from trioha.ha.states import StateCell
+from trioha.ha.timeouts import Timeouts
+from trioha.ha.transport import SocketTransport, send_now
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
 
 log = structlog.get_logger(__name__)
+
+_NOTHING = memoryview(b"")
+# Plain numbers, see group_commit.
+_TRANSFER = int(Kind.TRANSFER)
+_ACK = int(Kind.ACK)
 
 RECEIVE_BYTES = 16 * 1024
 FRAMES_PER_TURN = 16
@@ -97,7 +108,8 @@ class HaConnection:
         self.replica = replica
         """Which replica this is: several connections of one replica are one copy."""
         self._is_lasting_name = is_lasting_name
-        self.state = HaState.HANDSHAKE
+        self.state = StateCell(HaState.HANDSHAKE)
+        """Whoever wants to know of changes waits here."""
         self.request_offset = -1
         self.sent_offset = -1
         self.ack_offset = -1
@@ -108,6 +120,12 @@ class HaConnection:
         self._settings = settings
         self._sink = sink
         self._requested = trio.Event()
+        self._housekeeping = Housekeeping(patience_s=math.inf)
+        self._heartbeats = Timeouts(settings.heartbeat_interval_s)
+        self._is_waiting = False
+        """Whether the writer waits for new bytes, or has been woken and not yet had its turn."""
+        self._unsent = _NOTHING
+        """What the socket did not take of a frame that counts as sent."""
         self._request_deadline_s = math.inf
         """When a peer that has not asked for anything is closed."""
         self._hint_offset = -1
@@ -125,7 +143,7 @@ class HaConnection:
         return ConnectionStatus(
             connection_id=self.connection_id,
             address=self.address,
-            state=self.state,
+            state=self.state.state,
             request_offset=self.request_offset,
             sent_offset=self.sent_offset,
             ack_offset=self.ack_offset,
@@ -140,21 +158,21 @@ class HaConnection:
         """
         self._change_state(HaState.HANDSHAKE)
         settings = self._settings
-        patience_s = min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
         self._request_deadline_s = trio.current_time() + settings.first_report_timeout_s
-        idle = trio.CancelScope(deadline=trio.current_time() + patience_s)
+        self._housekeeping = Housekeeping(
+            patience_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
+        )
         try:
-            with idle:
-                async with trio.open_nursery() as connection:
-                    connection.start_soon(self._read_reports, idle, connection.cancel_scope)
-                    connection.start_soon(self._write_log, connection.cancel_scope)
-            if idle.cancelled_caught and trio.current_time() >= self._request_deadline_s:
+            await self._housekeeping.run(self._read_reports, self._write_log, self._heartbeats.run)
+            if not self._housekeeping.is_expired:
+                pass
+            elif trio.current_time() >= self._request_deadline_s:
                 self._end(CloseReason.NO_REQUEST)
-            elif idle.cancelled_caught:
+            else:
                 self._end(CloseReason.HOUSEKEEPING)
                 log.warning(
                     f"ha housekeeping, found this connection[{self.address}] expired",
-                    interval_s=self._settings.housekeeping_interval_s,
+                    interval_s=settings.housekeeping_interval_s,
                 )
         finally:
             self._end(CloseReason.SHUTDOWN)
@@ -177,7 +195,7 @@ class HaConnection:
             self.close_reason = reason
 
     def _change_state(self, state: HaState) -> None:
-        self.state = state
+        self.state.change_to(state)
         self._sink.emit(
             Kind.STATE,
             conn=self.connection_id,
@@ -188,8 +206,9 @@ class HaConnection:
 
     # -- reports -----------------------------------------------------------------------------------------
 
-    async def _read_reports(self, idle: trio.CancelScope, connection: trio.CancelScope) -> None:
+    async def _read_reports(self) -> None:
         decoder = ReportDecoder()
+        housekeeping = self._housekeeping
         housekeeping_s = self._settings.housekeeping_interval_s
         try:
             while self.close_reason is CloseReason.NONE:
@@ -201,15 +220,13 @@ class HaConnection:
                 if report is not None:
                     self._take_report(report)
                 # Until it has asked for something, nothing that a peer sends buys it more time.
-                idle.deadline = min(trio.current_time() + housekeeping_s, self._request_deadline_s)
+                housekeeping.deadline_s = min(trio.current_time() + housekeeping_s, self._request_deadline_s)
             if self._hint_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
                     await self._stream.send_all(encode_header(self._hint_offset, 0))
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
-        finally:
-            connection.cancel()
 
     def _take_report(self, offset: int) -> None:
         if self.request_offset < 0:
@@ -268,7 +285,7 @@ class HaConnection:
     def _acknowledge(self, offset: int) -> None:
         self.ack_offset = offset
         self._lag_clock.acknowledged(offset)
-        self._sink.emit(Kind.ACK, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
+        self._sink.emit(_ACK, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
         self._replicas.acknowledge(
             self.connection_id,
             replica=self.replica,
@@ -290,11 +307,10 @@ class HaConnection:
 
     # -- log ---------------------------------------------------------------------------------------------
 
-    async def _write_log(self, connection: trio.CancelScope) -> None:
+    async def _write_log(self) -> None:
         try:
             await self._requested.wait()
             appended = self._log.appended
-            heartbeat_s = self._settings.heartbeat_interval_s
             while True:
                 frames = 0
                 while appended.offset > self.sent_offset and self.close_reason is CloseReason.NONE:
@@ -304,34 +320,73 @@ class HaConnection:
                         await trio.lowlevel.checkpoint()
                 if self.close_reason is not CloseReason.NONE:
                     break
-                with trio.move_on_after(heartbeat_s) as silence:
-                    await appended.reached(self.sent_offset + 1)
-                if silence.cancelled_caught:
+                if self._unsent:
+                    await self._send_rest()
+                    continue
+                more = appended.wait_for(self.sent_offset + 1)
+                self._heartbeats.add(more, trio.current_time())
+                self._is_waiting = True
+                has_more = await more.ended()
+                self._is_waiting = False
+                if not has_more:
                     await self._send_heartbeat()
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except trio.TooSlowError:
             # The slave still talks but takes nothing: as good as silent.
             self._end(CloseReason.HOUSEKEEPING)
-        finally:
-            connection.cancel()
 
-    async def _send_frame(self) -> None:
+    def push(self) -> None:
+        """Send now what was appended, if the slave has acknowledged all before and the socket is free.
+
+        What the socket does not take, the writer sends: it wakes up in any case.
+        """
+        if (
+            self._is_waiting
+            and self.ack_offset == self.sent_offset < self._log.max_offset
+            and not self._unsent
+            and self._flow is None
+            and self.close_reason is CloseReason.NONE
+            and isinstance(self._stream, SocketTransport)
+        ):
+            offset = self.sent_offset
+            body = self._next_body(self._settings.transfer_batch_bytes)
+            if body:
+                try:
+                    self._unsent = send_now(self._stream, encode_header(offset, len(body)) + body)
+                except trio.BrokenResourceError:
+                    self._end(CloseReason.IO_ERROR)
+
+    def _next_body(self, body_bytes_max: int) -> memoryview | None:
+        """The log's next bytes, None if they are gone; they count as sent from now on."""
         offset = self.sent_offset
         commit_log = self._log
         max_offset = commit_log.max_offset
         if offset < commit_log.min_offset:
             # Deleted while the slave was behind.
             self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
-            return
-        body = commit_log.read(offset, await self._next_frame_bytes(max_offset - offset))
+            return None
+        body = commit_log.read(offset, body_bytes_max)
         now_s = trio.current_time()
+        body_bytes = len(body)
         self._lag_clock.appended(max_offset, now_s)
+        self._rate.add(body_bytes, now_s)
         # Counted as sent before the first byte leaves: the slave's ack may be faster than our own return.
-        self.sent_offset = offset + len(body)
-        self._sink.emit(Kind.TRANSFER, conn=self.connection_id, offset=offset, aux=max_offset, size=len(body))
-        await self._send(encode_header(offset, len(body)), body)
-        self._rate.add(len(body), trio.current_time())
+        self.sent_offset = offset + body_bytes
+        self._sink.emit(_TRANSFER, conn=self.connection_id, offset=offset, aux=max_offset, size=body_bytes)
+        return body
+
+    async def _send_frame(self) -> None:
+        if self._unsent:
+            await self._send_rest()
+        behind_bytes = self._log.max_offset - self.sent_offset
+        body_bytes_max = self._next_batch_bytes(behind_bytes)
+        if self._flow is not None:
+            body_bytes_max = await self._allowed_bytes(self._flow, body_bytes_max, behind_bytes)
+        offset = self.sent_offset
+        body = self._next_body(body_bytes_max)
+        if body is not None:
+            await self._send(encode_header(offset, len(body)), body)
 
     def _next_batch_bytes(self, behind_bytes: int) -> int:
         """Longest body of the next frame: doubles while the slave is far behind, is small again in step.
@@ -347,17 +402,14 @@ class HaConnection:
             )
         return self._batch_bytes
 
-    async def _next_frame_bytes(self, behind_bytes: int) -> int:
+    async def _allowed_bytes(self, flow: FlowControl, batch_bytes: int, behind_bytes: int) -> int:
         """Longest body of the next frame, as flow control allows; waits until it allows any."""
-        batch_bytes = self._next_batch_bytes(behind_bytes)
-        if self._flow is None:
-            return batch_bytes
-        allowed_bytes = self._flow.allowed_bytes(trio.current_time())
+        allowed_bytes = flow.allowed_bytes(trio.current_time())
         if allowed_bytes <= HEADER_BYTES:
-            await trio.sleep_until(self._flow.next_window_s)
-            allowed_bytes = self._flow.allowed_bytes(trio.current_time())
+            await trio.sleep_until(flow.next_window_s)
+            allowed_bytes = flow.allowed_bytes(trio.current_time())
         frame_bytes = min(batch_bytes, behind_bytes, allowed_bytes - HEADER_BYTES)
-        self._flow.spend(frame_bytes + HEADER_BYTES)
+        flow.spend(frame_bytes + HEADER_BYTES)
         return frame_bytes
 
     async def _send_heartbeat(self) -> None:
@@ -374,11 +426,16 @@ class HaConnection:
         """Raises TooSlowError if the peer takes nothing for a whole housekeeping interval."""
         if len(body) <= COPY_BYTES_MAX:
             # Most frames fit the socket as it is and need no deadline.
-            left = send_now(self._stream, header + body)
-            if left:
-                with trio.fail_after(self._settings.housekeeping_interval_s):
-                    await self._stream.send_all(left)
+            self._unsent = send_now(self._stream, header + body)
+            if self._unsent:
+                await self._send_rest()
         else:
             with trio.fail_after(self._settings.housekeeping_interval_s):
                 await self._stream.send_all(header)
                 await self._stream.send_all(body)
+
+    async def _send_rest(self) -> None:
+        """Send what the socket did not take at once. Raises TooSlowError as `_send`."""
+        rest, self._unsent = self._unsent, _NOTHING
+        with trio.fail_after(self._settings.housekeeping_interval_s):
+            await self._stream.send_all(rest)

@@ -11,6 +11,8 @@ deadlines, and if both fail the replicas' status is the answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 from attrs import frozen
 
@@ -53,11 +55,16 @@ class GroupCommit:
         replicas: Replicas,
         flushed: Watermark,
         sink: EventSink,
+        push: Callable[[], None] | None = None,
     ) -> None:
+        """`push` sends a record on at once: called for a put that waits while no other does."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
         self._sink = sink
+        self._push = push
+        self._waiting = 0
+        """Puts that wait, those that were released and have not had their turn included."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
@@ -112,12 +119,18 @@ class GroupCommit:
         if settings.sync_flush:
             disk = self._flushed.wait_for(end_offset)
             self._disk_timeouts.add(disk, started_s)
+        if copies is not None and not self._waiting and self._push is not None:
+            # Puts that come together go together, with the connection's next frame. A single one need
+            # not wait for that.
+            self._push()
+        self._waiting += 1
         try:
             if copies is not None and not await copies.ended():
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
             if disk is not None and not await disk.ended() and status is PutStatus.PUT_OK:
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
+            self._waiting -= 1
             if disk is not None:
                 # Cancelled in the wait before it.
                 disk.end(False)

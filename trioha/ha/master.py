@@ -64,6 +64,14 @@ class HaMaster:
         """Every connection that is open now, oldest first."""
         return [connection.status() for connection in self._connections.values()]
 
+    def push(self) -> None:
+        """Send what was appended to slaves that have acknowledged all before, without their writers' turns.
+
+        For a put that waits alone; see `HaConnection.push`.
+        """
+        for connection in self._connections.values():
+            connection.push()
+
     def needed_from(self) -> int:
         """Lowest offset that a connected slave has not acknowledged; beyond every log if there is none."""
         acks = (connection.ack_offset for connection in self._connections.values())

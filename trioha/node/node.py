@@ -253,6 +253,7 @@ async def _serve(
         replicas=replicas,
         flushed=commit_log.flushed,
         sink=sink,
+        push=master.push,
     )
     puts = PutService(commit_log=commit_log, group_commit=group_commit, sink=sink, is_slave=is_slave)
     flush = FlushService(

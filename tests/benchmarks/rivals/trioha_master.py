@@ -149,6 +149,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
             replicas=replicas,
             flushed=commit_log.flushed,
             sink=sink,
+            push=ha.push,
         )
         puts = PutService(commit_log=commit_log, group_commit=commit, sink=sink, is_slave=False)
         flush = FlushService(store, sync_flush=False, interval_s=0.5, on_flushed=lambda _offset, _ns: None)

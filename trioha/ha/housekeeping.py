@@ -1,0 +1,43 @@
+"""A connection's tasks, which live and die together, and how long its peer may be silent (spec ha 2.4).
+
+Theory of operation. A connection is a nursery: the first of its tasks that ends, ends all. Beside them a
+watch sleeps until the peer would have been silent too long. Whoever hears the peer only notes until when that
+buys it time, which costs nothing; the watch looks again when it wakes, and so the limit is exact although no
+timer is moved with every read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+
+class Housekeeping:
+    """Runs a connection's tasks until one ends or the peer is silent for too long."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        """`patience_s`: how long the peer may be silent from now on."""
+        self.deadline_s = trio.current_time() + patience_s
+        """When the connection ends unless this is moved; on trio's clock, and never moved back."""
+        self.is_expired = False
+        """Whether the peer's silence ended the connection."""
+
+    async def run(self, *tasks: Callable[[], Awaitable[None]]) -> None:
+        """Run `tasks` until one of them ends or the deadline passes. Cancelling ends them."""
+        async with trio.open_nursery() as connection:
+            for task in tasks:
+                connection.start_soon(self._run_one, task, connection.cancel_scope)
+            connection.start_soon(self._watch, connection.cancel_scope)
+
+    async def _run_one(self, task: Callable[[], Awaitable[None]], connection: trio.CancelScope) -> None:
+        try:
+            await task()
+        finally:
+            connection.cancel()
+
+    async def _watch(self, connection: trio.CancelScope) -> None:
+        while trio.current_time() < self.deadline_s:  # noqa: ASYNC110 - no polling: it sleeps to the limit
+            await trio.sleep_until(self.deadline_s)
+        self.is_expired = True
+        connection.cancel()
