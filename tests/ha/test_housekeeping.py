@@ -1,0 +1,53 @@
+"""A connection's tasks and the limit to its peer's silence."""
+
+import pytest
+import trio
+
+from trioha.ha.housekeeping import Housekeeping
+
+
+async def ended_after(housekeeping, *tasks):
+    started = trio.current_time()
+    await housekeeping.run(*tasks)
+    return trio.current_time() - started, housekeeping.is_expired
+
+
+async def test_silence_ends_the_connection_at_the_limit(autojump_clock):
+    assert await ended_after(Housekeeping(patience_s=20), trio.sleep_forever) == (20.0, True)
+
+
+async def test_each_time_the_peer_is_heard_the_limit_moves_on(autojump_clock):
+    housekeeping = Housekeeping(patience_s=20)
+
+    async def hear():
+        for _ in range(3):
+            await trio.sleep(15)
+            housekeeping.deadline_s = trio.current_time() + 20
+        await trio.sleep_forever()
+
+    assert await ended_after(housekeeping, hear) == (65.0, True)
+
+
+async def test_the_first_task_that_ends_ends_all(autojump_clock):
+    cancelled = []
+
+    async def stay():
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.append(trio.current_time())
+
+    async def leave():
+        await trio.sleep(5)
+
+    started = trio.current_time()
+    assert await ended_after(Housekeeping(patience_s=20), stay, leave, stay) == (5.0, False)
+    assert cancelled == [started + 5] * 2
+
+
+async def test_a_fault_of_one_task_ends_all_and_is_told(autojump_clock):
+    async def fail():
+        raise ZeroDivisionError
+
+    with pytest.RaisesGroup(ZeroDivisionError):
+        await Housekeeping(patience_s=20).run(trio.sleep_forever, fail)

@@ -1,0 +1,104 @@
+"""A put that waits alone is sent in its own turn, over real sockets."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.ha.support import SETTINGS, Peer, make_master
+from tests.store.support import message, open_log
+from trioha.recording.events import CloseReason, HaState, Kind
+
+
+@pytest.fixture
+def log(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    return log
+
+
+@asynccontextmanager
+async def slave_of(master):
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(master.serve, listeners)
+        async with await trio.open_tcp_stream(*listeners[0].socket.getsockname()) as stream:
+            yield Peer(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def in_step(log, peer):
+    await peer.report(1)
+    offset, body = await peer.next_frame()
+    await peer.report(offset + len(body))
+    await trio.sleep(0.05)
+
+
+async def test_what_was_appended_leaves_before_the_writer_has_its_turn(log):
+    master, _, events = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        stored = log.append(message())
+        master.push()
+        assert events.of(Kind.TRANSFER)[-1][2] == stored.physical_offset
+        assert await peer.next_frame() == (
+            stored.physical_offset,
+            bytes(log.read(stored.physical_offset, 9999)),
+        )
+        # The writer finds nothing left to send.
+        await trio.sleep(0.05)
+        assert len(events.of(Kind.TRANSFER)) == 2
+
+
+async def test_nothing_is_pushed_while_something_is_on_its_way(log):
+    master, _, events = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        first = log.append(message())
+        master.push()
+        second = log.append(message())
+        master.push()
+        assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
+        assert (await peer.next_frame())[0] == first.physical_offset
+        # It waits for the writer's turn, not for the ack.
+        assert (await peer.next_frame())[0] == second.physical_offset
+
+
+async def test_a_push_without_new_bytes_sends_nothing(log):
+    master, _, events = make_master(log)
+    async with slave_of(master) as peer:
+        master.push()
+        await in_step(log, peer)
+        master.push()
+        assert len(events.of(Kind.TRANSFER)) == 1
+
+
+async def test_a_push_larger_than_the_socket_takes_arrives_whole(tmp_path):
+    log, _ = open_log(tmp_path, file_bytes=1 << 25)
+    log.append(message())
+    master, _, _ = make_master(log, settings=evolve(SETTINGS, transfer_batch_bytes=4_000_000))
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        stored = log.append(message(body=bytes(range(256)) * 12_000))
+        master.push()
+        (connection,) = master._connections.values()
+        assert connection._unsent
+        later = log.append(message())
+        master.push()
+        offset, body = await peer.next_frame()
+        assert (offset, body) == (stored.physical_offset, bytes(log.read(offset, stored.size)))
+        assert (await peer.next_frame())[0] == later.physical_offset
+
+
+async def test_a_push_to_a_slave_that_is_gone_ends_its_connection(log):
+    master, _, _ = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        (connection,) = master._connections.values()
+        connection._stream._socket.shutdown(1)
+        log.append(message())
+        master.push()
+        assert connection.close_reason is CloseReason.IO_ERROR
+        with trio.fail_after(5):
+            await connection.state.wait_for(HaState.SHUTDOWN)
