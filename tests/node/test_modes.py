@@ -54,6 +54,41 @@ def test_an_empty_slave_takes_all_history_when_told_to(tmp_path, start):
     assert len(list((tmp_path / "slave" / "commitlog").iterdir())) > 3
 
 
+@pytest.mark.parametrize("verify_mode", ["record", "frame"])
+def test_a_damaged_record_is_never_acked_or_is_named(tmp_path, start, verify_mode):
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
+    master.stop()
+    first_file = min((tmp_path / "master" / "commitlog").iterdir())
+    data = bytearray(first_file.read_bytes())
+    record_bytes = int.from_bytes(data[:4])
+    data[record_bytes + 500] ^= 1
+    first_file.write_bytes(data)
+    # A clean stop: the start looks at the last file only.
+    master = start("master", role="ASYNC_MASTER")
+    slave = start(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        **{"trioha.haStartFrom": "earliest", "trioha.haVerify": verify_mode},
+    )
+    if verify_mode == "record":
+        deadline = time.monotonic() + 15.0
+        while f"bad record at offset {record_bytes}" not in slave.log():
+            assert time.monotonic() < deadline, slave.log()
+            time.sleep(0.05)
+        assert slave.status().max_offset == record_bytes
+        assert master.status().connections == () or master.status().connections[0].ack_offset <= record_bytes
+    else:
+        slave.wait(max_offset=master.max_offset)
+        deadline = time.monotonic() + 15.0
+        while (status := slave.status()).dispatched_offset != master.max_offset:
+            assert time.monotonic() < deadline, slave.log()
+            time.sleep(0.05)
+        assert f"at offset {record_bytes}" in status.dispatch_fault
+        assert "CRC" in status.dispatch_fault
+
+
 def test_history_starts_where_the_masters_first_file_is(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     master.load(300, size=(10, 3000))

@@ -34,7 +34,7 @@ from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send import SendProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
-from trioha.config.model import AckMode, HaRole
+from trioha.config.model import AckMode, HaRole, HaVerify
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
 from trioha.ha.connection import HaSettings
@@ -113,6 +113,7 @@ async def run_node(config: BrokerConfig, *, on_ready: Callable[[Ready], None]) -
 
 
 async def _open_store(config: BrokerConfig) -> MessageStore:
+    is_slave = config.broker_role is BrokerRole.SLAVE
     settings = StoreSettings(
         root=config.store_path_root_dir,
         commit_log_directory=config.store_path_commit_log,
@@ -128,7 +129,9 @@ async def _open_store(config: BrokerConfig) -> MessageStore:
             message_index_enable=config.message_index_enable,
             enable_lmq=config.enable_lmq,
             enable_multi_dispatch=config.enable_multi_dispatch,
-            is_slave=config.broker_role is BrokerRole.SLAVE,
+            is_slave=is_slave,
+            # Only a slave takes bytes that nobody has checked.
+            check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
             delay_levels=DelayLevels(config.message_delay_level),
         ),
     )

@@ -26,6 +26,7 @@ from trioha.node.logs import configure_logs
 from trioha.recording.events import HaState, NoSink
 from trioha.store.allocate import allocate_ahead
 from trioha.store.commit_log import CommitLog, Message
+from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
@@ -156,6 +157,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=50)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flush.run)
+            nursery.start_soon(DispatchService(store, sync_flush=False).run)
             nursery.start_soon(commit.run)
             nursery.start_soon(allocate_ahead, commit_log)
             await nursery.start(ha.serve, listeners)
