@@ -69,7 +69,8 @@ def test_a_slave_that_holds_a_prefix_follows_to_the_end(tmp_path_factory, part, 
     follower = Follower(log, FollowSettings(tail_check_bytes=tail_bytes))
     request = follower.begin()
     if end_offset:
-        assert max(1, end_offset - tail_bytes) <= request <= end_offset
+        assert max(1, end_offset - max(tail_bytes, 4200 if tail_bytes else 0)) <= request <= end_offset
+        assert (request == end_offset) == (tail_bytes == 0)
         assert request > (end_offset - 1) // FILE_BYTES * FILE_BYTES - 1
     serve(follower, master, request=request)
     start = log.min_offset
@@ -223,6 +224,63 @@ def test_an_empty_slave_can_start_at_the_file_of_an_offset(master, tmp_path):
     request, _ = serve(Follower(log, settings_with(start=FILE_BYTES + 777)), master)
     assert request == FILE_BYTES == log.min_offset
     assert log_bytes(log) == log_bytes(master)[FILE_BYTES:]
+
+
+@pytest.mark.parametrize("ends_with_blank", [False, True])
+@pytest.mark.parametrize("tail_bytes", [1, 100, 3000])
+def test_a_last_record_or_blank_that_is_longer_than_the_check_is_compared(
+    master, tmp_path, ends_with_blank, tail_bytes
+):
+    log, _ = open_log(tmp_path / "slave")
+    log.append(message(b"first"))
+    log.append(message(bytes(60_000 if ends_with_blank else 4000)))
+    if ends_with_blank:
+        # The next record does not fit: a blank of some 5 KB ends the file.
+        log.append(message(bytes(6000)))
+        last = replica_of(log, tmp_path / "cut", FILE_BYTES)
+        assert last.max_offset == FILE_BYTES
+        log = last
+    follower = Follower(log, FollowSettings(tail_check_bytes=tail_bytes))
+    request = follower.begin()
+    assert request == log.last_record_offset() < log.max_offset - tail_bytes
+    assert (follower.is_checked, follower.ack_offset) == (False, request)
+    with pytest.raises(FollowError) as raised:
+        serve(follower, master, request=request)
+    assert raised.value.reason is CloseReason.DIVERGED
+
+
+def test_the_only_record_is_compared_from_its_second_byte(master, tmp_path):
+    log = replica_of(master, tmp_path / "slave", 5000)
+    assert log.last_record_offset() == 0
+    follower = Follower(log, FollowSettings(tail_check_bytes=10))
+    assert follower.begin() == 1
+    serve(follower, master, request=1)
+    assert log_bytes(log) == log_bytes(master)
+
+
+def test_a_start_beyond_the_masters_end_is_named(tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with(start=2 * FILE_BYTES + 100))
+    assert follower.begin() == 2 * FILE_BYTES
+    for end_offset in (1000, FILE_BYTES):
+        with pytest.raises(
+            FollowError, match=f"told to begin at 131172, the master's log ends at {end_offset}"
+        ) as raised:
+            follower.take_header(FrameHeader(end_offset, 0))
+        assert raised.value.reason is CloseReason.AHEAD
+        assert follower.begin() == 2 * FILE_BYTES == log.min_offset
+
+
+def test_an_empty_log_that_began_behind_its_masters_end_asks_anew(tmp_path):
+    log, _ = open_log(tmp_path / "slave")
+    follower = Follower(log, settings_with())
+    assert follower.begin() == 0
+    follower.take_header(FrameHeader(3 * FILE_BYTES, 0))
+    assert follower.begin() == 3 * FILE_BYTES
+    with pytest.raises(FollowError) as raised:
+        follower.take_header(FrameHeader(FILE_BYTES, 0))
+    assert raised.value.reason is CloseReason.PROBED
+    assert follower.begin() == 0 == log.max_offset
 
 
 def test_an_observer_asks_from_no_later_than_it_is_told(master, tmp_path):

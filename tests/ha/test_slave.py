@@ -409,6 +409,46 @@ async def test_the_verdict_goes_when_the_master_is_the_right_one_again(log, mast
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("policy", GapPolicy)
+async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reaches_it(
+    log, policy, tmp_path, autojump_clock
+):
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(start=2 * FILE_BYTES), gap_policy=policy)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        assert await dialer.peers[0].next_report() == 2 * FILE_BYTES
+        await dialer.peers[0].frame(1000)
+        await settled()
+        assert slave.status().last_close_reason is CloseReason.AHEAD
+        assert slave.status().verdict == "AHEAD: told to begin at 131072, the master's log ends at 1000"
+        await trio.sleep(1)
+        assert len(dialer.peers) == 2
+        assert await dialer.peers[-1].next_report() == 2 * FILE_BYTES
+        await dialer.peers[-1].frame(2 * FILE_BYTES)
+        await settled()
+        assert slave.status().verdict == ""
+        nursery.cancel_scope.cancel()
+    assert [path.name for path in tmp_path.iterdir() if "ahead" in path.name] == []
+
+
+async def test_no_report_is_beyond_the_own_log_after_the_masters_went_back(log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await peer.frame(3 * FILE_BYTES)
+        assert await peer.next_report() == 3 * FILE_BYTES
+        await peer.frame(FILE_BYTES)
+        await trio.sleep(1)
+        again = dialer.peers[1]
+        assert [await again.next_report() for _ in range(3)] == [0, 0, 0]
+        assert slave.status().reported_offset == 0 == log.max_offset
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("at", [90, 28])
 async def test_frames_only_are_checked_where_so_configured(log, master_log, at, autojump_clock):
     """Byte 90 is the body's, which is the dispatcher's to check; byte 28 says where the record stands."""

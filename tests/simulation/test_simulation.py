@@ -18,6 +18,8 @@ SEEDS_PER_TEST = 10
 SEEDS_TO_FIND_A_BUG = 100
 """So many seeds find each planted bug; most need one."""
 REPLAYED_SEEDS = (1, 13, 25, 76)
+PAST_FINDINGS = (261, 919)
+"""Seeds beyond the others that found something once: a last record longer than the tail check."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -35,6 +37,11 @@ def test_every_promise_holds_under_faults(first_seed: int) -> None:
         except SimulationError as error:
             failures.append(str(error))
     assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.parametrize("seed", PAST_FINDINGS)
+def test_what_was_found_once_stays_mended(seed: int) -> None:
+    simulate(seed)
 
 
 @pytest.mark.parametrize("seed", REPLAYED_SEEDS)

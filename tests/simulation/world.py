@@ -329,7 +329,7 @@ class World:
         for slave in self.slaves:
             if not slave.is_up:
                 return False
-            if slave.verdict or slave.waits_for_start:
+            if slave.waits_for_start or (slave.verdict and not slave.log.is_empty):
                 continue
             # Behind while producers go on: what counts is that it holds nearly all.
             allowed_bytes = self.plan.file_bytes if self.master.produces else 0

@@ -3,10 +3,11 @@
 Theory of operation. A slave asks its master for bytes from `begin()` on and hands over what comes. Three
 stretches follow each other:
 
-1. The tail check. A slave that has a log asks from a record up to `tail_check_bytes` before its own end and
-   compares what comes with what it holds: a master that was restored from elsewhere, or that lost its tail
-   in a crash and went on, is found out before anything new is taken. Nothing is acknowledged here beyond
-   what was asked from. Unmodified masters serve this: to them it is a slave that is a little behind.
+1. The tail check. A slave that has a log asks from a record up to `tail_check_bytes` before its own end, or
+   from its last record, and compares what comes with what it holds: a master that was restored from
+   elsewhere, or that lost its tail in a crash and went on, is found out before anything new is taken.
+   Nothing is acknowledged here beyond what was asked from. Unmodified masters serve this: to them it is a
+   slave that is a little behind.
 2. New bytes, appended as whole records, each checked as `verify` says.
 3. Heartbeats, when there is nothing more.
 
@@ -21,12 +22,14 @@ What does not fit raises `FollowError` with a `CloseReason`:
 | reason | how it shows |
 |---|---|
 | DIVERGED | a byte of the tail differs |
-| AHEAD | the master's log ends before the own one: it says a lower offset, or twice nothing |
+| AHEAD | the master's log ends before the own end or start: it says a lower offset, or twice nothing |
 | GAP | the master's log begins behind what was asked for: it says a higher offset, or twice nothing at all |
 | OFFSET_MISMATCH, BAD_SIZE, BAD_RECORD | the peer does not speak the protocol, or sends damaged records |
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 from attrs import define, frozen
 
@@ -58,7 +61,8 @@ class FollowSettings:
     """How a slave begins."""
 
     tail_check_bytes: int = 64 * 1024
-    """trioha.haTailCheck: how much of the own end is compared at most; 0 compares nothing."""
+    """trioha.haTailCheck: how much of the own end is compared at most, but the last record always; 0 compares
+    nothing."""
     start: StartFrom | int = StartFrom.LAST_FILE
     """trioha.haStartFrom: for an empty log; an offset is rounded down to its file's start."""
     verify: HaVerify = HaVerify.RECORD
@@ -160,7 +164,11 @@ class Follower:
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         wanted = max(end_offset - self._settings.tail_check_bytes, file_start, 1)
         # A log that is compared whole is compared from byte 1: its first record counts, too.
-        return wanted if wanted == 1 else log.first_record_from(wanted)
+        start = wanted if wanted == 1 else log.first_record_from(wanted)
+        if start == end_offset and self._settings.tail_check_bytes:
+            # The last record or blank is longer than the check: without it nothing would be compared.
+            return max(log.last_record_offset(), 1)
+        return start
 
     @property
     def ack_offset(self) -> int:
@@ -220,7 +228,9 @@ class Follower:
                 CloseReason.PROBED, f"the master's log begins at {header.offset}", offset=header.offset
             )
         if log.is_empty and not self._restores_first_byte and self._appender.next_offset == log.max_offset:
-            if header.offset % log.file_bytes == 0:
+            if header.body_bytes == 0 and header.offset < expected:
+                self._take_end_before_start(header.offset)
+            if header.offset % log.file_bytes == 0 and header.offset > expected:
                 log.start_at(header.offset)
                 self._compared_offset = header.offset
                 return
@@ -242,6 +252,25 @@ class Follower:
             f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected} "
             f"MASTER: {header.offset}",
             offset=header.offset,
+        )
+
+    def _take_end_before_start(self, master_end_offset: int) -> NoReturn:
+        """The master's log ends before the empty own one begins."""
+        log = self._log
+        start = self._settings.start
+        if isinstance(start, int) and start - start % log.file_bytes == log.max_offset:
+            raise FollowError(
+                CloseReason.AHEAD,
+                f"told to begin at {start}, the master's log ends at {master_end_offset}",
+                offset=master_end_offset,
+            )
+        # It was given that start before it got anything. Nothing is lost by asking anew; to go on from here
+        # on this connection would make the reports go back.
+        log.start_at(0)
+        raise FollowError(
+            CloseReason.PROBED,
+            f"the master's log ends at {master_end_offset}, before the start of the empty own one",
+            offset=master_end_offset,
         )
 
     def _take_empty_heartbeat(self, offset: int) -> None:

@@ -155,7 +155,7 @@ class HaSlave:
                 self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
                 self._frame_taken = False
                 reason = await self._connect_and_replicate()
-                if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC:
+                if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
                     self._set_log_aside(reason)
                     back_off_s = BACK_OFF_MIN_S
                 elif self._frame_taken and reason not in GAP_REASONS:
@@ -306,6 +306,9 @@ class HaSlave:
                     self._header = event
                     self._follower.take_header(event)
                     if event.body_bytes == 0:
+                        if self._log.is_empty:
+                            # The master's log reaches to where this one is to begin.
+                            self._verdict = ""
                         self._sink.emit(
                             Kind.HEARTBEAT,
                             conn=self._connection_id,

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from zlib import crc32
 
 import structlog
 from attrs import define
+from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
 from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile, sync_directory
@@ -416,21 +416,30 @@ class CommitLog:
         Walks from the nearest noted record of the same file, else from the file's start: cheap near the end
         of the log, up to a second for a gigabyte elsewhere.
         """
-        offset = max(offset, self._start_offset)
         max_offset = self.max_offset
         if offset >= max_offset:
             return max_offset
+        start, end = self._record_around(max(offset, self._start_offset))
+        return start if start >= offset else end
+
+    def last_record_offset(self) -> int:
+        """Where the last record or blank starts, of a log that has one; as dear as `first_record_from`."""
+        return self._record_around(self.max_offset - 1)[0]
+
+    def _record_around(self, offset: int) -> tuple[int, int]:
+        """Start and end of the record or blank that the byte at `offset`, which is there, belongs to."""
+        max_offset = self.max_offset
         file = self._files[(offset - self._start_offset) // self.file_bytes]
         index = bisect_right(self._landmarks, offset) - 1
         start = max(self._landmarks[index] if index >= 0 else 0, file.start_offset)
-        end_at = min(file.size, max_offset - file.start_offset)
         at = start - file.start_offset
-        while at < end_at:
-            if file.start_offset + at >= offset:
-                return file.start_offset + at
+        while True:
             size, magic = BLANK.unpack_from(file.view, at)
-            at = file.size if magic == MAGIC_BLANK else at + size
-        return min(file.end_offset, max_offset)
+            end_at = file.size if magic == MAGIC_BLANK else at + size
+            if file.start_offset + end_at > offset:
+                return file.start_offset + at, min(file.start_offset + end_at, max_offset)
+            assert end_at > at, f"no record at {file.start_offset + at}"
+            at = end_at
 
     def record_stored_before(self, timestamp_ms: int) -> int:
         """Where a record starts that was stored before `timestamp_ms`: the newest known; 0 if none is."""
