@@ -318,11 +318,11 @@ class HaSlave:
                         )
                 case BodyPart(data, ended):
                     self._follower.take_body(data)
+                    if self._follower.is_checked:
+                        self._verdict = ""
+                        self._checked.set()
                     if ended:
                         self._frame_taken = True
-                        if self._follower.is_checked:
-                            self._verdict = ""
-                            self._checked.set()
                     for header in ended:
                         self._sink.emit(
                             Kind.RECEIVED,
