@@ -2,8 +2,9 @@
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: what is not on disk yet is not shown to consumers. It
 goes in short slices, since it shares its thread with replication. What one millisecond brings is dispatched
-together: alone a record costs ten times what it costs among others. A slave that takes a long log in leaves
-most of the thread to that, and builds its queues when there is time.
+together: alone a record costs ten times what it costs among others. A slave that takes a long log in makes
+the slices shorter still: between two of them a megabyte may come in, and when nothing comes they follow each
+other.
 
 A disk that is full stops dispatch, not the node: it goes on when there is space. A failed sync ends the node,
 as that of the log does.
@@ -11,7 +12,7 @@ as that of the log does.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -29,8 +30,10 @@ RECHECK_S = 1.0
 """Between two looks at what can change without anybody telling: a bad record, a full disk, a new log."""
 SYNC_INTERVAL_S = 1.0
 """As flushIntervalConsumeQueue."""
-REST_OF_SLICE = 3.0
-"""A slave that is being filled rests so many times as long as a slice took."""
+QUIET_S = 0.01
+"""A log that has not grown for so long is not being filled."""
+BESIDE_RECORDS = 32
+"""Records between two turns of replication on a slave that is being filled."""
 
 
 class DispatchService:
@@ -59,6 +62,8 @@ class DispatchService:
         dispatcher = self._store.dispatcher
         commit_log = self._store.commit_log
         source = commit_log.flushed if self._sync_flush else commit_log.appended
+        records_max = BATCH_RECORDS
+        grown_s = -math.inf
         while True:
             if source.offset <= dispatcher.position:
                 # Bounded, since a log that begins anew may never reach the offset that was waited for.
@@ -67,22 +72,19 @@ class DispatchService:
                     await trio.sleep(GATHER_S)
                 continue
             end_offset = commit_log.max_offset
-            started_s = time.perf_counter()
-            passed = self._slice(source.offset)
-            if passed == 0:
+            if self._slice(source.offset, records_max) == 0:
                 await trio.sleep(RECHECK_S)
-            elif passed < BATCH_RECORDS:
-                await trio.lowlevel.checkpoint()
-            else:
-                took_s = time.perf_counter() - started_s
-                await trio.lowlevel.checkpoint()
-                if dispatcher.settings.is_slave and commit_log.max_offset != end_offset:
-                    await trio.sleep(took_s * REST_OF_SLICE)
+                continue
+            await trio.lowlevel.checkpoint()
+            if commit_log.max_offset != end_offset:
+                grown_s = trio.current_time()
+            is_being_filled = dispatcher.settings.is_slave and trio.current_time() < grown_s + QUIET_S
+            records_max = BESIDE_RECORDS if is_being_filled else BATCH_RECORDS
 
-    def _slice(self, until_offset: int) -> int:
+    def _slice(self, until_offset: int, records_max: int) -> int:
         """Dispatch some records; 0 if there is nothing to do or the disk refuses."""
         try:
-            passed = self._store.dispatcher.dispatch(until_offset, records_max=BATCH_RECORDS)
+            passed = self._store.dispatcher.dispatch(until_offset, records_max=records_max)
         except StoreError as error:
             if not self._is_blocked:
                 self._is_blocked = True
