@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import compress, islice
+from itertools import compress, islice, takewhile
 from pathlib import Path
 
 import structlog
@@ -169,12 +169,13 @@ class IndexService:
         """
         hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
-        if physical_offsets and physical_offsets[0] == again and self._files and not self._files[-1].is_empty:
+        if physical_offsets and physical_offsets[0] == again and self._files:
             wanted = self._not_yet_in(hashes, physical_offsets, again)
             hashes = list(compress(hashes, wanted))
             physical_offsets = list(compress(physical_offsets, wanted))
             store_timestamps_ms = list(compress(store_timestamps_ms, wanted))
-        file = self._current()
+        # None is made for records that are in already: what comes again is looked for in the last one.
+        file = self._files[-1] if self._files else self._current()
         done = 0
         while done < len(hashes):
             file = self._current()
@@ -189,11 +190,17 @@ class IndexService:
     def _not_yet_in(self, hashes: Sequence[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
         """Which keys to put when the record at `again`, the last one indexed, comes again.
 
-        A stop may have left only some of its keys in the index, and the broker puts all of them again.
+        A stop may have left only some of its keys in the index, and the broker puts all of them again. They
+        may lie in several files: the last ones full, and one behind them made but not used yet.
         """
-        last = self._files[-1]
+        ends_here = list(
+            takewhile(lambda file: file.is_empty or file.end_physical_offset == again, reversed(self._files))
+        )
         return [
-            offset != again or next(last.find(hashed, begin_ms=0, end_ms=_FOR_EVER_MS), -1) != again
+            offset != again
+            or all(
+                next(file.find(hashed, begin_ms=0, end_ms=_FOR_EVER_MS), -1) != again for file in ends_here
+            )
             for hashed, offset in zip(hashes, physical_offsets, strict=True)
         ]
 
