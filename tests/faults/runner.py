@@ -17,7 +17,7 @@ from typing import Any
 import cattrs
 from attrs import asdict, field, frozen
 
-from tests.faults.cluster import Cluster, exit_on_sigterm, processes_naming
+from tests.faults.cluster import INDEX, QUEUES, Cluster, exit_on_sigterm, processes_naming
 from tests.faults.faults import MASTER
 from tests.faults.invariants import (
     check_clean_store,
@@ -27,6 +27,7 @@ from tests.faults.invariants import (
     check_recordings,
 )
 from tests.faults.plan import Plan, make_plan
+from tests.faults.rebuilt import Shape, check_rebuilt
 from trioha.errors import TriohaError
 
 PLAN_FILE = "plan.json"
@@ -132,8 +133,10 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
     setup = plan.setup
     stores = [cluster.store(name) for name in setup.nodes]
     violations = check_logs_equal(stores, end_offset=end_offset)
+    shape = Shape(log_file_bytes=setup.file_bytes, queues=QUEUES, index=INDEX)
     violations += check_promises(cluster.promises, stores, copies=len(stores), when="at the end")
     for name, store in zip(setup.nodes, stores, strict=True):
+        violations += check_rebuilt(store, shape)
         violations += check_clean_store(store, file_bytes=setup.file_bytes, end_offset=end_offset)
         violations += check_recordings(
             cluster.recordings(name),
