@@ -266,6 +266,58 @@ async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offse
     assert ended == [ok, ok, late, late, *[(PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)] * 2]
 
 
+# -- observers and taps: they take everything and acknowledge nothing ---------------------------------------
+
+
+def observe(replicas, connection_id, claim_offset):
+    """First report of a connection that is behind."""
+    replicas.acknowledge(connection_id, replica=chr(connection_id), ack_offset=claim_offset, is_behind=True)
+
+
+async def test_an_observer_holds_up_no_put_that_needs_all_in_sync(make, autojump_clock):
+    commit, replicas, _, _ = make(need=1, all_in_sync=True)
+    acknowledge(replicas, "a", 90)
+    observe(replicas, 2, 10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, acknowledge, replicas, "a", 100)
+        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
+
+
+async def test_a_slave_that_is_behind_is_in_sync_from_its_first_acknowledgement_on(make, autojump_clock):
+    commit, replicas, _, _ = make(need=1, all_in_sync=True)
+    acknowledge(replicas, "a", 100)
+    observe(replicas, ord("b"), 10)
+    assert replicas.in_sync_count(100) == 1
+    acknowledge(replicas, "b", 20)
+    assert replicas.in_sync_count(100) == 2
+    assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+
+
+async def test_an_observer_is_no_replica_for_the_minimum_in_sync(make, autojump_clock):
+    commit, replicas, _, _ = make(need=1, copies_min=1)
+    observe(replicas, 1, 10)
+    assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+
+
+async def test_auto_mode_does_not_wait_for_an_observer(make, autojump_clock):
+    commit, replicas, _, _ = make(need=1, lowers_need=True)
+    observe(replicas, 1, 10)
+    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
+
+
+async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_one(make, autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 100)
+    # Owes nothing, however long it says nothing.
+    await trio.sleep(1000)
+    assert await outcome(commit, 150) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+    await trio.sleep(11.9)
+    assert await outcome(commit, 200) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+    assert await outcome(commit, 250) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
+    acknowledge(replicas, "a", 150)
+    assert await outcome(commit, 300) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+
+
 # -- claims: what a connection says before anything was sent on it -----------------------------------------
 
 
@@ -411,3 +463,27 @@ async def test_several_sockets_of_one_host_are_one_copy_unless_told_otherwise(lo
             await two.report(log.max_offset)
             await settled()
             assert replicas.eligible_count(log.max_offset) == copies
+
+
+async def test_with_an_observer_beside_a_slave_all_in_sync_is_the_slave(log, nursery, autojump_clock):
+    master, replicas, events = make_master(log, distinct_by_connection=True)
+    settings = GroupCommitSettings(
+        copies_needed=1,
+        slave_timeout_s=3.0,
+        sync_flush=False,
+        sync_flush_timeout_s=5.0,
+        copies_min=1,
+        all_in_sync=True,
+    )
+    commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
+    nursery.start_soon(commit.run)
+    async with connected(master, port=1) as (slave, _), connected(master, port=2) as (observer, _):
+        await slave.report(log.max_offset)
+        await observer.report(1)
+        await observer.next_frame()
+        await settled()
+        assert commit.refusal(log.max_offset) is None
+        stored = log.append(message())
+        await slave.next_frame()
+        nursery.start_soon(after, 1, partial(nursery.start_soon, slave.report, stored.end_offset))
+        assert await outcome(commit, stored.end_offset) == (PutStatus.PUT_OK, 1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import trio
 from attrs import define, field
 
 from trioha.ha.group_commit import GroupCommitSettings
@@ -13,6 +16,8 @@ class _Ack:
     claim_offset: int
     """The first report."""
     offset: int
+    is_proven: bool
+    owes_since_s: float = math.inf
 
 
 @define
@@ -22,10 +27,13 @@ class AckModel:
     gap_bytes_max: int
     _acks: dict[int, _Ack] = field(factory=dict)
 
-    def acknowledge(self, connection: int, *, replica: str, offset: int) -> None:
-        """A connection acknowledged."""
-        ack = self._acks.setdefault(connection, _Ack(replica, offset, offset))
-        ack.offset = offset
+    def acknowledge(self, connection: int, *, replica: str, offset: int, is_behind: bool) -> None:
+        """A connection acknowledged; `is_behind`: with bytes left to send it."""
+        ack = self._acks.get(connection)
+        if ack is None:
+            self._acks[connection] = _Ack(replica, offset, offset, not is_behind)
+        else:
+            ack.offset, ack.is_proven, ack.owes_since_s = offset, True, math.inf
 
     def forget(self, connection: int) -> None:
         """A connection ended."""
@@ -48,22 +56,36 @@ class AckModel:
                 best[ack.replica] = max(ack.offset, best.get(ack.replica, -1))
         return best
 
+    def _eligible(self, end_offset: int) -> list[_Ack]:
+        """Those that a put may wait for: near enough, and not silent for 15 s while they are behind."""
+        now_s = trio.current_time()
+        near = [ack for ack in self._acks.values() if end_offset - ack.offset < self.gap_bytes_max]
+        behind = [ack for ack in near if ack.offset < end_offset]
+        for ack in behind:
+            ack.owes_since_s = min(ack.owes_since_s, now_s)
+        silent = {id(ack) for ack in behind if ack.owes_since_s <= now_s - 15}
+        return [ack for ack in near if id(ack) not in silent]
+
     def eligible(self, end_offset: int) -> int:
-        """How many replicas count for a put that ends there."""
-        return sum(end_offset - offset < self.gap_bytes_max for offset in self.by_replica().values())
+        """How many replicas a put that ends there may wait for."""
+        return len({ack.replica for ack in self._eligible(end_offset)})
+
+    def in_sync(self, end_offset: int) -> int:
+        """How many of them have taken bytes, or had all when they came: no observers."""
+        return len({ack.replica for ack in self._eligible(end_offset) if ack.is_proven})
 
     def copies_at(self, end_offset: int, connections: set[int]) -> int:
         """How many replicas have acknowledged a put that ends there on one of the connections."""
         return sum(offset >= end_offset for offset in self.by_replica(connections).values())
 
 
-def copies_needed(settings: GroupCommitSettings, *, eligible: int) -> int:
+def copies_needed(settings: GroupCommitSettings, *, in_sync: int) -> int:
     """How many replicas must hold a put (design section 4), said once more."""
     need = settings.copies_needed
     if need == 0:
         return 0
-    if settings.all_in_sync and eligible > need:
-        need = eligible
-    if settings.lowers_need and eligible < need:
-        need = max(eligible, settings.copies_min)
+    if settings.all_in_sync and in_sync > need:
+        need = in_sync
+    if settings.lowers_need and in_sync < need:
+        need = max(in_sync, settings.copies_min)
     return need

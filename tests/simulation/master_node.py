@@ -161,7 +161,9 @@ class MasterNode(Node):
             if not claims and offset > check.sent_offset:
                 self.fail(f"took ack {offset} of {address}, sent was {check.sent_offset}")
             replica = f"{conn}" if self.plan.distinct_by_connection else address.partition(":")[0]
-            self.acks.acknowledge(conn, replica=replica, offset=offset)
+            max_offset = self.log.max_offset
+            start_offset = offset or max_offset - max_offset % self.log.file_bytes
+            self.acks.acknowledge(conn, replica=replica, offset=offset, is_behind=start_offset < max_offset)
             for put in self.pending:
                 self._note_copies(put)
         elif kind == Kind.CLOSED:
@@ -211,7 +213,7 @@ class MasterNode(Node):
         log = self.log
         self._puts_made += 1
         number = self._puts_made
-        refused = settings.copies_min > 0 and self.acks.eligible(log.max_offset) < settings.copies_min
+        refused = settings.copies_min > 0 and self.acks.in_sync(log.max_offset) < settings.copies_min
         before_offset = log.max_offset
         outcome = self._puts.put(message, wait_store_ok=wait_store_ok)
         end_offset = log.max_offset
@@ -226,8 +228,10 @@ class MasterNode(Node):
         # A blank before the record, at the end of the file before, is no part of it.
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         start_offset = max(before_offset, file_start)
-        eligible = self.acks.eligible(end_offset)
-        need = copies_needed(settings, eligible=eligible) if wait_store_ok else 0
+        eligible = need = 0
+        if wait_store_ok and settings.copies_needed:
+            eligible = self.acks.eligible(end_offset)
+            need = copies_needed(settings, in_sync=self.acks.in_sync(end_offset))
         put = Put(
             number=number,
             start_offset=start_offset,

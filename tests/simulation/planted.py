@@ -85,7 +85,7 @@ def _acking_observer() -> Iterator[None]:
 
 @_plants("group commit takes one copy for enough")
 def _ignored_need() -> Iterator[None]:
-    with patch.object(GroupCommit, "_copies_needed", lambda self, eligible: 1):
+    with patch.object(GroupCommit, "_copies_needed", lambda self, end_offset: 1):
         yield
 
 

@@ -353,11 +353,11 @@ class World:
             if not (slave.verdict or slave.waits_for_start or slave.slave_plan.is_observer)
         ]
         settings = self.plan.group_commit
-        eligible = master.acks.eligible(end_offset)
-        if eligible < settings.copies_min:
+        in_sync = master.acks.in_sync(end_offset)
+        if in_sync < settings.copies_min:
             expected = {PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH}
         else:
-            need = copies_needed(settings, eligible=eligible)
+            need = copies_needed(settings, in_sync=in_sync)
             expected = {PutStatus.PUT_OK}
             if len(followers) < need:
                 expected = {PutStatus.SLAVE_NOT_AVAILABLE, PutStatus.FLUSH_SLAVE_TIMEOUT}

@@ -79,8 +79,7 @@ class BrokerInfo:
                 sent_offset=connection.sent_offset,
                 ack_offset=connection.ack_offset,
                 lag_bytes=max_offset - max(connection.ack_offset, 0),
-                in_sync=connection.request_offset >= 0
-                and self._replicas.is_in_sync(ack_offset=connection.ack_offset, end_offset=max_offset),
+                in_sync=self._replicas.is_eligible(connection.connection_id, max_offset),
                 transferred_bytes_per_s=connection.transferred_bytes_per_s,
                 state=connection.state.name,
                 lag_ms=round(connection.lag_s * 1000),

@@ -22,6 +22,7 @@ the end. Offsets:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import structlog
 import trio
@@ -101,7 +102,9 @@ class HaConnection:
         replicas: Replicas,
         settings: HaSettings,
         sink: EventSink,
+        on_state: Callable[[HaState], None] = lambda _state: None,
     ) -> None:
+        """`on_state` is told each state that is entered, HANDSHAKE included."""
         self.connection_id = connection_id
         self.address = address
         """The peer, `host:port`."""
@@ -119,6 +122,7 @@ class HaConnection:
         self._replicas = replicas
         self._settings = settings
         self._sink = sink
+        self._on_state = on_state
         self._requested = trio.Event()
         self._housekeeping = Housekeeping(patience_s=math.inf)
         self._heartbeats = Timeouts(settings.heartbeat_interval_s)
@@ -196,6 +200,7 @@ class HaConnection:
 
     def _change_state(self, state: HaState) -> None:
         self.state.change_to(state)
+        self._on_state(state)
         self._sink.emit(
             Kind.STATE,
             conn=self.connection_id,
@@ -291,6 +296,7 @@ class HaConnection:
             replica=self.replica,
             ack_offset=offset,
             is_lasting_name=self._is_lasting_name,
+            is_behind=self.sent_offset < self._log.max_offset,
         )
 
     def _refuse(self, offset: int, reason: CloseReason) -> None:

@@ -62,6 +62,7 @@ class GroupCommit:
         self._replicas = replicas
         self._flushed = flushed
         self._sink = sink
+        self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self._push = push
         self._waiting = 0
         """Puts that wait, those that were released and have not had their turn included."""
@@ -73,21 +74,21 @@ class GroupCommit:
 
         IN_SYNC_REPLICAS_NOT_ENOUGH where minInSyncReplicas asks for more copies than there are.
         """
-        if (
-            self._settings.copies_min
-            and self._replicas.eligible_count(max_offset) < self._settings.copies_min
-        ):
+        if self._settings.copies_min and self._replicas.in_sync_count(max_offset) < self._settings.copies_min:
             return PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
         return None
 
-    def _copies_needed(self, eligible: int) -> int:
-        """How many of `eligible` replicas must hold a put."""
+    def _copies_needed(self, end_offset: int) -> int:
+        """How many replicas must hold a put that ends at `end_offset`."""
         settings = self._settings
         need = settings.copies_needed
+        if not self._depends_on_sync:
+            return need
+        in_sync = self._replicas.in_sync_count(end_offset)
         if settings.all_in_sync:
-            need = max(need, eligible)
+            need = max(need, in_sync)
         if settings.lowers_need:
-            need = max(min(need, eligible), settings.copies_min)
+            need = max(min(need, in_sync), settings.copies_min)
         return need
 
     def must_wait(self, *, wait_store_ok: bool) -> bool:
@@ -104,7 +105,7 @@ class GroupCommit:
         need = eligible = 0
         if settings.copies_needed:
             eligible = self._replicas.eligible_count(end_offset)
-            need = self._copies_needed(eligible)
+            need = self._copies_needed(end_offset)
         emit = self._sink.emit
         emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
         started_s = trio.current_time()

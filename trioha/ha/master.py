@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from contextlib import AbstractContextManager
 from itertools import count
 
 import structlog
@@ -13,8 +14,9 @@ from attrs import field, frozen
 from trioha.ha.admission import Admission, AdmissionSettings, identity_of
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
 from trioha.ha.replicas import Replicas
+from trioha.ha.states import Changes, Notices
 from trioha.ha.transport import SocketTransport
-from trioha.recording.events import CloseReason, EventSink
+from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
 
 log = structlog.get_logger(__name__)
@@ -31,6 +33,18 @@ class MasterStatistics:
     """Connections accepted."""
     closed: dict[str, int] = field(factory=dict)
     """Connections ended, by `CloseReason` name."""
+
+
+@frozen
+class ConnectionChange:
+    """A connection entered a state: HANDSHAKE when it was made, SHUTDOWN when it has ended."""
+
+    connection_id: int
+    address: str
+    """The peer, `host:port`."""
+    replica: str
+    """Which replica it is: see design section 4."""
+    state: HaState
 
 
 class HaMaster:
@@ -59,10 +73,19 @@ class HaMaster:
         self._connections: dict[int, HaConnection] = {}
         self._closed: Counter[str] = Counter()
         self._accepted = 0
+        self._notices: Notices[ConnectionChange] = Notices()
 
     def connections(self) -> list[ConnectionStatus]:
         """Every connection that is open now, oldest first."""
         return [connection.status() for connection in self._connections.values()]
+
+    def changes(self) -> AbstractContextManager[Changes[ConnectionChange]]:
+        """Of all connections, from now on: `with master.changes() as changes: async for change in changes`.
+
+        RocketMQ's notification (spec ha 3.3) knows one who waits, and tells connections apart by their
+        address alone.
+        """
+        return self._notices.listen()
 
     def push(self) -> None:
         """Send what was appended to slaves that have acknowledged all before, without their writers' turns.
@@ -157,6 +180,9 @@ class HaMaster:
             replicas=self._replicas,
             settings=self._settings,
             sink=self._sink,
+            on_state=lambda state: self._notices.tell(
+                ConnectionChange(connection_id, address, replica, state)
+            ),
         )
         self._accepted += 1
         self._connections[connection_id] = connection

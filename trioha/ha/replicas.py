@@ -10,21 +10,36 @@ anything, and where replicas are told apart by connection, a slave that comes ba
 has ended would be two copies. So puts wait in generations: a connection counts for puts that begin to wait
 after its claim, and for older ones only if it asked for their bytes (its claim ends before they start) and is
 known by a name that lasts (address or certificate).
+
+Not every peer that takes the log is a replica: an observer, or a tap, reports where it began and nothing
+more, and on the wire nothing else tells it from a slave. So a replica is judged by what it acknowledges. It
+is eligible (a put may wait for it) while its lag is below the gap and it has not owed an acknowledgement for
+`SILENCE_S_MAX`. It is in sync (it counts where the number of replicas decides what a put needs) once it has
+also proved itself: acknowledged bytes that were sent on its connection, or come with the whole log.
 """
 
 from __future__ import annotations
 
+import trio
 from attrs import define, field
 
 from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
 
+SILENCE_S_MAX = 15.0
+"""A replica that is behind and acknowledges nothing for so long is out, until it does: RocketMQ's
+haMaxTimeSlaveNotCatchup, whose default this is."""
 
-@define
+
+@define(eq=False)
 class _Holder:
     """One connection's part in a replica."""
 
     replica: str
     ack_offset: int
+    is_proven: bool
+    """Whether it has acknowledged bytes that it was sent, or had them all when it came."""
+    owes_since_s: float | None = None
+    """When it was first seen to be behind after its last acknowledgement; None if it was not."""
 
 
 @define(eq=False)
@@ -71,18 +86,27 @@ class Replicas:
         return self._generations[-1]
 
     def acknowledge(
-        self, connection_id: int, *, replica: str, ack_offset: int, is_lasting_name: bool = False
+        self,
+        connection_id: int,
+        *,
+        replica: str,
+        ack_offset: int,
+        is_lasting_name: bool = False,
+        is_behind: bool = False,
     ) -> None:
         """The replica behind this connection holds the log up to `ack_offset`; the first call is its claim.
 
-        `is_lasting_name` says that `replica` is the same slave on every connection.
+        `is_lasting_name` says that `replica` is the same slave on every connection, `is_behind`, of a claim,
+        that there are bytes to send it.
         """
         holder = self._holders.get(connection_id)
         if holder is None:
-            self._holders[connection_id] = _Holder(replica, ack_offset)
+            self._holders[connection_id] = _Holder(replica, ack_offset, is_proven=not is_behind)
             self._admit(connection_id, claim_offset=ack_offset, is_lasting_name=is_lasting_name)
         else:
             holder.ack_offset = ack_offset
+            holder.is_proven = True
+            holder.owes_since_s = None
         for generation in self._generations:
             if connection_id in generation.connections:
                 generation.acknowledge(replica, self._ack_of(replica, generation))
@@ -122,16 +146,29 @@ class Replicas:
         """The offset that `k` replicas hold, the master not counted, for puts that begin to wait now."""
         return self.current.copies(k)
 
-    def is_in_sync(self, *, ack_offset: int, end_offset: int) -> bool:
-        """Whether a replica with this ack counts for a put that ends at `end_offset` (strictly below)."""
-        return end_offset - ack_offset < self._gap_bytes_max
+    def is_eligible(self, connection_id: int, end_offset: int) -> bool:
+        """Whether a put that ends at `end_offset` may wait for the replica behind this connection."""
+        holder = self._holders.get(connection_id)
+        return holder is not None and self._is_eligible(holder, end_offset, trio.current_time())
 
     def eligible_count(self, end_offset: int) -> int:
-        """How many distinct replicas have reported and count for a put that ends at `end_offset`."""
-        return len(
-            {
-                holder.replica
-                for holder in self._holders.values()
-                if self.is_in_sync(ack_offset=holder.ack_offset, end_offset=end_offset)
-            }
-        )
+        """How many distinct replicas a put that ends at `end_offset` may wait for."""
+        now_s = trio.current_time()
+        holders = self._holders.values()
+        return len({one.replica for one in holders if self._is_eligible(one, end_offset, now_s)})
+
+    def in_sync_count(self, end_offset: int) -> int:
+        """How many of them have proved that they are replicas."""
+        now_s = trio.current_time()
+        proven = [one for one in self._holders.values() if one.is_proven]
+        return len({one.replica for one in proven if self._is_eligible(one, end_offset, now_s)})
+
+    def _is_eligible(self, holder: _Holder, end_offset: int, now_s: float) -> bool:
+        lag_bytes = end_offset - holder.ack_offset
+        if lag_bytes >= self._gap_bytes_max:
+            return False
+        if lag_bytes <= 0:
+            return True
+        if holder.owes_since_s is None:
+            holder.owes_since_s = now_s
+        return now_s - holder.owes_since_s < SILENCE_S_MAX

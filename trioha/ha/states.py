@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Generic, TypeVar
 
 import trio
 from attrs import define, field
 
 from trioha.recording.events import HaState
+
+T = TypeVar("T")
 
 CHANGES_KEPT_MAX = 64
 """So many changes wait for a reader who is slow; older ones are dropped for it, and counted."""
@@ -31,32 +34,54 @@ class _Waiter:
     """The state that ended the wait."""
 
 
-class StateChanges:
-    """The changes of one cell since its reader subscribed, in order: an asynchronous iterator."""
+class Changes(Generic[T]):
+    """The changes since its reader subscribed, in order: an asynchronous iterator."""
 
     def __init__(self) -> None:
-        self._kept: deque[HaState] = deque()
+        self._kept: deque[T] = deque()
         self._more = trio.Event()
         self.dropped = 0
         """Changes that were never read, because `CHANGES_KEPT_MAX` newer ones waited."""
 
-    def __aiter__(self) -> StateChanges:
+    def __aiter__(self) -> Changes[T]:
         return self
 
-    async def __anext__(self) -> HaState:
-        """The next state that was entered. A cancelled wait loses none."""
+    async def __anext__(self) -> T:
+        """The next change. A cancelled wait loses none."""
         while not self._kept:
             self._more = trio.Event()
             await self._more.wait()
         return self._kept.popleft()
 
-    def note(self, state: HaState) -> None:
-        """The cell's part: `state` was entered."""
+    def note(self, change: T) -> None:
+        """The teller's part: it happened."""
         if len(self._kept) == CHANGES_KEPT_MAX:
             self._kept.popleft()
             self.dropped += 1
-        self._kept.append(state)
+        self._kept.append(change)
         self._more.set()
+
+
+class Notices(Generic[T]):
+    """Tells every reader what changes."""
+
+    def __init__(self) -> None:
+        self._readers: set[Changes[T]] = set()
+
+    def tell(self, change: T) -> None:
+        """Let all that read now know."""
+        for reader in self._readers:
+            reader.note(change)
+
+    @contextmanager
+    def listen(self) -> Iterator[Changes[T]]:
+        """All changes from now on, none lost between the `with` and the first wait."""
+        reader: Changes[T] = Changes()
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
 
 
 class StateCell:
@@ -65,7 +90,7 @@ class StateCell:
     def __init__(self, state: HaState) -> None:
         self._state = state
         self._waiters: set[_Waiter] = set()
-        self._readers: set[StateChanges] = set()
+        self._notices: Notices[HaState] = Notices()
 
     def __repr__(self) -> str:
         return f"<StateCell {self._state.name}, {len(self._waiters)} waiting>"
@@ -84,8 +109,7 @@ class StateCell:
             waiter.met = state
             waiter.event.set()
             self._waiters.discard(waiter)
-        for reader in self._readers:
-            reader.note(state)
+        self._notices.tell(state)
         return True
 
     async def wait_for(self, *states: HaState) -> HaState:
@@ -104,15 +128,9 @@ class StateCell:
             self._waiters.discard(waiter)
         return waiter.met
 
-    @contextmanager
-    def changes(self) -> Iterator[StateChanges]:
+    def changes(self) -> AbstractContextManager[Changes[HaState]]:
         """`with cell.changes() as changes: async for state in changes: ...`: each state entered from now on.
 
         Changes are kept from the `with` on, so none is lost between a look at `state` and the first wait.
         """
-        reader = StateChanges()
-        self._readers.add(reader)
-        try:
-            yield reader
-        finally:
-            self._readers.discard(reader)
+        return self._notices.listen()
