@@ -3,6 +3,7 @@
 import os
 import random
 from errno import ENOSPC
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +165,26 @@ def test_a_damaged_body_is_for_the_dispatcher_where_only_boundaries_are_checked(
     assert log.max_offset == end_offset
 
 
+def test_a_cut_record_is_written_together_with_those_behind_it(tmp_path, master_bytes, monkeypatch):
+    log, _ = open_log(tmp_path)
+    pwritev, calls = os.pwritev, []
+
+    def write_some(fd, pieces, at):
+        """As a disk that takes 5000 bytes at a time."""
+        calls.append(sum(map(len, pieces)))
+        data = b"".join(pieces)[:5000]
+        return pwritev(fd, [data], at)
+
+    monkeypatch.setattr(os, "pwritev", write_some)
+    appender = ReplicaAppender(log)
+    for start in range(0, FILE_BYTES, FILE_BYTES // 2):
+        appender.append(memoryview(master_bytes)[start : start + FILE_BYTES // 2])
+    assert log_bytes(log) == master_bytes[:FILE_BYTES]
+    # Each piece at once, but for its first eight bytes, in the disk's steps; then a blank's filler.
+    wholes = [size for before, size in pairwise([0, *calls]) if before - 5000 != size]
+    assert [size > FILE_BYTES // 3 for size in wholes] == [True, True, False]
+
+
 @pytest.mark.parametrize("written_bytes", [0, 8000])
 def test_a_disk_that_refuses_bytes_leaves_the_log_as_it_was(
     tmp_path, master_bytes, written_bytes, monkeypatch
@@ -171,15 +192,15 @@ def test_a_disk_that_refuses_bytes_leaves_the_log_as_it_was(
     log, _ = open_log(tmp_path)
     first_bytes = int.from_bytes(master_bytes[:4], "big")
     ReplicaAppender(log).append(memoryview(master_bytes)[:first_bytes])
-    pwrite, calls = os.pwrite, []
+    pwritev, calls = os.pwritev, []
 
-    def refuse(fd, data, at):
-        calls.append(len(data))
+    def refuse(fd, pieces, at):
+        calls.append(sum(map(len, pieces)))
         if len(calls) == 1 and written_bytes:
-            return pwrite(fd, data[:written_bytes], at)
+            return pwritev(fd, [pieces[0][:written_bytes]], at)
         raise OSError(ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     appender = ReplicaAppender(log)
     with pytest.raises(StoreError, match="No space left"):
         appender.append(memoryview(master_bytes)[first_bytes : first_bytes + 32768])

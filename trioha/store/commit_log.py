@@ -70,6 +70,7 @@ _TOPIC_V1 = Struct(">b")
 _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
 _HOST_V4_BYTES = 8
+NO_BYTES = memoryview(b"")
 PWRITE_BYTES_MIN = 16 * 1024
 """From here on the system call is cheaper than storing into pages that were not touched yet."""
 _LANDMARK_SPACING_BYTES = 16 * 1024
@@ -365,26 +366,32 @@ class CommitLog:
 
     # -- appending a master's bytes ----------------------------------------------------------------------
 
-    def append_records(self, data: memoryview, *, last_store_timestamp_ms: int) -> None:
-        """Append whole, checked records as they are: a replica's way in.
+    def append_records(
+        self, data: memoryview, *, first: memoryview = NO_BYTES, last_store_timestamp_ms: int
+    ) -> None:
+        """Append whole, checked records as they are, those in `first` before those in `data`.
 
-        They must not cross a file's end. Raises StoreError if a file is needed and cannot be made, or the
-        disk refuses the bytes; the log is as it was then.
+        A replica's way in; `first` is what it had to put together elsewhere. The records must not cross a
+        file's end. Raises StoreError if a file is needed and cannot be made, or the disk refuses the bytes;
+        the log is as it was then.
         """
         max_offset = self.appended.offset
         file = self._last_file_with(max_offset) or self._add_file(max_offset)
         at = max_offset - file.start_offset
-        assert len(data) <= file.size - at, (
-            f"{len(data)} bytes at {max_offset} cross the end of {file.path.name}"
-        )
-        if len(data) < PWRITE_BYTES_MIN:
-            _write(file, at, data)
+        size = len(first) + len(data)
+        assert size <= file.size - at, f"{size} bytes at {max_offset} cross the end of {file.path.name}"
+        if not first:
+            first, data = data, NO_BYTES
+        view = file.view
+        if size < PWRITE_BYTES_MIN:
+            view[at + len(first) : at + size] = data
+            view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
         else:
-            file.write(at + _COMMIT_BYTES, data[_COMMIT_BYTES:])
-            file.view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
+            file.write(at + _COMMIT_BYTES, first[_COMMIT_BYTES:], data)
+        view[at : at + _COMMIT_BYTES] = first[:_COMMIT_BYTES]
         self.note_record(max_offset)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_store_timestamp_ms)
-        self.appended.advance(max_offset + len(data))
+        self.appended.advance(max_offset + size)
 
     def write_filler(self, offset: int, data: memoryview) -> None:
         """Put bytes behind a blank's header before the blank itself is there; `append_blank` completes it."""
@@ -543,13 +550,6 @@ def _encoded_topic(topic: str) -> tuple[bytes, bool, bool]:
     if not data or len(data) > TOPIC_BYTES_MAX or (version_2 and not topic.startswith(RETRY_TOPIC_PREFIX)):
         return data, version_2, False
     return (_I16 if version_2 else _TOPIC_V1).pack(len(data)) + data, version_2, True
-
-
-def _write(file: MappedFile, at: int, data: memoryview) -> None:
-    """Copy records into the map, their first eight bytes last."""
-    view = file.view
-    view[at + _COMMIT_BYTES : at + len(data)] = data[_COMMIT_BYTES:]
-    view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
 
 
 def list_files(directory: Path, *, size: int) -> list[MappedFile]:

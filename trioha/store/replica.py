@@ -8,7 +8,7 @@ check of RocketMQ's recovery with zeros in their place, and differs from the mas
 
 from __future__ import annotations
 
-from trioha.store.commit_log import CommitLog
+from trioha.store.commit_log import NO_BYTES, CommitLog
 from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
@@ -65,26 +65,39 @@ class ReplicaAppender:
             if len(self._partial) < self._wanted_bytes:
                 return
             # Take the buffer over: a bytearray cannot grow while views of it live.
-            whole = memoryview(self._partial)
+            cut = memoryview(self._partial)
             self._partial = bytearray()
-            self._append_whole_records(whole)
+            end = self._scan(cut, 0, len(cut), self._log.max_offset)
+            if end.records:
+                self._append_records(data, first=cut, first_timestamp_ms=end.last_store_timestamp_ms)
+                return
+            self._keep(cut, is_blank=end.blank)
         if self._blank_header:
             self._append_filler(data)
         elif data:
-            self._append_whole_records(data)
+            self._append_records(data)
 
-    def _append_whole_records(self, data: memoryview) -> None:
+    def _append_records(
+        self, data: memoryview, *, first: memoryview = NO_BYTES, first_timestamp_ms: int = 0
+    ) -> None:
+        """Append `first`, a whole record, and those in `data` with one write; keep the rest."""
         log = self._log
-        start_offset = log.max_offset
-        file_end = start_offset - start_offset % log.file_bytes + log.file_bytes
-        end = self._scan(data, 0, len(data), start_offset)
-        if end.at:
-            log.append_records(data[: end.at], last_store_timestamp_ms=end.last_store_timestamp_ms)
-        rest = data[end.at :]
-        if not rest:
-            return
+        end = self._scan(data, 0, len(data), log.max_offset + len(first))
+        if first or end.records:
+            log.append_records(
+                data[: end.at],
+                first=first,
+                last_store_timestamp_ms=max(first_timestamp_ms, end.last_store_timestamp_ms),
+            )
+        if end.at < len(data):
+            self._keep(data[end.at :], is_blank=end.blank)
+
+    def _keep(self, rest: memoryview, *, is_blank: bool) -> None:
+        """What stands at the log's end and is no whole record: a blank, or the first bytes of a record."""
+        log = self._log
         offset = log.max_offset
-        if end.blank:
+        file_end = offset - offset % log.file_bytes + log.file_bytes
+        if is_blank:
             blank_bytes, _ = BLANK.unpack_from(rest)
             if blank_bytes != file_end - offset:
                 raise RecordError(
