@@ -30,15 +30,15 @@ from numpy.typing import NDArray
 from trioha.recording.curves import Curve, Grid
 from trioha.recording.events import NO_CONNECTION, Direction, HaState, Kind, LinkEvent
 from trioha.recording.histogram import Histogram
-from trioha.recording.keyframes import FLAGS_IN_SIZE
 from trioha.recording.progress import Flow, Progress, no_flow
+from trioha.recording.standing import as_what_they_stand_for
 from trioha.recording.tallies import UNKNOWN, NodeTally, Tally
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Array = NDArray[np.void]
 
-_OWN_MAX_KINDS: Final = np.array(
+OWN_MAX_KINDS: Final = np.array(
     [
         *(Kind.STATE, Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, Kind.ACK),
         *(Kind.REFUSED, Kind.CLOSED, Kind.RECEIVED, Kind.REPORTED),
@@ -106,7 +106,8 @@ def fold(records: Array, *, is_slave: bool, grid: Grid, cold: bool = False) -> P
     is_key = records["kind"] == Kind.KEYFRAME
     if is_key.any():
         if cold:
-            records = _keyframes_as_what_they_stand_for(records, is_key)
+            records = records.copy()
+            records[is_key] = as_what_they_stand_for(records[is_key])
             node += _stated_of_node(records[is_key])
         else:
             records, is_key = records[~is_key], is_key[~is_key]
@@ -123,15 +124,6 @@ def fold(records: Array, *, is_slave: bool, grid: Grid, cold: bool = False) -> P
         if part is not None:
             connections[int(conn)] = part
     return Part(grid, node, connections)
-
-
-def _keyframes_as_what_they_stand_for(records: Array, is_key: Bools) -> Array:
-    records = records.copy()
-    kinds = records["flags"][is_key]
-    records["kind"][is_key] = kinds
-    in_size = np.isin(kinds, list(FLAGS_IN_SIZE))
-    records["flags"][is_key] = np.where(in_size, records["size"][is_key], 0)
-    return records
 
 
 def _stated_of_node(stated: Array) -> NodeTally:
@@ -152,7 +144,7 @@ def _fold_node(records: Array) -> NodeTally:
     codes, counts = np.unique(kind, return_counts=True)
     puts = records[kind == Kind.PUT]
     ended = records[kind == Kind.WAIT_END]
-    own_max = np.where(np.isin(kind, _OWN_MAX_KINDS), records["aux"], UNKNOWN)
+    own_max = np.where(np.isin(kind, OWN_MAX_KINDS), records["aux"], UNKNOWN)
     return NodeTally(
         events=len(records),
         dropped=int(records["aux"][kind == Kind.DROPPED].sum()),
@@ -177,7 +169,7 @@ def _fold_node(records: Array) -> NodeTally:
 def _fold_connection(records: Array, is_key: Bools, *, is_slave: bool, grid: Grid) -> ConnectionPart | None:
     """None if the records say nothing of a connection (a LINK without one)."""
     kind = records["kind"]
-    tells = np.isin(kind, _OWN_MAX_KINDS)
+    tells = np.isin(kind, OWN_MAX_KINDS)
     if not tells.any():
         return None
     records, is_key, kind = records[tells], is_key[tells], kind[tells]
