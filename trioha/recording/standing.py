@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Direction, HaState, Kind
@@ -80,7 +80,11 @@ class Standing:
     def at_keyframes(cls, keyframes: Array) -> Standing:
         """At the begin of a segment, from its KEYFRAME records."""
         records = as_what_they_stand_for(keyframes)
-        return cls.nowhere(records.dtype).after(records)[0]
+        standing, _ = cls.nowhere(records.dtype).after(records)
+        # They are in the order of the connections: the largest is the latest.
+        puts = records["kind"] == Kind.PUT
+        own = np.where(puts, records["offset"], records["aux"])[puts | (records["conn"] != NO_CONNECTION)]
+        return evolve(standing, own_max_offset=int(own.max(initial=UNKNOWN)))
 
     def after(self, records: Array) -> tuple[Standing, tuple[Ended, ...]]:
         """Where everything stands after `records`, which come next, and the connections that ended in them.

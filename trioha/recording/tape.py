@@ -115,9 +115,10 @@ class Chunk:
 class Tape:
     """One session. Used by one thread at a time; every method may read the disk."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, chunk_records: int = CHUNK_RECORDS) -> None:
         """Read what is needed to answer: headers, facts, the last record."""
         self.session = session
+        self._chunk_records = chunk_records
         self.dtype = record_dtype(session)
         self.facts: Sequence[Fact] = ()
         self.ended_in_order = False
@@ -200,16 +201,19 @@ class Tape:
     # -- chunks --------------------------------------------------------------------------------------------
 
     def _chunks(self, index: int) -> int:
-        return -(-self.segments[index].records // CHUNK_RECORDS)
+        return -(-self.segments[index].records // self._chunk_records)
 
     def _is_whole(self, index: int, number: int) -> bool:
         """Whether nothing can be added to a chunk any more."""
-        return index < len(self.segments) - 1 or (number + 1) * CHUNK_RECORDS <= self.segments[index].records
+        return (
+            index < len(self.segments) - 1
+            or (number + 1) * self._chunk_records <= self.segments[index].records
+        )
 
     def _chunk(self, index: int, number: int) -> Array:
         segment = self.segments[index]
-        first = number * CHUNK_RECORDS
-        count = min(CHUNK_RECORDS, segment.records - first)
+        first = number * self._chunk_records
+        count = min(self._chunk_records, segment.records - first)
         key = (segment.base_seq, number, count)
         known = self._cache.get(key)
         if known is not None:
@@ -237,7 +241,9 @@ class Tape:
         base_seq = self.segments[index].base_seq
         passed = self._passed.get(base_seq)
         if passed is None:
-            passed = self._passed[base_seq] = self._begin(index)
+            passed, is_complete = self._begin(index)
+            if is_complete:
+                self._passed[base_seq] = passed
         while passed.chunks < number:
             records = self._chunk(index, passed.chunks)
             standing, ended = passed.stood[-1].after(records)
@@ -247,14 +253,22 @@ class Tape:
             passed.stood.append(standing)
         return passed
 
-    def _begin(self, index: int) -> _Passed:
+    def _begin(self, index: int) -> tuple[_Passed, bool]:
+        """What a segment's KEYFRAMEs say, and whether they are all there already."""
         segment = self.segments[index]
-        records = self._chunk(index, 0) if segment.records else np.zeros(0, self.dtype)
-        others = np.flatnonzero(records["kind"] != Kind.KEYFRAME)
-        keyframes = records[: others[0] if len(others) else len(records)]
+        heads = [np.zeros(0, self.dtype)]
+        complete = False
+        for number in range(self._chunks(index)):
+            records = self._chunk(index, number)
+            others = np.flatnonzero(records["kind"] != Kind.KEYFRAME)
+            complete = bool(len(others))
+            heads.append(records[: others[0]] if complete else records)
+            if complete:
+                break
+        keyframes = np.concatenate(heads)
         standing = Standing.at_keyframes(keyframes) if len(keyframes) else Standing.nowhere(self.dtype)
         first_seq = int(keyframes["seq"][-1]) + 1 if len(keyframes) else segment.base_seq
-        return _Passed([standing], [Counts()], first_seq)
+        return _Passed([standing], [Counts()], first_seq), complete or index < len(self.segments) - 1
 
     def _whole_chunks(self, index: int) -> int:
         chunks = self._chunks(index)
@@ -265,7 +279,7 @@ class Tape:
         index = max(0, bisect_right(self._bases, position - 1) - 1)
         segment = self.segments[index]
         inside = min(position, segment.base_seq + segment.records) - 1 - segment.base_seq
-        return index, max(0, inside) // CHUNK_RECORDS
+        return index, max(0, inside) // self._chunk_records
 
     def _before(self, index: int, number: int, position: int) -> Array:
         """The records of a chunk that come before `position`."""
@@ -300,13 +314,13 @@ class Tape:
         place = int(np.searchsorted(latest, ts_ns, side="right"))
         if place < len(records):
             return int(records["seq"][place])
-        return min(segment.base_seq + (low + 1) * CHUNK_RECORDS, segment.base_seq + segment.records)
+        return min(segment.base_seq + (low + 1) * self._chunk_records, segment.base_seq + segment.records)
 
     def _begins_ns(self, index: int, number: int) -> int:
         """Time of the first record of a chunk that can be trusted."""
         segment = self.segments[index]
         try:
-            first = read_segment(self.session, segment, first=number * CHUNK_RECORDS, count=1).array
+            first = read_segment(self.session, segment, first=number * self._chunk_records, count=1).array
         except StoreError:
             first = np.zeros(0, self.dtype)
         if not len(first):
@@ -328,7 +342,7 @@ class Tape:
         """The first record at or behind `position`; None at the end."""
         for index in range(max(0, bisect_right(self._bases, position) - 1), len(self.segments)):
             base_seq = self.segments[index].base_seq
-            for number in range(max(0, position - base_seq) // CHUNK_RECORDS, self._chunks(index)):
+            for number in range(max(0, position - base_seq) // self._chunk_records, self._chunks(index)):
                 records = self._chunk(index, number)
                 place = int(np.searchsorted(records["seq"], position))
                 if place < len(records):
@@ -344,7 +358,12 @@ class Tape:
             return Standing.nowhere(self.dtype)
         index, number = self._place(position)
         stood = self._pass_to(index, number).stood[number]
-        standing, _ = stood.after(self._before(index, number, position))
+        if index and self._bases[index] not in self._passed:
+            # Its KEYFRAMEs are just being written: what they repeat is where the segment before it ends.
+            index -= 1
+            standing = self._end_of(index)
+        else:
+            standing, _ = stood.after(self._before(index, number, position))
         while standing.own_max_offset == UNKNOWN and index > 0:
             # Nothing of the segment tells it: no connection was open at its begin.
             index -= 1
@@ -436,9 +455,9 @@ class Tape:
             segment = self.segments[index]
             if segment.base_seq >= last:
                 return
-            begin = max(0, first - segment.base_seq) // CHUNK_RECORDS
+            begin = max(0, first - segment.base_seq) // self._chunk_records
             end = min(segment.records, last - segment.base_seq)
-            yield from ((index, number) for number in range(begin, -(-end // CHUNK_RECORDS)))
+            yield from ((index, number) for number in range(begin, -(-end // self._chunk_records)))
 
     def max_passed_ns(self, offset: int, position: int) -> int | None:
         """When the node's own log first went beyond `offset`, as far as the records before `position` say.
@@ -455,7 +474,9 @@ class Tape:
         stood = self._pass_to(index, number).stood
         # The chunk at whose begin it was not yet beyond, and at whose end it was.
         chunk = max(0, bisect_right(stood, offset, hi=number + 1, key=_own_max_offset) - 1)
-        for later, inside in self._places(self.segments[index].base_seq + chunk * CHUNK_RECORDS, position):
+        for later, inside in self._places(
+            self.segments[index].base_seq + chunk * self._chunk_records, position
+        ):
             records = self._before(later, inside, position)
             tells = records[_TELLS_MAX[records["kind"]]]
             own = np.where(tells["kind"] == Kind.PUT, tells["offset"], tells["aux"])
