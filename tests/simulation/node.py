@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
+from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.simulation.determinism import stream_of
 from tests.simulation.history import History, bytes_of
 from tests.simulation.plan import Plan
@@ -258,6 +259,16 @@ class Node(ABC):
         store.index.close()
         store._lock.release()
         self.store = None
+
+    def check_queues(self) -> list[str]:
+        """After the last end: queues and index, recovered once more, are what the log says."""
+        store = MessageStore.open(self._settings)
+        while store.dispatcher.dispatch(store.commit_log.max_offset):
+            pass
+        store.close()
+        settings = self._settings
+        shape = Shape(log_file_bytes=settings.file_bytes, queues=settings.queues, index=settings.index)
+        return check_rebuilt(settings.root, shape)
 
     def _check_waiters(self, mark: Watermark, what: str) -> None:
         if mark.waiting:

@@ -378,4 +378,5 @@ class World:
             if link.is_open:
                 self.violations.append(f"link {link.number} of {owner.name} is open after the end")
         for node in (self.master, *self.slaves):
+            self.violations += node.check_queues()
             self.trace.note(node.name, f"end {node.snapshot.start_offset} {node.snapshot.end_offset}")
