@@ -19,12 +19,16 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.remoting.status import (
+    BrokerSettings,
     BrokerStatus,
+    BrokerTable,
     ConnectionStatus,
     HaClientExtras,
     HaExtras,
     HaRuntimeInfo,
+    Measured,
     SlaveClientStatus,
+    StatusReader,
     fetch_status,
     parse_broker_config,
     parse_runtime_info,
@@ -46,6 +50,7 @@ RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
 
 OFFSETS = st.integers(-1, 2**63 - 1)
 TEXT = st.text(min_size=1, max_size=10)
+MEASURED = st.builds(Measured, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
 CONNECTIONS = st.builds(
     ConnectionStatus,
     address=st.text(max_size=10),
@@ -56,6 +61,9 @@ CONNECTIONS = st.builds(
     transferred_bytes_per_s=OFFSETS,
     state=st.none() | TEXT,
     lag_ms=st.none() | OFFSETS,
+    heard_ms=st.none() | OFFSETS,
+    ack_latency_us=st.none() | MEASURED,
+    frame_bytes=st.none() | MEASURED,
     connection_id=st.none() | OFFSETS,
 )
 CLIENTS = st.builds(
@@ -66,6 +74,7 @@ CLIENTS = st.builds(
     last_read_ms=OFFSETS,
     last_write_ms=OFFSETS,
 )
+SETTINGS = st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, housekeeping_ms=st.none() | OFFSETS)
 PUT_STATUSES = st.dictionaries(TEXT, OFFSETS, max_size=3)
 EXTRAS = st.builds(
     HaExtras,
@@ -78,6 +87,10 @@ EXTRAS = st.builds(
     flushed_offset=OFFSETS,
     ha_address=st.text(max_size=10),
     put_statuses=PUT_STATUSES,
+    client=st.none(),
+    settings=SETTINGS,
+    files=st.none() | OFFSETS,
+    warnings=st.lists(TEXT, max_size=2).map(tuple),
 )
 INFOS = st.builds(
     HaRuntimeInfo,
@@ -196,6 +209,26 @@ async def test_a_real_53_master_is_shown_with_its_slave() -> None:
         client=None,
         put_statuses={},
         dispatched_offset=14001,
+        settings=BrokerSettings(
+            gap_bytes_max=268435456,
+            slave_timeout_ms=3000,
+            housekeeping_ms=20000,
+            heartbeat_ms=5000,
+            file_bytes=16777216,
+            reserved_h=72,
+            disk_percent_max=99,
+        ),
+        table=BrokerTable(
+            booted_ms=1795234295782,
+            earliest_ms=1795234349112,
+            put_messages_per_s=0.0,
+            puts_total=46,
+            puts_failed=0,
+            unflushed_bytes=0,
+            disk_ratio=0.23,
+            disk_total_bytes=270582939648,
+            disk_free_bytes=248893354803,
+        ),
     )
 
 
@@ -304,6 +337,9 @@ async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
         b'{"haClientRuntimeInfo":[]}',
         b'{"haConnectionInfo":[{"slaveAckOffset":1.5}]}',
         b'{"trioha":{"role":5}}',
+        b'{"trioha":{"warnings":[1]}}',
+        b'{"trioha":{"client":{"observer":1}}}',
+        b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}',
     ],
 )
 def test_a_body_that_is_no_ha_runtime_info_is_refused(body: bytes) -> None:
@@ -318,3 +354,32 @@ def test_runtime_info_and_configuration_are_read() -> None:
     assert config["brokerRole"] == "SYNC_MASTER"
     with pytest.raises(RemoteProtocolError, match="no table"):
         parse_runtime_info(b"{}")
+
+
+def test_a_table_or_a_configuration_with_nonsense_in_it_tells_the_rest() -> None:
+    wrong = ("", "-1", "nan", "1e999", "9" * 40, "no number", "Total : x GiB, Free : 1 GiB.")
+    for text in wrong:
+        table = BrokerTable.from_table(
+            {
+                "bootTimestamp": "12",
+                "commitLogDirCapacity": text,
+                "commitLogDiskRatio": text,
+                "earliestMessageTimeStamp": text,
+                "putTps": text,
+                "remainHowManyDataToFlush": text,
+            }
+        )
+        assert table == BrokerTable(booted_ms=12)
+        settings = BrokerSettings.from_config({"slaveTimeout": text, "haSlaveFallbehindMax": "5"})
+        assert settings == BrokerSettings(gap_bytes_max=5)
+
+
+async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_for_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trioha.remoting.status.TABLE_INTERVAL_S", 1e6)
+    async with broker(MASTER_53) as (client, asked_codes):
+        reader = StatusReader(client)
+        first = await reader.fetch()
+        assert await reader.fetch() == first
+    assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]

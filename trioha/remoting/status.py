@@ -4,7 +4,9 @@ GET_BROKER_HA_STATUS (907, 5.x and trioha) answers with RocketMQ's HARuntimeInfo
 the broker it copies does not say: connection states, lag in time, put results. fastjson ignores keys that it
 does not know, so Java's `mqadmin haStatus` reads trioha's answer too. Of a real broker, runtime info (28)
 tells the minimum offset and version, and all offsets where 907 is not known (4.9); its configuration (26)
-tells the exact role and the names.
+tells the exact role, the names and the limits of replication.
+
+What a broker does not tell is None: versions differ, and a monitor shows what there is.
 
 Mirrors spec ha 7 and remoting 5, 5.1.
 """
@@ -12,6 +14,8 @@ Mirrors spec ha 7 and remoting 5, 5.1.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -26,6 +30,25 @@ from trioha.remoting.dialect import parse_json
 
 ROLE_UNKNOWN = "UNKNOWN"
 """A peer that says neither by 907 nor by its configuration what it is."""
+TABLE_INTERVAL_S = 1.0
+"""How often the runtime table of a broker that answers 907 is asked for again, in seconds: it is long, and
+what it tells beside the offsets moves slowly."""
+_CAPACITY = re.compile(r"Total\s*:\s*([0-9.]+)\s*(\w+),\s*Free\s*:\s*([0-9.]+)\s*(\w+)")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
+
+
+@frozen
+class Measured:
+    """A distribution of what was measured in the last seconds."""
+
+    p50: int
+    p99: int
+    largest: int
+    count: int
+
+    def to_json(self) -> list[int]:
+        """As four numbers in a row."""
+        return [self.p50, self.p99, self.largest, self.count]
 
 
 @frozen
@@ -49,6 +72,12 @@ class ConnectionStatus:
     """How long ago the master's log ended where the slave's ack is; only trioha says it."""
     connection_id: int | None = None
     """The connection's number in the master's recording; only trioha says it."""
+    heard_ms: int | None = None
+    """How long ago the master read anything from the slave; only trioha says it."""
+    ack_latency_us: Measured | None = None
+    """From sending a frame to its ack, in microseconds; only trioha says it."""
+    frame_bytes: Measured | None = None
+    """Bodies of the frames sent; only trioha says it."""
 
 
 @frozen
@@ -70,6 +99,125 @@ class SlaveClientStatus:
     reconnects: int | None = None
     verdict: str | None = None
     """What keeps the slave from following its master, empty if nothing does; only trioha says it."""
+    local_address: str | None = None
+    """Its own end of the connection, which its master lists it by; None without one. Only trioha says it."""
+    is_observer: bool | None = None
+    """Whether it takes everything and acknowledges nothing; only trioha says it."""
+
+
+@frozen
+class BrokerSettings:
+    """What of a broker's configuration replication and its log are measured by."""
+
+    gap_bytes_max: int | None = None
+    """haMaxGapNotInSync (4.9: haSlaveFallbehindMax)."""
+    slave_timeout_ms: int | None = None
+    housekeeping_ms: int | None = None
+    """haHousekeepingInterval."""
+    heartbeat_ms: int | None = None
+    """haSendHeartbeatInterval."""
+    file_bytes: int | None = None
+    """mappedFileSizeCommitLog."""
+    reserved_h: int | None = None
+    """fileReservedTime."""
+    disk_percent_max: int | None = None
+    """diskMaxUsedSpaceRatio."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, str]) -> BrokerSettings:
+        """What the configuration of a real broker says; None for what it does not say, or not as a number."""
+        gap = _number(config, "haMaxGapNotInSync")
+        return cls(
+            gap_bytes_max=_number(config, "haSlaveFallbehindMax") if gap is None else gap,
+            slave_timeout_ms=_number(config, "slaveTimeout"),
+            housekeeping_ms=_number(config, "haHousekeepingInterval"),
+            heartbeat_ms=_number(config, "haSendHeartbeatInterval"),
+            file_bytes=_number(config, "mappedFileSizeCommitLog"),
+            reserved_h=_number(config, "fileReservedTime"),
+            disk_percent_max=_number(config, "diskMaxUsedSpaceRatio"),
+        )
+
+    def to_json(self) -> dict[str, int]:
+        """By RocketMQ's names, what is None left out."""
+        return {
+            key: value for key, name in _SETTING_KEYS.items() if (value := getattr(self, name)) is not None
+        }
+
+    @classmethod
+    def from_json(cls, fields: _Fields) -> BrokerSettings:
+        """The value of `to_json`."""
+        return cls(**{name: fields.optional_integer(key) for key, name in _SETTING_KEYS.items()})
+
+
+_SETTING_KEYS = {
+    "haMaxGapNotInSync": "gap_bytes_max",
+    "slaveTimeout": "slave_timeout_ms",
+    "haHousekeepingInterval": "housekeeping_ms",
+    "haSendHeartbeatInterval": "heartbeat_ms",
+    "mappedFileSizeCommitLog": "file_bytes",
+    "fileReservedTime": "reserved_h",
+    "diskMaxUsedSpaceRatio": "disk_percent_max",
+}
+
+
+@frozen
+class BrokerTable:
+    """What only the runtime table (28) tells, of the moment when it was last asked for."""
+
+    booted_ms: int | None = None
+    """Wall clock in ms since 1970 of the broker's start."""
+    earliest_ms: int | None = None
+    """When its first message was stored, ms since 1970; None for a log without one."""
+    put_messages_per_s: float | None = None
+    """Over the last 10 s."""
+    puts_total: int | None = None
+    """Since the start."""
+    puts_failed: int | None = None
+    """Of them."""
+    unflushed_bytes: int | None = None
+    """What was not on disk yet; real brokers round it to three digits and more."""
+    disk_ratio: float | None = None
+    """Used part of the log's disk, 0 to 1."""
+    disk_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, str]) -> BrokerTable:
+        """What a runtime table says; None for what it does not say, or not as a number."""
+        earliest_ms = _number(table, "earliestMessageTimeStamp")
+        capacity = _CAPACITY.search(table.get("commitLogDirCapacity", ""))
+        ratio = _float(table.get("commitLogDiskRatio", ""))
+        return cls(
+            booted_ms=_number(table, "bootTimestamp"),
+            earliest_ms=earliest_ms if earliest_ms is not None and earliest_ms > 0 else None,
+            put_messages_per_s=_float(table.get("putTps", "").partition(" ")[0]),
+            puts_total=_number(table, "putMessageTimesTotal"),
+            puts_failed=_number(table, "putMessageFailedTimes"),
+            unflushed_bytes=_size(*table.get("remainHowManyDataToFlush", "").partition(" ")[::2]),
+            disk_ratio=ratio if ratio is not None and 0 <= ratio <= 1 else None,
+            disk_total_bytes=None if capacity is None else _size(capacity[1], capacity[2]),
+            disk_free_bytes=None if capacity is None else _size(capacity[3], capacity[4]),
+        )
+
+
+def _number(pairs: Mapping[str, str], key: str) -> int | None:
+    text = pairs.get(key, "")
+    # Longer than any Java long, it is nonsense.
+    return int(text) if len(text) <= 19 and text.isascii() and text.isdigit() else None
+
+
+def _float(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    # Larger than any Java long, it is nonsense; so is NaN.
+    return value if 0 <= value < 2**63 else None
+
+
+def _size(number: str, unit: str) -> int | None:
+    count, factor = _float(number), _UNITS.get(unit)
+    return None if count is None or factor is None else round(count * factor)
 
 
 @frozen
@@ -107,6 +255,12 @@ class BrokerStatus:
     """Everything before it is in consume queues and index."""
     dispatch_fault: str = ""
     """The last record that could not be dispatched, empty if there is none; only trioha says it."""
+    settings: BrokerSettings = BrokerSettings()
+    table: BrokerTable = BrokerTable()
+    files: int | None = None
+    """Files of the log; only trioha says it."""
+    warnings: tuple[str, ...] = ()
+    """What the broker warns of in its own configuration; only trioha says it."""
 
 
 @frozen
@@ -117,6 +271,8 @@ class HaClientExtras:
     reported_offset: int
     reconnects: int
     verdict: str = ""
+    local_address: str | None = None
+    is_observer: bool | None = None
 
 
 @frozen
@@ -136,6 +292,9 @@ class HaExtras:
     ended_connections: Mapping[str, int] = Factory(dict)
     dispatched_offset: int | None = None
     dispatch_fault: str = ""
+    settings: BrokerSettings = BrokerSettings()
+    files: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @frozen
@@ -199,6 +358,8 @@ class HaRuntimeInfo:
                 state=client_extras.text("state"),
                 reconnects=client_extras.optional_integer("reconnects"),
                 verdict=client_extras.text("verdict"),
+                local_address=client_extras.text("localAddress"),
+                is_observer=client_extras.optional_boolean("observer"),
             ),
             master_flush_offset=client.integer("masterFlushOffset"),
             extras=_extras_from_json(extras) if "trioha" in whole else None,
@@ -208,12 +369,18 @@ class HaRuntimeInfo:
 class StatusReader:
     """Asks the broker behind `client` for its status, again and again, one request at a time.
 
-    What a real broker tells only in its configuration (exact role, names) is asked for once a connection.
+    What a real broker tells only in its configuration (exact role, names, limits) is asked for once a
+    connection, and its runtime table no more than once in `TABLE_INTERVAL_S` where 907 tells the offsets.
     """
 
-    def __init__(self, client: RemotingClient) -> None:
+    def __init__(self, client: RemotingClient, *, with_table: bool = False) -> None:
+        """`with_table`: ask trioha nodes for their runtime table, too (`BrokerStatus.table`)."""
         self._client = client
+        self._with_table = with_table
         self._config: Mapping[str, str] | None = None
+        self._table: Mapping[str, str] = {}
+        self._table_until_s = -math.inf
+        self._parsed_table = BrokerTable()
 
     async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
         """The broker's status now, all requests together within `timeout_s`.
@@ -231,19 +398,26 @@ class StatusReader:
         info: HaRuntimeInfo | None = None
         if ha_status.code == ResponseCode.SUCCESS:
             info = HaRuntimeInfo.from_json(ha_status.body)
-            if info.extras is not None:
-                return _from_trioha(client.address, info, info.extras)
         elif ha_status.code not in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
             # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
             raise _refused(client, RequestCode.GET_BROKER_HA_STATUS, ha_status)
-        runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
-        if runtime_info.code != ResponseCode.SUCCESS:
-            raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
+        is_trioha = info is not None and info.extras is not None
+        wants_table = self._with_table or not is_trioha
+        if info is None or (wants_table and trio.current_time() >= self._table_until_s):
+            runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+            if runtime_info.code == ResponseCode.SUCCESS:
+                self._table = parse_runtime_info(runtime_info.body)
+                self._parsed_table = BrokerTable.from_table(self._table)
+            elif not is_trioha:
+                raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
+            self._table_until_s = trio.current_time() + TABLE_INTERVAL_S
+        if info is not None and info.extras is not None:
+            return _from_trioha(client.address, info, info.extras, self._parsed_table)
         if self._config is None:
             config = await ask(RequestCode.GET_BROKER_CONFIG)
             # The configuration is for administrators: a broker may refuse it, and that is no fault.
             self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
-        return _from_rocketmq(client.address, info, parse_runtime_info(runtime_info.body), self._config)
+        return _from_rocketmq(client.address, info, self._table, self._config, self._parsed_table)
 
 
 async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
@@ -278,7 +452,7 @@ def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand)
     )
 
 
-def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras) -> BrokerStatus:
+def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras, table: BrokerTable) -> BrokerStatus:
     return BrokerStatus(
         address=address,
         source="ha-status",
@@ -298,11 +472,19 @@ def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras) -> BrokerS
         ended_connections=extras.ended_connections,
         dispatched_offset=extras.dispatched_offset,
         dispatch_fault=extras.dispatch_fault,
+        settings=extras.settings,
+        table=table,
+        files=extras.files,
+        warnings=extras.warnings,
     )
 
 
 def _from_rocketmq(
-    address: str, info: HaRuntimeInfo | None, table: Mapping[str, str], config: Mapping[str, str]
+    address: str,
+    info: HaRuntimeInfo | None,
+    table: Mapping[str, str],
+    config: Mapping[str, str],
+    parsed_table: BrokerTable,
 ) -> BrokerStatus:
     role = config.get("brokerRole")
     if role is None:
@@ -332,6 +514,8 @@ def _from_rocketmq(
         client=None if info is None or info.master else info.client,
         # Of one moment: the HA status was told at another one.
         dispatched_offset=None if behind is None or table_max_offset is None else table_max_offset - behind,
+        settings=BrokerSettings.from_config(config),
+        table=parsed_table,
     )
 
 
@@ -349,8 +533,11 @@ def _connection_to_json(connection: ConnectionStatus) -> dict[str, object]:
     return _without_nulls(
         {
             "addr": connection.address,
+            "ackLatencyMicros": _measured_to_json(connection.ack_latency_us),
             "connectionId": connection.connection_id,
             "diff": connection.lag_bytes,
+            "frameBytes": _measured_to_json(connection.frame_bytes),
+            "heardMillis": connection.heard_ms,
             "inSync": connection.in_sync,
             "lagMillis": connection.lag_ms,
             "slaveAckOffset": connection.ack_offset,
@@ -372,7 +559,23 @@ def _connection_from_json(fields: _Fields) -> ConnectionStatus:
         state=fields.text("state"),
         lag_ms=fields.optional_integer("lagMillis"),
         connection_id=fields.optional_integer("connectionId"),
+        heard_ms=fields.optional_integer("heardMillis"),
+        ack_latency_us=_measured_from_json(fields, "ackLatencyMicros"),
+        frame_bytes=_measured_from_json(fields, "frameBytes"),
     )
+
+
+def _measured_to_json(measured: Measured | None) -> list[int] | None:
+    return None if measured is None else measured.to_json()
+
+
+def _measured_from_json(fields: _Fields, name: str) -> Measured | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 4 and all(type(number) is int for number in value)):
+        raise fields.wrong(name, "four integers")
+    return Measured(*value)
 
 
 def _extras_to_json(extras: HaExtras) -> dict[str, object]:
@@ -387,18 +590,27 @@ def _extras_to_json(extras: HaExtras) -> dict[str, object]:
         "haAddress": extras.ha_address,
     }
     if extras.client is not None:
-        whole["client"] = {
+        client: dict[str, object] = {
             "state": extras.client.state,
             "reportedOffset": extras.client.reported_offset,
             "reconnects": extras.client.reconnects,
             "verdict": extras.client.verdict,
+            "localAddress": extras.client.local_address,
+            "observer": extras.client.is_observer,
         }
+        whole["client"] = _without_nulls(client)
     whole["putStatuses"] = dict(extras.put_statuses)
     whole["endedConnections"] = dict(extras.ended_connections)
     if extras.dispatched_offset is not None:
         whole["dispatchedOffset"] = extras.dispatched_offset
     if extras.dispatch_fault:
         whole["dispatchFault"] = extras.dispatch_fault
+    if settings := extras.settings.to_json():
+        whole["settings"] = settings
+    if extras.files is not None:
+        whole["files"] = extras.files
+    if extras.warnings:
+        whole["warnings"] = list(extras.warnings)
     return whole
 
 
@@ -418,6 +630,8 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
             client.integer("reportedOffset"),
             client.integer("reconnects"),
             client.text("verdict") or "",
+            client.text("localAddress"),
+            client.optional_boolean("observer"),
         )
         if "client" in fields
         else None,
@@ -425,6 +639,9 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
         ended_connections=fields.inner("endedConnections").integers(),
         dispatched_offset=fields.optional_integer("dispatchedOffset"),
         dispatch_fault=fields.text("dispatchFault") or "",
+        settings=BrokerSettings.from_json(fields.inner("settings")),
+        files=fields.optional_integer("files"),
+        warnings=fields.texts("warnings"),
     )
 
 
@@ -445,28 +662,32 @@ class _Fields(dict[object, object]):
         fields.what = what
         return fields
 
-    def _wrong(self, name: str, wanted: str) -> RemoteProtocolError:
+    def wrong(self, name: str, wanted: str) -> RemoteProtocolError:
+        """The error that a value is not what is wanted."""
         return RemoteProtocolError(f"{self.what}: {name} is not {wanted}: {str(self.get(name))[:40]!r}")
 
     def optional_integer(self, name: str) -> int | None:
         value = self.get(name)
         if value is not None and type(value) is not int:
-            raise self._wrong(name, "an integer")
+            raise self.wrong(name, "an integer")
         return value
 
     def integer(self, name: str) -> int:
         return self.optional_integer(name) or 0
 
-    def boolean(self, name: str) -> bool:
+    def optional_boolean(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and type(value) is not bool:
-            raise self._wrong(name, "true or false")
-        return value is True
+            raise self.wrong(name, "true or false")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        return self.optional_boolean(name) is True
 
     def text(self, name: str) -> str | None:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._wrong(name, "a string")
+            raise self.wrong(name, "a string")
         return value
 
     def inner(self, name: str) -> _Fields:
@@ -478,8 +699,16 @@ class _Fields(dict[object, object]):
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self._wrong(name, "an array")
+            raise self.wrong(name, "an array")
         return [_Fields.of(item, f"{self.what}.{name}") for item in value]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "an array of strings")
+        return tuple(value)
 
     def integers(self) -> dict[str, int]:
         return {str(name): self.integer(str(name)) for name in self}

@@ -1,0 +1,305 @@
+"""One replica's row: from what its master and itself say, poll by poll, to a `ReplicaView`.
+
+A row is fed by its master's listing (`listed`), by the end of it (`unlisted`), or, where the master lists
+nothing (RocketMQ 4.9) or not this slave, by the slave's own status (`seen`). It keeps speeds, histories and
+the verdict that is shown, and survives reconnects: the matching is in `trioha_monitor.cluster`.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from trioha.remoting.status import BrokerStatus, ConnectionStatus, Measured, SlaveClientStatus
+from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
+from trioha_monitor.series import SeriesRecorder
+from trioha_monitor.texts import REASON_MAX, clean
+from trioha_monitor.verdict import Facts, Judgement, Steady, judge
+from trioha_monitor.view import Limits, ReplicaView, Spread, Verdict
+
+IN_STEP_S = 1.0
+"""A replica whose oldest missing byte is younger has caught up: what it lacks is in flight."""
+
+
+@define(eq=False)
+class SlaveNews:
+    """What a watched slave says itself, as far as its replica's row needs it."""
+
+    status: BrokerStatus
+    heard_since_ms: int
+    """When its figure of the last bytes read from the master was last seen to change."""
+    is_heard: bool = True
+    """Whether the slave answers."""
+
+    @property
+    def client(self) -> SlaveClientStatus | None:
+        """Its side of the connection."""
+        return self.status.client
+
+
+@define(eq=False)
+class Replica:
+    """One row. Times are milliseconds on the views' axis."""
+
+    key: int
+    master: str
+    """Address of the master as watched, or its HA address."""
+    address: str
+    since_ms: int
+    """When it was seen to be connected, or no longer."""
+    lag_bytes: SeriesRecorder = field(repr=False)
+    lag_s: SeriesRecorder = field(repr=False)
+    node: str | None = None
+    """Address of the slave as watched, where it is known to be this one."""
+    is_connected: bool = False
+    was_connected: bool = False
+    """Whether it was ever seen connected."""
+    reconnects: int = 0
+    """As seen."""
+    state: str = ""
+    master_offset: int | None = None
+    sent_offset: int | None = None
+    ack_offset: int | None = None
+    diff_bytes: int | None = None
+    lag_now_s: float | None = None
+    in_sync: bool | None = None
+    transferred_bytes_per_s: int | None = None
+    ack_latency_us: Measured | None = None
+    frame_bytes: Measured | None = None
+    steady: Steady = field(factory=Steady)
+    ack_moved_ms: int = 0
+    """When ack_offset was last seen to move."""
+    _sent_rate: RateMeter = field(factory=RateMeter)
+    _ack_rate: RateMeter = field(factory=RateMeter)
+    _trend: TrendMeter = field(factory=TrendMeter)
+
+    @property
+    def shown(self) -> Judgement:
+        """The verdict that is shown."""
+        return self.steady.shown or Judgement(Verdict.OK)
+
+    def connected(self, address: str, *, at_ms: int) -> None:
+        """Its master lists it, for the first time or again, as `address`."""
+        if self.was_connected:
+            self.reconnects += 1
+        self.address = address
+        self.is_connected = self.was_connected = True
+        self.since_ms = self.ack_moved_ms = at_ms
+        self.restart_meters()
+
+    def disconnected(self, *, at_ms: int) -> None:
+        """Its master lists it no longer."""
+        self.is_connected = False
+        self.state = ""
+        self.since_ms = at_ms
+        self.in_sync = False
+        self.transferred_bytes_per_s = self.ack_latency_us = self.frame_bytes = None
+        self.restart_meters()
+
+    def restart_meters(self) -> None:
+        """What comes next does not continue what was."""
+        self._sent_rate.clear()
+        self._ack_rate.clear()
+        self._trend.clear()
+
+    def listed(
+        self,
+        status: ConnectionStatus,
+        *,
+        master: BrokerStatus,
+        clock: AppendClock,
+        limits: Limits,
+        slave: SlaveNews | None,
+        at_ms: int,
+    ) -> None:
+        """Its master said so much of its connection at `at_ms`."""
+        self.state = clean(status.state or "CONNECTED")
+        self.sent_offset = status.sent_offset
+        self.diff_bytes = status.lag_bytes
+        self.in_sync = status.in_sync
+        self.transferred_bytes_per_s = status.transferred_bytes_per_s
+        self.ack_latency_us, self.frame_bytes = status.ack_latency_us, status.frame_bytes
+        # A real master's answers to 907 and to 28 are of two moments: its own difference fits its own acks.
+        ack = max(status.ack_offset, 0)
+        self._moved(ack if status.ack_offset >= 0 else status.ack_offset, at_ms=at_ms)
+        self.master_offset = max(master.max_offset, ack + status.lag_bytes)
+        if status.lag_ms is not None:
+            self.lag_now_s = max(0, status.lag_ms) / 1000
+        else:
+            self.lag_now_s = clock.age_s(ack, now_ms=at_ms) if status.lag_bytes > 0 else 0.0
+        self._sent_rate.add(status.sent_offset, at_ms=at_ms)
+        heard_s = None if status.heard_ms is None else max(0, status.heard_ms) / 1000
+        self._judge(master, limits=limits, slave=slave, heard_s=heard_s, at_ms=at_ms)
+
+    def unlisted(
+        self,
+        *,
+        master: BrokerStatus,
+        clock: AppendClock,
+        limits: Limits,
+        slave: SlaveNews | None,
+        at_ms: int,
+    ) -> None:
+        """Its master answered at `at_ms` and does not list it: it lacks what came since its last ack."""
+        self.master_offset = master.max_offset
+        if self.ack_offset is None and slave is not None:
+            self.ack_offset = slave.status.max_offset
+        if self.ack_offset is not None:
+            self.diff_bytes = master.max_offset - self.ack_offset
+            self.lag_now_s = (
+                clock.age_s(max(self.ack_offset, 0), now_ms=at_ms) if self.diff_bytes > 0 else 0.0
+            )
+        self._judge(master, limits=limits, slave=slave, heard_s=None, at_ms=at_ms)
+
+    def seen(
+        self,
+        *,
+        master: BrokerStatus | None,
+        clock: AppendClock | None,
+        limits: Limits,
+        slave: SlaveNews,
+        at_ms: int,
+    ) -> None:
+        """The slave said so much of itself, and no master lists its slaves: its log's end is its ack."""
+        self.is_connected = slave.is_heard
+        own_offset = slave.status.max_offset
+        self._moved(own_offset, at_ms=at_ms)
+        client = slave.client
+        self.state = "" if client is None else clean(client.state or "")
+        self.master_offset = self.diff_bytes = self.lag_now_s = None
+        if master is not None and clock is not None:
+            # Of two moments: a slave is not ahead because it was asked later.
+            self.master_offset = max(master.max_offset, own_offset)
+            self.diff_bytes = self.master_offset - own_offset
+            self.lag_now_s = clock.age_s(own_offset, now_ms=at_ms) if self.diff_bytes else 0.0
+        self._judge(master, limits=limits, slave=slave, heard_s=None, at_ms=at_ms)
+
+    def _moved(self, ack_offset: int, *, at_ms: int) -> None:
+        if ack_offset != self.ack_offset:
+            self.ack_offset = ack_offset
+            self.ack_moved_ms = at_ms
+        self._ack_rate.add(ack_offset, at_ms=at_ms)
+
+    def _judge(
+        self,
+        master: BrokerStatus | None,
+        *,
+        limits: Limits,
+        slave: SlaveNews | None,
+        heard_s: float | None,
+        at_ms: int,
+    ) -> None:
+        client = None if slave is None else slave.client
+        if heard_s is None and slave is not None and slave.is_heard and client and client.last_read_ms:
+            heard_s = max(0, at_ms - slave.heard_since_ms) / 1000
+        for_s = max(0, at_ms - self.since_ms) / 1000
+        facts = Facts(
+            is_connected=self.is_connected,
+            unconnected_s=for_s,
+            connected_s=for_s,
+            heard_s=heard_s,
+            complaint="" if client is None else clean(client.verdict or "", length_max=REASON_MAX),
+            is_observer=None if client is None else client.is_observer,
+            state=self.state,
+            min_offset=None if master is None else master.min_offset,
+            master_offset=self.master_offset,
+            sent_offset=self.sent_offset,
+            ack_offset=self.ack_offset,
+            in_sync=self.in_sync,
+            lag_s=self.lag_now_s,
+            unmoved_s=max(0, at_ms - self.ack_moved_ms) / 1000,
+        )
+        shown = self.steady.shown
+        judged = judge(facts, limits, shown=None if shown is None else shown.verdict)
+        severity = self.steady.show(judged, at_ms=at_ms).verdict.severity
+        if self.diff_bytes is not None:
+            distance = max(0, self.diff_bytes)
+            self._trend.add(distance, at_ms=at_ms)
+            self.lag_bytes.add(distance, severity, at_ms=at_ms)
+        if self.lag_now_s is not None:
+            self.lag_s.add(self.lag_now_s, severity, at_ms=at_ms)
+
+    def view(
+        self,
+        *,
+        master_label: str,
+        limits: Limits,
+        slave: SlaveNews | None,
+        stale: Judgement | None,
+        age_s: float,
+        now_ms: int,
+    ) -> ReplicaView:
+        """The row at `now_ms`; `stale` if its master does not answer, `age_s` how old its figures are."""
+        shown = self.shown
+        if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED}:
+            shown = stale
+        eta_s, is_closing = self._closing()
+        reconnects: int | None = self.reconnects
+        flushed = dispatched = None
+        label = self.address
+        if slave is not None:
+            flushed, dispatched = slave.status.flushed_offset, slave.status.dispatched_offset
+            label = label_of(slave.status) or label
+            if slave.client is not None and slave.client.reconnects is not None:
+                reconnects = slave.client.reconnects
+        live = self.is_connected and stale is None
+        return ReplicaView(
+            key=self.key,
+            master=self.master,
+            master_label=master_label,
+            address=clean(self.address),
+            node=self.node,
+            label=clean(label),
+            verdict=shown.verdict,
+            why=shown.why,
+            state=self.state,
+            is_connected=self.is_connected,
+            for_s=max(0, now_ms - self.since_ms) / 1000,
+            age_s=age_s,
+            master_offset=self.master_offset,
+            sent_offset=self.sent_offset,
+            ack_offset=self.ack_offset,
+            flushed_offset=flushed,
+            dispatched_offset=dispatched,
+            diff_bytes=self.diff_bytes,
+            lag_s=self.lag_now_s,
+            in_sync=self.in_sync,
+            sent_bytes_per_s=self._sent_rate.per_s if live else None,
+            ack_bytes_per_s=self._ack_rate.per_s if live else None,
+            transferred_bytes_per_s=self.transferred_bytes_per_s,
+            eta_s=eta_s if live else None,
+            is_closing=is_closing if live else None,
+            reconnects=reconnects,
+            ack_latency_ms=spread_of(self.ack_latency_us, per=1000.0),
+            frame_bytes=spread_of(self.frame_bytes),
+            lag_history=self.lag_bytes.freeze(),
+            lag_s_history=self.lag_s.freeze(),
+            limits=limits,
+        )
+
+    def _closing(self) -> tuple[float | None, bool | None]:
+        """Seconds until it has caught up, and whether its distance shrinks; None for what is not known."""
+        diff_bytes = self.diff_bytes
+        if diff_bytes is None:
+            return None, None
+        if diff_bytes <= 0 or (self.lag_now_s is not None and self.lag_now_s < IN_STEP_S):
+            return 0.0, True
+        shrinks_per_s = self._trend.shrinks_per_s
+        if shrinks_per_s is None:
+            return None, None
+        if shrinks_per_s <= 0:
+            return None, False
+        return diff_bytes / shrinks_per_s, True
+
+
+def spread_of(measured: Measured | None, *, per: float = 1.0) -> Spread | None:
+    """A node's measurement in the view's unit, of which `per` of the node's make one."""
+    if measured is None or measured.count <= 0:
+        return None
+    return Spread(measured.p50 / per, measured.p99 / per, measured.largest / per, measured.count)
+
+
+def label_of(status: BrokerStatus) -> str:
+    """Broker name and id, `broker-a #1`; empty while they are unknown."""
+    if not status.broker_name:
+        return ""
+    return status.broker_name if status.broker_id is None else f"{status.broker_name} #{status.broker_id}"

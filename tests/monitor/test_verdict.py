@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trioha_monitor.verdict import BETTER_AFTER_MS, WORSE_AFTER_MS, Facts, Judgement, Steady, judge
+from trioha_monitor.view import Limits, Verdict
+
+LIMITS = Limits()
+IN_STEP = Facts(
+    is_connected=True,
+    connected_s=1000.0,
+    state="TRANSFER",
+    min_offset=0,
+    master_offset=1_000_000,
+    sent_offset=1_000_000,
+    ack_offset=1_000_000,
+    in_sync=True,
+    lag_s=0.0,
+    unmoved_s=0.1,
+)
+BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "why"),
+    [
+        (IN_STEP, Verdict.OK, ""),
+        (evolve(IN_STEP, ack_offset=999_000, lag_s=0.2), Verdict.OK, ""),
+        (BEHIND, Verdict.FALL_BEHIND, "lacks what came 4.0 s ago"),
+        (evolve(BEHIND, unmoved_s=3.5), Verdict.STALLED, "no ack for 3.5 s, 400000 bytes wait"),
+        (evolve(BEHIND, lag_s=0.5, unmoved_s=900.0), Verdict.OK, ""),
+        (evolve(BEHIND, in_sync=False), Verdict.NOT_IN_SYNC, "lacks more than 268435456 bytes"),
+        (
+            evolve(IN_STEP, in_sync=False, state="HANDSHAKE", ack_offset=-1, lag_s=None),
+            Verdict.NOT_IN_SYNC,
+            "connected, has not asked for anything",
+        ),
+        (evolve(IN_STEP, is_connected=False, unconnected_s=12.0), Verdict.SILENT, "not connected for 12 s"),
+        (evolve(IN_STEP, heard_s=10.0), Verdict.OK, ""),
+        (evolve(IN_STEP, heard_s=10.5), Verdict.SILENT, "nothing heard for 10 s"),
+        (
+            evolve(BEHIND, sent_offset=100, ack_offset=100, min_offset=65536),
+            Verdict.GAP,
+            "wants 100, the log begins at 65536",
+        ),
+        (evolve(IN_STEP, ack_offset=1_000_007), Verdict.DIVERGED, "acknowledged 7 bytes more than there are"),
+        (evolve(IN_STEP, complaint="GAP: begins at 5"), Verdict.GAP, "begins at 5"),
+        (evolve(IN_STEP, complaint="AHEAD: ends at 5"), Verdict.DIVERGED, "ends at 5"),
+        (evolve(IN_STEP, complaint="DIVERGED: at 5", is_connected=False), Verdict.DIVERGED, "at 5"),
+        (evolve(IN_STEP, complaint="GAP: at 5", is_master_heard=False), Verdict.GAP, "at 5"),
+        (evolve(IN_STEP, complaint="something new"), Verdict.OK, ""),
+        (evolve(IN_STEP, is_master_heard=False), Verdict.STALE, "its master does not answer"),
+        (
+            evolve(BEHIND, is_observer=True, unmoved_s=500.0, lag_s=500.0, in_sync=False),
+            Verdict.OBSERVER,
+            "never acknowledges, as it is meant to",
+        ),
+        (
+            evolve(BEHIND, unmoved_s=31.0, lag_s=40.0, in_sync=False),
+            Verdict.OBSERVER,
+            "connected and no ack for 31 s",
+        ),
+        (
+            evolve(BEHIND, sent_offset=600_000, unmoved_s=31.0, lag_s=40.0),
+            Verdict.STALLED,
+            "no ack for 31 s, 400000 bytes wait",
+        ),
+    ],
+)
+def test_each_verdict_has_its_rule_and_its_words(facts: Facts, verdict: Verdict, why: str) -> None:
+    assert judge(facts, LIMITS) == Judgement(verdict, why)
+
+
+def test_a_slave_that_compares_its_tail_after_a_reconnect_is_catching_up_and_not_behind() -> None:
+    facts = evolve(BEHIND, connected_s=0.5, ack_offset=1_000_000 - 65_536, lag_s=40.0)
+    assert judge(facts, LIMITS) == Judgement(Verdict.OK, "catching up after reconnect")
+    assert judge(evolve(facts, connected_s=6.0), LIMITS).verdict is Verdict.FALL_BEHIND
+    assert judge(evolve(facts, ack_offset=900_000), LIMITS).verdict is Verdict.FALL_BEHIND
+
+
+def test_the_brokers_own_limits_count() -> None:
+    patient = Limits(slave_timeout_s=60.0, heartbeat_s=30.0)
+    assert judge(evolve(BEHIND, unmoved_s=50.0), patient).verdict is Verdict.OK
+    assert judge(evolve(IN_STEP, heard_s=50.0), patient).verdict is Verdict.OK
+
+
+def test_who_is_shown_to_fall_behind_has_caught_up_at_half_the_limit() -> None:
+    closer = evolve(BEHIND, lag_s=2.0)
+    assert judge(closer, LIMITS, shown=Verdict.OK).verdict is Verdict.OK
+    assert judge(closer, LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.FALL_BEHIND
+    assert judge(evolve(BEHIND, lag_s=1.4), LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.OK
+
+
+def test_nothing_known_is_no_crash_and_no_accusation() -> None:
+    assert judge(Facts(is_connected=True), LIMITS) == Judgement(Verdict.OK)
+
+
+def test_the_words_on_a_verdict_that_stays_are_the_latest() -> None:
+    steady = Steady()
+    steady.show(Judgement(Verdict.STALLED, "no ack for 3.0 s"), at_ms=0)
+    assert steady.show(Judgement(Verdict.STALLED, "no ack for 3.1 s"), at_ms=100).why == "no ack for 3.1 s"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.GAP, Verdict.DIVERGED, Verdict.STALE])
+def test_what_does_not_pass_by_itself_shows_at_once(verdict: Verdict) -> None:
+    steady = Steady()
+    steady.show(Judgement(Verdict.OK), at_ms=0)
+    assert steady.show(Judgement(verdict), at_ms=100).verdict is verdict
+
+
+def test_a_worse_verdict_shows_after_a_second_and_a_better_one_after_two() -> None:
+    steady = Steady()
+    shown = []
+    for at_ms in range(0, 6000, 250):
+        judged = Verdict.STALLED if 1000 <= at_ms < 3000 else Verdict.OK
+        shown.append((at_ms, steady.show(Judgement(judged), at_ms=at_ms).verdict))
+    changes = [after for before, after in itertools.pairwise(shown) if before[1] is not after[1]]
+    assert changes == [(2000, Verdict.STALLED), (5000, Verdict.OK)]
+
+
+soft = st.sampled_from(
+    [Verdict.OK, Verdict.FALL_BEHIND, Verdict.STALLED, Verdict.SILENT, Verdict.NOT_IN_SYNC]
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 700), soft), min_size=1, max_size=80))
+def test_nothing_flickers(samples: list[tuple[int, Verdict]]) -> None:
+    steady = Steady()
+    at_ms = changed_ms = 0
+    shown: Verdict | None = None
+    for step_ms, verdict in samples:
+        at_ms += step_ms
+        now = steady.show(Judgement(verdict), at_ms=at_ms).verdict
+        if shown is not None and now is not shown:
+            assert now is verdict
+            assert at_ms - changed_ms >= min(WORSE_AFTER_MS, BETTER_AFTER_MS)
+            changed_ms = at_ms
+        elif shown is None:
+            changed_ms = at_ms
+        shown = now
+
+
+@given(st.lists(soft, max_size=30), soft)
+def test_what_lasts_is_shown(before: list[Verdict], lasting: Verdict) -> None:
+    steady = Steady()
+    for tick, verdict in enumerate(before):
+        steady.show(Judgement(verdict), at_ms=tick * 100)
+    start_ms = len(before) * 100
+    steady.show(Judgement(lasting), at_ms=start_ms)
+    assert steady.show(Judgement(lasting), at_ms=start_ms + BETTER_AFTER_MS).verdict is lasting
