@@ -394,19 +394,12 @@ class Cluster:
         return self.folder / f"{name}.disk"
 
     def fill_disk(self, name: str) -> None:
-        """Leave a node's disk no space, once its store is complete."""
+        """Leave a node's disk no space."""
         self.keepers[name].node()
-        self._wait_for(self.store(name) / "checkpoint")
         if name in self._small_disks:
             self._small_disks[name].fill()
         else:
             disks.set_fault(self._disk_fault(name), disks.FULL)
-
-    def _wait_for(self, file: Path) -> None:
-        deadline_s = time.monotonic() + READY_WITHIN_S
-        while not file.exists():
-            assert time.monotonic() < deadline_s, f"there is no {file}"
-            self.pause(0.02)
 
     def free_disk(self, name: str) -> None:
         """Give it space. The node must still be there."""

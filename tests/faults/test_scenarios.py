@@ -141,6 +141,25 @@ def test_a_slave_whose_disk_is_full_holds_back_acks_and_goes_on_by_itself(tmp_pa
     assert check_promises(cluster.promises, stores, copies=2, when="at the end") == []
 
 
+def test_a_slave_that_is_killed_on_a_full_disk_starts_on_it_and_goes_on_by_itself(tmp_path):
+    fault = DiskFull(node="slave-1", duration_s=0.0)
+    plan = plan_of(file_bytes=65536, faults=[fault], slave_timeout_ms=300)
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        fault.begin(cluster)
+        wait_until(lambda: cluster.statuses.get("FLUSH_SLAVE_TIMEOUT", 0) >= 10)
+        cluster.kill(["slave-1"])
+        cluster.start("slave-1")
+        assert cluster.keepers["slave-1"].node().max_offset > 0
+        fault.end(cluster)
+        end_offset = cluster.settle()
+        assert cluster.keepers["slave-1"].starts == 2
+        cluster.end()
+    stores = [cluster.store(name) for name in plan.setup.nodes]
+    assert check_logs_equal(stores, end_offset=end_offset) == []
+    assert check_promises(cluster.promises, stores, copies=2, when="at the end") == []
+
+
 @pytest.mark.parametrize("name", [MASTER, "slave-1"])
 def test_a_node_whose_syncs_fail_ends_and_promises_nothing_more(tmp_path, name):
     fault = FailingSync(node=name, ends_within_s=WITHIN_S, duration_s=0.0)

@@ -253,6 +253,11 @@ def test_a_checkpoint_that_is_too_short_is_named(tmp_path):
         Checkpoint.load(tmp_path / "checkpoint")
 
 
+def test_a_checkpoint_that_was_made_and_never_written_vouches_for_nothing(tmp_path):
+    (tmp_path / "checkpoint").touch()
+    assert Checkpoint.load(tmp_path / "checkpoint") == Checkpoint()
+
+
 def test_appends_to_a_real_store_extend_its_queues(tmp_path):
     root = copy_store("store-5.3.3", tmp_path)
     store = open_store(root)

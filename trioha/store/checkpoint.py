@@ -8,7 +8,7 @@
 | 24 | masterFlushedOffset | 5.3 |
 | 32 | confirmPhyOffset | 5.3 |
 
-4096 bytes, the rest zero. A missing file reads as zeros.
+4096 bytes, the rest zero. A missing or empty file reads as zeros.
 """
 
 from __future__ import annotations
@@ -37,13 +37,18 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read the file; zeros if there is none. Raises StoreError for a file that is too short."""
+        """Read the file; zeros if there is none, or an empty one: made, but never written for lack of space.
+
+        Raises StoreError for a file that is too short.
+        """
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise StoreError(f"cannot be read: {error.strerror}", path=path) from error
+        if not data:
+            return cls()
         if len(data) < _FIELDS.size:
             raise StoreError(
                 f"has {len(data)} bytes, a checkpoint has {CHECKPOINT_BYTES}",

@@ -1,0 +1,274 @@
+"""What trioha adds to the protocol, beside unmodified masters and slaves that know nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.rebuilt import Shape, check_rebuilt
+from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
+from tests.interop.logs import assert_same_log, log_files, read_log
+from tests.interop.node import TriohaNode, start_load
+from tests.interop.test_java_master import assert_verified, client_of, start_pair, sync_settings
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.index_file import IndexShape
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+StartNode = Callable[..., TriohaNode]
+SHAPE = Shape(
+    log_file_bytes=FILE_BYTES,
+    queues=ConsumeQueueSettings(file_bytes=2000),
+    index=IndexShape(hash_slots=1000, index_num=4000),
+)
+"""How the stores of these tests are configured, RocketMQ's and trioha's."""
+
+
+def wait_for_verdict(slave: TriohaNode, word: str, *, within_s: float = 10.0) -> str:
+    """What a slave says of a master that it cannot follow."""
+    deadline_s = time.monotonic() + within_s
+    while word not in (verdict := client_of(slave).verdict or ""):
+        assert time.monotonic() < deadline_s, f"verdict is {verdict!r}\n{slave.log()}"
+        time.sleep(0.05)
+    return verdict
+
+
+def without_first_files(java: JavaDriver, store: JavaStore, number: int) -> JavaStore:
+    """A real master that is started again when its first files have been deleted."""
+    store.shutdown()
+    for start in range(0, number * FILE_BYTES, FILE_BYTES):
+        log_files(store.root)[start].unlink()
+    return java.open_store(store.root, role="ASYNC_MASTER", haListenPort=store.ha_port)
+
+
+# -- where a slave starts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", ["record", "frame"])
+def test_an_empty_slave_takes_all_history_from_a_real_master_when_told_to(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path, verify: str
+) -> None:
+    master = java.open_store(tmp_path / "master", role="SYNC_MASTER", **sync_settings(java))
+    before = master.put(300, wait_store_msg_ok=False).end_offset
+    assert before > 4 * FILE_BYTES
+
+    slave = start_node(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        **{"trioha.haStartFrom": "earliest", "trioha.haVerify": verify},
+    )
+    slave.wait(max_offset=before)
+    after = master.put(50, seed=2)
+
+    assert after.statuses == {"PUT_OK": 50}
+    assert min(log_files(slave.root)) == 0
+    assert_same_log(master.root, slave.root, end=after.end_offset, file_bytes=FILE_BYTES)
+    slave.stop()
+    assert_verified(slave.root)
+
+
+def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_that_is_there(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = java.open_store(tmp_path / "master", role="ASYNC_MASTER")
+    end = master.put(300).end_offset
+    master = without_first_files(java, master, 2)
+    assert (master.min_offset, master.max_offset) == (2 * FILE_BYTES, end)
+
+    slave = start_node(
+        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
+    )
+    status = slave.wait(max_offset=end, within_s=20)
+
+    assert status.min_offset == 2 * FILE_BYTES
+    assert_same_log(master.root, slave.root, start=2 * FILE_BYTES, end=end, file_bytes=FILE_BYTES)
+
+
+# -- who counts --------------------------------------------------------------------------------------------
+
+
+def test_an_observer_of_a_real_master_has_everything_and_releases_nobody(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = java.open_store(tmp_path / "master", role="SYNC_MASTER", slaveTimeout=300, **sync_settings(java))
+    observer = start_node(
+        "observer", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haRole": "observer"}
+    )
+    master.wait(haConnections=1)
+    watched = master.put(5)
+    observer.wait(max_offset=watched.end_offset)
+    held = master.status()["push2SlaveMaxOffset"]
+    replica = start_node("replica", role="SLAVE", ha_master_address=master.ha_address, brokerId=2)
+    replica.wait(max_offset=watched.end_offset)
+    released = master.put(100, seed=2)
+    observer.wait(max_offset=released.end_offset)
+
+    assert watched.statuses == {"FLUSH_SLAVE_TIMEOUT": 5}
+    assert held <= 1
+    assert released.statuses == {"PUT_OK": 100}
+    for node in (observer, replica):
+        assert_same_log(master.root, node.root, end=released.end_offset, file_bytes=FILE_BYTES)
+
+
+def test_flushed_acks_satisfy_a_real_sync_master(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = java.open_store(tmp_path / "master", role="SYNC_MASTER", **sync_settings(java))
+    slave = start_node(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        flushDiskType="SYNC_FLUSH",
+        **{"trioha.haAckMode": "flushed"},
+    )
+    slave.wait(max_offset=master.put(1, wait_store_msg_ok=False).end_offset)
+    puts = master.put(200, seed=2)
+
+    assert puts.statuses == {"PUT_OK": 200}
+    assert slave.status().flushed_offset == master.status()["push2SlaveMaxOffset"] == puts.end_offset
+
+
+def test_a_trioha_master_that_lacks_real_slaves_refuses_before_it_stores(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = start_node("master", role="SYNC_MASTER", inSyncReplicas=2, minInSyncReplicas=2, totalReplicas=2)
+    slave = java.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
+    # Connected is not enough: it has to say first what it has.
+    deadline_s = time.monotonic() + 15
+    while master.status().in_sync_slaves < 1:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    enough = master.load(50)
+    end = master.max_offset
+    slave.shutdown()
+    master.wait(connections=0)
+    refused = master.load(5, seed=2)
+
+    assert enough.statuses == {"PUT_OK": 50}
+    assert refused.statuses == {"IN_SYNC_REPLICAS_NOT_ENOUGH": 5}
+    assert master.max_offset == end
+
+
+# -- other logs --------------------------------------------------------------------------------------------
+
+
+def test_a_real_master_with_another_history_is_named_and_nothing_is_overwritten(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    common = master.put(60).end_offset
+    slave.wait(max_offset=common)
+    slave.stop()
+    alone = start_node("slave", role="ASYNC_MASTER")
+    alone.load(5)
+    end = alone.max_offset
+    alone.stop()
+    kept = read_log(slave.root, start=0, end=end, file_bytes=FILE_BYTES)
+    # A master that has gone on elsewhere looks healthy to RocketMQ's own slaves: it serves their offset.
+    while master.max_offset <= end:
+        master.put(20, seed=3)
+
+    back = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    verdict = wait_for_verdict(back, "DIVERGED")
+
+    assert common <= int(verdict.rsplit(" ", 1)[1]) < end
+    assert back.max_offset == end
+    assert read_log(slave.root, start=0, end=end, file_bytes=FILE_BYTES) == kept
+
+
+def test_a_real_master_that_ends_before_its_slave_is_named(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    slave.wait(max_offset=master.put(20).end_offset)
+    slave.stop()
+    ahead = start_node("slave", role="ASYNC_MASTER")
+    ahead.load(3, size=(100, 500))
+    end = ahead.max_offset
+    ahead.stop()
+
+    back = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    wait_for_verdict(back, "AHEAD")
+
+    assert back.max_offset == end
+
+
+def test_a_real_master_that_deleted_what_its_slave_needs_next_is_named(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    held = slave.max_offset
+    slave.stop()
+    master.put(300, seed=2)
+    master = without_first_files(java, master, 2)
+
+    back = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    verdict = wait_for_verdict(back, "GAP")
+
+    assert str(held) in verdict
+    assert back.max_offset == held
+
+
+# -- queues and index --------------------------------------------------------------------------------------
+
+
+def test_queues_and_index_of_a_trioha_slave_are_those_of_its_real_master(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master.put(300)
+    end = master.put(40, topic="WithPrepared", prepared_every=5, seed=2).end_offset
+    slave.wait(max_offset=end)
+    master.wait(dispatched=True)
+    slave.stop()
+    master.shutdown()
+
+    assert check_rebuilt(slave.root, SHAPE) == []
+    assert check_rebuilt(master.root, SHAPE) == []
+    theirs = files_below(master.root / "consumequeue")
+    assert len(theirs) >= 8
+    assert files_below(slave.root / "consumequeue") == theirs
+    assert list(files_below(slave.root / "index").values()) == list(
+        files_below(master.root / "index").values()
+    )
+
+
+def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node("store", role="ASYNC_MASTER")
+    sending = start_load(node.listen_address, 100_000, size=(10, 1000))
+    node.wait(max_offset=600_000)
+    node.kill()
+    sending.kill()
+    sending.communicate()
+
+    store = java.open_store(node.root, role="ASYNC_MASTER")
+    read = store.read()
+    appended = store.put(50, seed=3)
+    again = store.read()
+    store.shutdown()
+
+    assert len(read.messages) > 500
+    assert read.gaps() == again.gaps() == []
+    assert read.messages[-1].physical_offset + read.messages[-1].size <= appended.end_offset
+    assert len(again.messages) == len(read.messages) + 50
+    # And back: trioha goes on where RocketMQ stopped, and its queues are what both logs give.
+    back = start_node("store", role="ASYNC_MASTER")
+    assert back.max_offset_at_start == appended.end_offset
+    assert back.load(50, seed=4).statuses == {"PUT_OK": 50}
+    back.stop()
+    assert check_rebuilt(node.root, SHAPE) == []
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Relative path to content of every file below `folder` that is not all zeros."""
+    return {
+        str(path.relative_to(folder)): data
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and any(data := path.read_bytes())
+    }
