@@ -133,7 +133,7 @@ def plan_of(seed: int) -> Plan:
         producers=rng.choice((1, 2, 4)),
         pause_s=2.0 if is_long else rng.choice((0.05, 0.2, 0.5)),
         body_bytes_max=rng.choice((40, 400, 3000)),
-        keeps_sectors=(0.0,),
+        keeps_sectors=(0.0, 0.3, 0.7, 0.95),
         chaos_s=150.0 if is_long else rng.uniform(6.0, 20.0),
         fault_interval_s=8.0 if is_long else rng.choice((0.5, 1.5, 4.0)),
         faults=tuple(chosen),

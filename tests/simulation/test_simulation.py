@@ -18,6 +18,8 @@ SEEDS_PER_TEST = 10
 SEEDS_TO_FIND_A_BUG = 100
 """So many seeds find each planted bug; most need one."""
 REPLAYED_SEEDS = (1, 13, 25, 76)
+MORE_SEEDS = (261, 383)
+"""Beyond the first ones: power losses that keep some sectors of a record and lose others."""
 PAST_FINDINGS = (261, 919, 382)
 """Seeds beyond the others that found something once: a last record longer than the tail check (twice), and a
 verdict that stayed while the log grew."""
@@ -42,6 +44,11 @@ def test_every_promise_holds_under_faults(first_seed: int) -> None:
 
 @pytest.mark.parametrize("seed", PAST_FINDINGS)
 def test_what_was_found_once_stays_mended(seed: int) -> None:
+    simulate(seed)
+
+
+@pytest.mark.parametrize("seed", MORE_SEEDS)
+def test_every_promise_holds_where_some_sectors_are_lost(seed: int) -> None:
     simulate(seed)
 
 

@@ -5,6 +5,10 @@ surely on disk (after an unclean one): length, magic, position, and the body's C
 last whole valid record; what follows is zeroed, so that no later start can take stale bytes for records, and
 empty files behind it are removed.
 
+A power loss may keep some sectors of an append and lose others, which read as zeros then. The body's CRC and
+the lengths tell of most; topic and properties have no CRC, so behind what was surely flushed a record is torn
+if a sector of them is all zeros. (Zeros as such are legal there: a producer may send them.)
+
 What is cut must be a torn tail: bytes that were never promised to be on disk. If records that a flush had
 covered are damaged and valid ones follow them, cutting would destroy good messages, so the start is refused
 with the damaged offset (RocketMQ 4.9 cuts there, 5.3 does not look).
@@ -13,8 +17,10 @@ with the damaged offset (RocketMQ 4.9 cuts there, 5.3 does not look).
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from struct import Struct
 from typing import cast
 
 import structlog
@@ -26,9 +32,13 @@ from trioha.store.commit_log import CommitLog, list_files
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import (
     BLANK,
+    BODY_AT_V4,
+    BORN_HOST_V6,
+    HEAD,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
+    STORE_HOST_V6,
     Host,
     check_record,
     describe_fault,
@@ -44,6 +54,13 @@ _FOR_EVER_MS = (1 << 63) - 1
 _MAGIC_AT = 4
 _MAGICS = tuple(magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2))
 _ZERO_CHUNK = bytes(1 << 20)
+SECTOR_BYTES = 512
+"""Least that a disk writes or loses; those with larger sectors lose several of these."""
+_ZERO_SECTOR = bytes(SECTOR_BYTES)
+_LOST_SECTOR = "a sector with its topic or properties was not written"
+_IPV6_EXTRA_BYTES = 12
+_I32 = Struct(">i")
+_I16 = Struct(">h")
 
 
 @frozen
@@ -87,24 +104,27 @@ def open_commit_log(
     records = 0
     last_store_timestamp_ms = 0
     first = _first_to_scan(files, clean_exit=clean_exit, checkpoint=checkpoint)
+    # A record is surely on disk if the one before it was stored earlier than this.
+    flushed_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms
     for index, file in enumerate(files[first:], first):
         view = file.view
-        end = _scan_file(commit_log, file)
+        end, reason = _scan_file(
+            commit_log, file, last_store_timestamp_ms=last_store_timestamp_ms, flushed_ms=flushed_ms
+        )
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
         if on_progress is not None:
             on_progress(index + 1, len(files))
         if end.at < file.size and not (end.blank and is_blank(view, end.at, file.size)):
             end_offset = file.start_offset + end.at
-            reason = describe_fault(view, end.at, file.size, end_offset)
-            _refuse_to_cut_flushed_records(
-                files[index:],
-                end_offset=end_offset,
-                reason=reason,
-                last_store_timestamp_ms=last_store_timestamp_ms,
-                clean_exit=clean_exit,
-                checkpoint=checkpoint,
-            )
+            reason = reason or describe_fault(view, end.at, file.size, end_offset)
+            if last_store_timestamp_ms < flushed_ms:
+                _refuse_to_cut_flushed_records(
+                    files[index:],
+                    end_offset=end_offset,
+                    reason=reason,
+                    last_store_timestamp_ms=last_store_timestamp_ms,
+                )
             cut_bytes = _cut(commit_log, files, index=index, at=end.at)
             break
     else:
@@ -148,41 +168,102 @@ def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFi
     return None
 
 
-def _scan_file(commit_log: CommitLog, file: MappedFile) -> ScanEnd:
-    """Check a file's records, noting in the log where some of them start."""
-    at = records = last_store_timestamp_ms = 0
+def _scan_file(
+    commit_log: CommitLog, file: MappedFile, *, last_store_timestamp_ms: int, flushed_ms: int
+) -> tuple[ScanEnd, str]:
+    """Check a file's records, noting in the log where some of them start.
+
+    `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
+    not accepted where `describe_fault` cannot tell.
+    """
+    at = records = 0
+    last_ms = last_store_timestamp_ms
     piece = _PIECE_BYTES
     while True:
         piece_end = min(at + piece, file.size)
         end = scan_records(file.view, at, piece_end, file.start_offset + at)
+        reason = ""
+        if end.records and flushed_ms < _FOR_EVER_MS:
+            torn = _cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, flushed_ms=flushed_ms)
+            if torn is not None:
+                end, reason = torn, _LOST_SECTOR
         if end.records:
             commit_log.note_record(file.start_offset + at)
             at = end.at
             records += end.records
-            last_store_timestamp_ms = end.last_store_timestamp_ms
+            last_ms = end.last_store_timestamp_ms
             piece = _PIECE_BYTES
         elif piece_end < file.size:
             # A record that the piece cuts looks like a torn one: look at more of it.
             piece *= 2
-        if at == file.size or (piece_end == file.size and at == end.at):
-            return evolve(end, at=at, records=records, last_store_timestamp_ms=last_store_timestamp_ms)
+        if reason or at == file.size or (piece_end == file.size and at == end.at):
+            last_ms = last_ms if records else 0
+            return evolve(end, at=at, records=records, last_store_timestamp_ms=last_ms), reason
+
+
+def _cut_at_lost_sector(
+    file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, flushed_ms: int
+) -> ScanEnd | None:
+    """The scan of `[at, end.at)` up to its first record that a lost sector has torn; None if none is."""
+    starts: list[int] = []
+    for sector in _zero_sectors(file, at, end.at):
+        if not starts:
+            scan_records(
+                file.view,
+                at,
+                end.at,
+                file.start_offset + at,
+                check_crc=False,
+                on_record=lambda record_at, _size: starts.append(record_at),
+            )
+        # No record begins in zeros: at most the one that reaches into them is concerned.
+        number = bisect_right(starts, sector) - 1
+        if number < 0 or not _has_text_in(file.view, starts[number], sector):
+            continue
+        before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
+        if before_ms >= flushed_ms:
+            return ScanEnd(
+                at=starts[number], records=number, fault=0, blank=False, last_store_timestamp_ms=before_ms
+            )
+    return None
+
+
+def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
+    """Where the sectors that touch `[start, end)` of the file and hold nothing but zeros begin, in order."""
+    data = cast("mmap.mmap", file.view.obj)
+    at = start - start % SECTOR_BYTES
+    end += -end % SECTOR_BYTES
+    # A log without zeros costs one search.
+    while (found := data.find(_ZERO_SECTOR, at, end)) >= 0:
+        sector = found + -found % SECTOR_BYTES
+        if sector + SECTOR_BYTES > end:
+            return
+        if data[sector : sector + SECTOR_BYTES] == _ZERO_SECTOR:
+            yield sector
+        at = sector + SECTOR_BYTES
+
+
+def _has_text_in(view: memoryview, at: int, sector: int) -> bool:
+    """Whether topic or properties of the checked record at `at` have a byte in that sector."""
+    size, magic, _, _, _, _, _, sys_flag, _ = HEAD.unpack_from(view, at)
+    body_at = at + BODY_AT_V4
+    body_at += _IPV6_EXTRA_BYTES * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
+    length_at = body_at + _I32.unpack_from(view, body_at - 4)[0]
+    topic_at = length_at + (2 if magic == MAGIC_V2 else 1)
+    topic_end = topic_at + (_I16.unpack_from(view, length_at)[0] if magic == MAGIC_V2 else view[length_at])
+    sector_end = sector + SECTOR_BYTES
+    return any(
+        start < end and start < sector_end and sector < end
+        for start, end in ((topic_at, topic_end), (topic_end + 2, at + size))
+    )
 
 
 def _refuse_to_cut_flushed_records(
-    files: list[MappedFile],
-    *,
-    end_offset: int,
-    reason: str,
-    last_store_timestamp_ms: int,
-    clean_exit: bool,
-    checkpoint: Checkpoint,
+    files: list[MappedFile], *, end_offset: int, reason: str, last_store_timestamp_ms: int
 ) -> None:
-    """Raise StoreError if valid files follow the damage and the damage was on disk already."""
+    """Raise StoreError if valid records follow the damage, which was on disk already."""
     following = _valid_record_behind(files, end_offset, stored_from_ms=last_store_timestamp_ms)
-    if following is None:
-        return
-    was_flushed = clean_exit or last_store_timestamp_ms < checkpoint.physic_msg_timestamp_ms
-    if was_flushed:
+    if following is not None:
         raise StoreError(
             f"damaged record ({reason}), but valid ones follow at {following}",
             path=files[0].path,
