@@ -55,6 +55,7 @@ from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
+from trioha.store.inner import MultiDispatch
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.retention import Retention, RetentionSettings
@@ -217,6 +218,9 @@ async def _serve(
     on_ready: Callable[[Ready], None],
 ) -> None:
     commit_log = store.commit_log
+    commit_log.multi_dispatch = MultiDispatch(
+        enabled=config.enable_multi_dispatch or config.enable_lmq, light_queues=config.enable_lmq
+    )
     is_slave = config.broker_role is BrokerRole.SLAVE
     sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
     ha_settings = HaSettings(

@@ -25,6 +25,7 @@ from attrs import define
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
+from trioha.store.inner import INNER_BATCH, MultiDispatch, give_offsets
 from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile, sync_directory
 from trioha.store.record import (
     BLANK,
@@ -149,6 +150,8 @@ class CommitLog:
         self._offered: MappedFile | None = None
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each topic and queue that has messages."""
+        self.multi_dispatch = MultiDispatch()
+        """Whether messages get offsets of further queues, too."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the newest record, 0 for an empty log."""
         self._landmarks: deque[int] = deque(maxlen=_LANDMARKS_MAX)
@@ -233,6 +236,21 @@ class CommitLog:
         topic, version_2, topic_is_legal = _encoded_topic(message.topic)
         body = message.body
         properties = message.properties
+        inner = None
+        if b"INNER_" in properties or message.sys_flag & INNER_BATCH:
+            inner = give_offsets(
+                properties,
+                topic=message.topic,
+                queue_id=message.queue_id,
+                sys_flag=message.sys_flag,
+                queue_offsets=self.queue_offsets,
+                multi=self.multi_dispatch,
+            )
+            if inner is None:
+                return AppendResult(
+                    PutStatus.MESSAGE_ILLEGAL, reason="INNER_NUM is no number of messages of an inner batch"
+                )
+            properties = inner.properties
         born_host_packed = message.born_host.packed
         store_host_packed = self._store_host_packed
         body_bytes = len(body)
@@ -247,7 +265,7 @@ class CommitLog:
             or size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX
             or size + BLANK_BYTES > self.file_bytes
         ):
-            return self._refusal(message, size=size)
+            return self._refusal(message, properties_bytes=len(properties), size=size)
         try:
             file, at = self._room_for(size)
         except StoreError as error:
@@ -307,14 +325,17 @@ class CommitLog:
         _COMMIT.pack_into(view, at, size, MAGIC_V2 if version_2 else MAGIC_V1)
         self.note_record(physical_offset)
         if queued:
-            self.queue_offsets[key] = queue_offset + 1
+            self.queue_offsets[key] = queue_offset + (1 if inner is None else inner.messages)
+            if inner is not None:
+                for further in inner.further:
+                    self.queue_offsets[further] = self.queue_offsets.get(further, 0) + 1
         self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
         )
 
-    def _refusal(self, message: Message, *, size: int) -> AppendResult:
+    def _refusal(self, message: Message, *, properties_bytes: int, size: int) -> AppendResult:
         """Which of the limits of spec store 2.6 a message that would be `size` bytes is beyond."""
         if self.disk_is_full:
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
@@ -324,10 +345,10 @@ class CommitLog:
                 illegal,
                 reason=f"body of {len(message.body)} bytes, maxMessageSize is {self.message_bytes_max}",
             )
-        if len(message.properties) > PROPERTIES_BYTES_MAX:
+        if properties_bytes > PROPERTIES_BYTES_MAX:
             return AppendResult(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                reason=f"properties of {len(message.properties)} bytes, {PROPERTIES_BYTES_MAX} is the most",
+                reason=f"properties of {properties_bytes} bytes, {PROPERTIES_BYTES_MAX} is the most",
             )
         topic_bytes = len(message.topic.encode())
         if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
