@@ -12,6 +12,7 @@ The first report is the request. There is no handshake, and nothing else on this
 from __future__ import annotations
 
 from struct import Struct
+from typing import NamedTuple
 
 from attrs import frozen
 
@@ -52,9 +53,8 @@ class ReportDecoder:
         return int(REPORT.unpack_from(buffer, whole_bytes - REPORT_BYTES)[0])
 
 
-@frozen
-class FrameHeader:
-    """Start of a master's frame; a heartbeat if `body_bytes` is 0."""
+class FrameHeader(NamedTuple):
+    """Start of a master's frame; a heartbeat if `body_bytes` is 0. A tuple: made 30,000 times for each GB."""
 
     offset: int
     body_bytes: int
@@ -134,38 +134,42 @@ class TransferDecoder:
         return self._frame
 
     def _take_body(self) -> BodyPart:
+        """What is there of the current frame's body, and of those that are joined to it.
+
+        A RocketMQ master's log comes in 30,000 frames for each GB: the loop is kept short for their sake.
+        """
         data = self._data
         start = self._at
         end = len(data)
         at = stop = min(start + self._body_left_bytes, end)
-        self._body_left_bytes -= stop - start
-        ended: list[FrameHeader] = []
-        while not self._body_left_bytes:
-            ended.append(self._frame)
-            following = self._header_to_join(at)
-            if following is None:
+        left_bytes = self._body_left_bytes - (stop - start)
+        frame = self._frame
+        ended = [] if left_bytes else [frame]
+        stretch_bytes = 0 if left_bytes or data.readonly else self._joined_within_bytes
+        next_offset = frame.offset + frame.body_bytes
+        while stretch_bytes and end - at >= HEADER_BYTES:
+            offset, body_bytes = HEADER.unpack_from(data, at)
+            place = offset % stretch_bytes
+            if (
+                offset != next_offset
+                or not 0 < body_bytes <= self._body_bytes_max
+                or not 0 < place <= stretch_bytes - body_bytes
+            ):
+                # Not the same stretch of the log, or nothing that can be: for `next_event` to judge.
                 break
-            self._frame = following
+            next_offset += body_bytes
             at += HEADER_BYTES
-            taken = min(following.body_bytes, end - at)
-            data[stop : stop + taken] = data[at : at + taken]
-            stop += taken
-            at += taken
-            self._body_left_bytes = following.body_bytes - taken
+            frame = FrameHeader(offset, body_bytes)
+            if body_bytes > end - at:
+                left_bytes = body_bytes - (end - at)
+                body_bytes = end - at
+                stretch_bytes = 0
+            else:
+                ended.append(frame)
+            data[stop : stop + body_bytes] = data[at : at + body_bytes]
+            stop += body_bytes
+            at += body_bytes
+        self._frame = frame
+        self._body_left_bytes = left_bytes
         self._at = at
         return BodyPart(data[start:stop], ended=tuple(ended))
-
-    def _header_to_join(self, at: int) -> FrameHeader | None:
-        """The header at index `at` if its body continues the current frame's, else None."""
-        stretch_bytes = self._joined_within_bytes
-        if not stretch_bytes or self._data.readonly or len(self._data) - at < HEADER_BYTES:
-            return None
-        offset, body_bytes = HEADER.unpack_from(self._data, at)
-        place = offset % stretch_bytes
-        if (
-            offset != self._frame.offset + self._frame.body_bytes
-            or not 0 < body_bytes <= self._body_bytes_max
-            or not 0 < place <= stretch_bytes - body_bytes
-        ):
-            return None
-        return FrameHeader(offset, body_bytes)

@@ -323,13 +323,14 @@ class HaSlave:
                         self._checked.set()
                     if ended:
                         self._frame_taken = True
-                    for header in ended:
+                    max_offset = self._log.max_offset
+                    for offset, body_bytes in ended:
                         self._sink.emit(
                             Kind.RECEIVED,
                             conn=self._connection_id,
-                            offset=header.offset,
-                            aux=self._log.max_offset,
-                            size=header.body_bytes,
+                            offset=offset,
+                            aux=max_offset,
+                            size=body_bytes,
                         )
 
     def _refuse(self, offset: int, reason: CloseReason, message: str) -> None:
