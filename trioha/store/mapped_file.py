@@ -13,6 +13,8 @@ from trioha.errors import StoreError
 
 FILE_NAME_DIGITS = 20
 
+_ZERO_CHUNK = bytes(1 << 20)
+
 _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -110,6 +112,22 @@ class MappedFile:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
         _fdatasync(self._fd)
 
+    def used_bytes(self, start: int = 0) -> int:
+        """Index behind the last byte from `start` on that is not zero; `start` if there is none.
+
+        Space that was reserved and never written is passed without reading it, where the file system can
+        tell; the rest is read from the end, a MiB at a time. Raises OSError.
+        """
+        end = _written_end(self._fd, self.size)
+        while end > start:
+            piece = max(start, end - len(_ZERO_CHUNK))
+            # Bytes compare at memory speed, views one item at a time.
+            chunk = bytes(self.view[piece:end])
+            if chunk != _ZERO_CHUNK[: end - piece]:
+                return piece + len(chunk.rstrip(b"\0"))
+            end = piece
+        return start
+
     def duplicate(self) -> int:
         """A descriptor of its own for the file, which outlives `close`; the caller closes it."""
         return os.dup(self._fd)
@@ -152,6 +170,24 @@ class FileSync:
         """Give up the descriptors; `run` does so by itself."""
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _written_end(fd: int, size: int) -> int:
+    """Index behind which a file of `size` bytes is one hole; `size` where the file system knows no holes."""
+    end = 0
+    try:
+        while end < size:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except AttributeError:
+        return size
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            # Nothing but a hole is left.
+            return end
+        if error.errno != errno.EINVAL:
+            raise
+        return size
+    return end
 
 
 def _make_whole(path: Path, size: int) -> None:
