@@ -278,6 +278,14 @@ class ConsumeQueue:
         self._min_offset = max(files.start // ENTRY_BYTES, min(self._min_offset, self.next_offset))
         self._find_max_physical_offset()
 
+    def record_from(self, physical_offset: int) -> int | None:
+        """Physical offset of the queue's first record at or behind this one; None if there is none.
+
+        Raises StoreError.
+        """
+        found = self.entry(self._first_at_or_after(physical_offset, low=self._min_offset))
+        return None if found is None else found.physical_offset
+
     def _first_at_or_after(self, physical_offset: int, *, low: int) -> int:
         """First queue offset from `low` on whose record is at or behind `physical_offset`; else max_offset.
 

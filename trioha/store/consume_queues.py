@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from heapq import nlargest
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,7 @@ QUEUES_MAX = 100_000
 """Queues that a store may hold: a flood of made-up topics must not fill the disk with folders."""
 TOPIC_BYTES_MAX = 255
 QUEUE_ID_MAX = 0x7FFFFFFF
+_NEAR_END_QUEUES = 8
 
 Queue = ConsumeQueue | BatchConsumeQueue
 
@@ -119,6 +121,17 @@ class ConsumeQueues:
     def max_physical_offset(self) -> int:
         """End of the last record that any queue knows, -1 if none knows any (spec store 5.1)."""
         return max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
+
+    def record_near_end(self, back_bytes: int) -> int | None:
+        """A record's physical offset, at most `back_bytes` before `max_physical_offset`; None if none is.
+
+        The earliest that the queues written last know. Raises StoreError.
+        """
+        from_offset = max(self.max_physical_offset - back_bytes, 0)
+        plain = [queue for queue in self._queues.values() if isinstance(queue, ConsumeQueue)]
+        last = nlargest(_NEAR_END_QUEUES, plain, key=lambda queue: queue.max_physical_offset)
+        found = (queue.record_from(from_offset) for queue in last)
+        return min((offset for offset in found if offset is not None), default=None)
 
     def queue_offsets(self) -> dict[tuple[str, int], int]:
         """Next queue offset of each queue: what the log's own table starts from (spec store 5.1)."""

@@ -28,7 +28,7 @@ from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
-from trioha.store.recovery import Recovered, open_commit_log
+from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
 from trioha.store.topic_types import batch_topics
 
 log = structlog.get_logger(__name__)
@@ -133,6 +133,7 @@ class MessageStore:
             store_host=settings.store_host,
             clean_exit=clean_exit,
             checkpoint=checkpoint,
+            record_near_end=queues.record_near_end(CHECKED_BYTES) if clean_exit else None,
             on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
         )
         if commit_log.is_empty:

@@ -1,9 +1,9 @@
 """Find a log's end after a start (spec store 5).
 
-Records are checked from the last file on (after a clean stop), or from the newest file whose beginning was
-surely on disk (after an unclean one): length, magic, position, and the body's CRC. The log ends behind the
-last whole valid record; what follows is zeroed, so that no later start can take stale bytes for records, and
-empty files behind it are removed.
+Records are checked in the last 64 MiB of the last file (after a clean stop), or from the newest file whose
+beginning was surely on disk (after an unclean one): length, magic, position, and the body's CRC. The log ends
+behind the last whole valid record; what follows is zeroed, so that no later start can take stale bytes for
+records, and empty files behind it are removed.
 
 A power loss may keep some sectors of an append and lose others, which read as zeros then. The body's CRC and
 the lengths tell of most; topic and properties have no CRC, so behind what was surely flushed a record is torn
@@ -54,6 +54,8 @@ _FOR_EVER_MS = (1 << 63) - 1
 _MAGIC_AT = 4
 _MAGICS = tuple(magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2))
 _ZERO_CHUNK = bytes(1 << 20)
+CHECKED_BYTES = 64 << 20
+"""So much of the log's end is checked after a clean stop, and less if it is all in the last file."""
 SECTOR_BYTES = 512
 """Least that a disk writes or loses; those with larger sectors lose several of these."""
 _ZERO_SECTOR = bytes(SECTOR_BYTES)
@@ -83,10 +85,13 @@ def open_commit_log(
     store_host: Host,
     clean_exit: bool,
     checkpoint: Checkpoint,
+    record_near_end: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[CommitLog, Recovered]:
     """Open the log in `directory` (made if missing) and find its end; blocks for as long as reading it takes.
 
+    After a clean stop `record_near_end`, the offset of a record that the consume queues know, spares reading
+    the last file from its start: all of it was on disk, and only the end has to be found.
     `on_progress(done, total)` is told the files checked so far. The log's `queue_offsets` are its caller's to
     fill in, from its consume queues. Raises StoreError for a log that cannot be opened or must not be cut.
     """
@@ -109,7 +114,11 @@ def open_commit_log(
     for index, file in enumerate(files[first:], first):
         view = file.view
         end, reason = _scan_file(
-            commit_log, file, last_store_timestamp_ms=last_store_timestamp_ms, flushed_ms=flushed_ms
+            commit_log,
+            file,
+            at=_record_in(file, record_near_end) if clean_exit else 0,
+            last_store_timestamp_ms=last_store_timestamp_ms,
+            flushed_ms=flushed_ms,
         )
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
@@ -168,15 +177,23 @@ def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFi
     return None
 
 
+def _record_in(file: MappedFile, offset: int | None) -> int:
+    """Index in the file of the valid record at `offset`; 0 if there is none."""
+    if offset is None or not file.start_offset < offset < file.end_offset:
+        return 0
+    at = offset - file.start_offset
+    return at if check_record(file.view, at, file.size, offset) > 0 else 0
+
+
 def _scan_file(
-    commit_log: CommitLog, file: MappedFile, *, last_store_timestamp_ms: int, flushed_ms: int
+    commit_log: CommitLog, file: MappedFile, *, at: int, last_store_timestamp_ms: int, flushed_ms: int
 ) -> tuple[ScanEnd, str]:
-    """Check a file's records, noting in the log where some of them start.
+    """Check a file's records from index `at` on, noting in the log where some of them start.
 
     `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
     not accepted where `describe_fault` cannot tell.
     """
-    at = records = 0
+    records = 0
     last_ms = last_store_timestamp_ms
     piece = _PIECE_BYTES
     while True:
