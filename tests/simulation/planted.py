@@ -89,6 +89,21 @@ def _ignored_need() -> Iterator[None]:
         yield
 
 
+@_plants("nobody keeps the deadlines of puts")
+def _no_deadlines() -> Iterator[None]:
+    async def run(self: GroupCommit) -> None:
+        await trio.sleep_forever()
+
+    with patch.object(GroupCommit, "run", run):
+        yield
+
+
+@_plants("whoever takes the log is in sync")
+def _unproven_replicas() -> Iterator[None]:
+    with patch.object(Replicas, "in_sync_count", Replicas.eligible_count):
+        yield
+
+
 @_plants("a put that times out is PUT_OK")
 def _ok_on_timeout() -> Iterator[None]:
     wait = GroupCommit.wait
