@@ -26,6 +26,8 @@ Feed = Callable[[Publish], Awaitable[None]]
 """A source of snapshots: publishes until it is cancelled."""
 Ask = Callable[[], Awaitable[BrokerStatus]]
 """One question to one node."""
+Hear = Callable[[str, BrokerStatus | None, str | None], None]
+"""Whoever is told what came of a question: the address, and an answer or why there is none."""
 
 
 @frozen
@@ -54,7 +56,7 @@ OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
 async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]:
     """A session over RocketMQ's remoting protocol: 907 where the node knows it, else 28."""
     async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
-        reader = StatusReader(client)
+        reader = StatusReader(client, with_table=True)
         yield partial(reader.fetch, timeout_s=times.request_timeout_s)
 
 
@@ -67,9 +69,13 @@ def live_feed(
 
     async def feed(publish: Publish) -> None:
         model = ClusterModel(wanted, interval_s=chosen.interval_s)
+
+        def hear(address: str, status: BrokerStatus | None, fault: str | None) -> None:
+            model.observe(Sample(address, at_s=trio.current_time(), status=status, fault=fault))
+
         async with trio.open_nursery() as nursery:
             for address in wanted:
-                nursery.start_soon(_watch_node, address, model.observe, chosen, open_session)
+                nursery.start_soon(watch_node, address, hear, chosen, open_session)
             nursery.start_soon(_publish_snapshots, model, publish, chosen)
 
     return feed
@@ -81,9 +87,8 @@ async def _publish_snapshots(model: ClusterModel, publish: Publish, times: FeedT
         await trio.sleep(times.refresh_s)
 
 
-async def _watch_node(
-    address: str, observe: Callable[[Sample], None], times: FeedTimes, open_session: OpenSession
-) -> None:
+async def watch_node(address: str, hear: Hear, times: FeedTimes, open_session: OpenSession) -> None:
+    """Ask the node at `address` for ever; `hear` is told each answer, or why there is none."""
     back_off_s = times.back_off_s_min
     while True:
         answered = False
@@ -92,14 +97,14 @@ async def _watch_node(
         def answer(status: BrokerStatus) -> None:
             nonlocal answered
             answered = True
-            observe(Sample(address, at_s=trio.current_time(), status=status))
+            hear(address, status, None)
 
         try:
             async with open_session(address, times) as ask:
                 await _ask_forever(ask, answer, times)
         except* (TriohaError, OSError, trio.TooSlowError) as group:
-            fault = _reason(group, times)
-        observe(Sample(address, at_s=trio.current_time(), fault=fault))
+            fault = reason_of(group, times)
+        hear(address, None, fault)
         if answered:
             back_off_s = times.back_off_s_min
         await trio.sleep(back_off_s)
@@ -116,7 +121,7 @@ async def _ask_forever(ask: Ask, answer: Callable[[BrokerStatus], None], times: 
         await trio.sleep_until(max(asked_at_s + times.interval_s, trio.current_time()))
 
 
-def _reason(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str:
+def reason_of(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str:
     """A few words on the first thing that went wrong."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

@@ -35,6 +35,12 @@ class SlaveNews:
         """Its side of the connection."""
         return self.status.client
 
+    @property
+    def names_itself(self) -> bool:
+        """Whether it tells from which socket it dials, as trioha slaves do."""
+        client = self.client
+        return client is not None and client.is_observer is not None
+
 
 @define(eq=False)
 class Replica:
@@ -66,6 +72,10 @@ class Replica:
     ack_latency_us: Measured | None = None
     frame_bytes: Measured | None = None
     steady: Steady = field(factory=Steady)
+    sync_shown: bool | None = None
+    """Whether it counts as in sync on the timeline."""
+    sync_differs_ms: int | None = None
+    """Since when it is otherwise."""
     ack_moved_ms: int = 0
     """When ack_offset was last seen to move."""
     _sent_rate: RateMeter = field(factory=RateMeter)

@@ -42,7 +42,12 @@ async def each_request(stream: trio.SocketStream, answer: Callable[[RemotingComm
             await stream.send_all(answer(command))
 
 
+TABLE = b'{"table":{"putTps":"5.0 1.0 0.1"}}'
+
+
 def status_of(command: RemotingCommand) -> bytes:
+    if command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+        return encode(response_to(command, ResponseCode.SUCCESS, body=TABLE))
     assert command.code == RequestCode.GET_BROKER_HA_STATUS
     return encode(response_to(command, ResponseCode.SUCCESS, body=STATUS.to_json()))
 
@@ -87,10 +92,12 @@ async def not_a_broker(stream: trio.SocketStream) -> None:
 
 
 def answering(body: bytes) -> Peer:
+    def answer(command: RemotingCommand) -> bytes:
+        asked_table = command.code == RequestCode.GET_BROKER_RUNTIME_INFO
+        return encode(response_to(command, ResponseCode.SUCCESS, body=TABLE if asked_table else body))
+
     async def peer(stream: trio.SocketStream) -> None:
-        await each_request(
-            stream, lambda command: encode(response_to(command, ResponseCode.SUCCESS, body=body))
-        )
+        await each_request(stream, answer)
 
     return peer
 

@@ -1,0 +1,430 @@
+"""The fold of answers into views: rows, verdicts, events. No Textual, no clock, no sockets."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
+from trioha.remoting.status import BrokerSettings, BrokerStatus, BrokerTable, ConnectionStatus
+from trioha_monitor.cluster import LOST_KEPT_MS, Cluster, Sample
+from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Severity, Verdict
+
+START_MS = 1_700_000_000_000
+A, B = "10.0.0.1:40000", "10.0.0.2:40000"
+
+
+class Play:
+    """Feeds a cluster with one sample of each node every 100 ms."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.cluster = Cluster(addresses or (MASTER,), interval_ms=100)
+        self.now_ms = START_MS
+
+    def tell(self, *statuses: BrokerStatus, for_s: float = 0.1) -> ClusterView:
+        for _ in range(max(1, round(for_s * 10))):
+            self.now_ms += 100
+            for status in statuses:
+                self.cluster.observe(Sample(status.address, self.now_ms, status))
+        return self.cluster.view(self.now_ms)
+
+    def fail(
+        self, address: str = MASTER, fault: str = "Connection refused", *, for_s: float = 0.1
+    ) -> ClusterView:
+        for _ in range(max(1, round(for_s * 10))):
+            self.now_ms += 100
+            self.cluster.observe(Sample(address, self.now_ms, fault="Connection refused"))
+        return self.cluster.view(self.now_ms)
+
+    def row(self) -> ReplicaView:
+        (row,) = self.cluster.view(self.now_ms).replicas
+        return row
+
+    def events(self) -> list[tuple[EventKind, str]]:
+        return [(event.kind, event.text) for event in self.cluster.view(self.now_ms).events]
+
+
+def quiet(address: str, offset: int) -> ConnectionStatus:
+    """A connection in step, of a broker that tells no more than RocketMQ does."""
+    return connection(address, sent=offset, ack=offset, lag=0, state=None)
+
+
+def test_a_replica_in_step_is_ok_with_its_offsets_and_speeds() -> None:
+    play = Play()
+    for tick in range(30):
+        offset = 1_000_000 + tick * 10_000
+        play.tell(master(offset, quiet(A, offset)))
+    row = play.row()
+    assert (row.verdict, row.why, row.is_connected, row.state) == (Verdict.OK, "", True, "CONNECTED")
+    assert (row.master_offset, row.sent_offset, row.ack_offset, row.diff_bytes) == (1_290_000,) * 3 + (0,)
+    assert (row.sent_bytes_per_s, row.ack_bytes_per_s) == (100_000, 100_000)
+    assert (row.lag_s, row.eta_s, row.is_closing) == (0.0, 0.0, True)
+    assert row.for_s == 2.9
+
+
+def test_lag_in_seconds_of_a_broker_that_tells_only_offsets_is_the_age_of_the_oldest_missing_byte() -> None:
+    play = Play()
+    for tick in range(51):
+        offset = 1_000_000 + tick * 1000
+        acked = min(offset, 1_020_000)
+        lag = offset - acked
+        play.tell(master(offset, connection(A, sent=offset, ack=acked, lag=lag, state=None)))
+    # The log was first seen beyond 1,020,000 thirty looks ago, the last one included.
+    assert (play.row().lag_s, play.row().diff_bytes) == (2.9, 30_000)
+    assert play.row().lag_s_history.worst(end_ms=play.now_ms, span_ms=1000) is not None
+
+
+def test_a_replica_that_catches_up_has_a_time_to_go_and_one_that_does_not_is_not_closing() -> None:
+    play = Play()
+    for tick in range(60):
+        offset = 10_000_000 + tick * 1000
+        acked = 5_000_000 + tick * 11_000
+        play.tell(master(offset, connection(A, sent=offset, ack=acked, lag=offset - acked, state=None)))
+    row = play.row()
+    assert row.is_closing is True
+    assert row.eta_s == row.diff_bytes / 100_000 if row.diff_bytes else False
+    for tick in range(60):
+        offset = 20_000_000 + tick * 20_000
+        acked = 6_000_000 + tick * 11_000
+        play.tell(master(offset, connection(A, sent=offset, ack=acked, lag=offset - acked, state=None)))
+    assert (play.row().is_closing, play.row().eta_s) == (False, None)
+
+
+def test_a_replica_that_stops_is_stalled_and_the_timeline_says_so_once() -> None:
+    play = Play()
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    for tick in range(80):
+        offset = 2000 + tick * 10
+        stuck = connection(A, sent=offset, ack=1000, lag=offset - 1000, state=None)
+        play.tell(master(offset, stuck))
+    assert play.row().verdict is Verdict.STALLED
+    verdicts = [text for kind, text in play.events() if kind is EventKind.VERDICT]
+    assert len(verdicts) == 1
+    assert verdicts[0].startswith("STALLED: no ack for")
+    play.tell(master(3000, quiet(A, 3000)), for_s=3)
+    assert play.row().verdict is Verdict.OK
+    assert play.events()[-1] == (EventKind.VERDICT, "STALLED is over")
+
+
+def test_a_slave_that_comes_back_is_the_same_row_with_its_history() -> None:
+    play = Play()
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    key = play.row().key
+    play.tell(master(5000), for_s=5)
+    row = play.row()
+    assert (row.is_connected, row.verdict, row.diff_bytes, row.state) == (False, Verdict.SILENT, 4000, "")
+    assert row.lag_s == 4.9
+    back = "10.0.0.1:40001"
+    play.tell(master(5000, quiet(back, 5000)), for_s=3)
+    row = play.row()
+    assert (row.key, row.address, row.reconnects, row.verdict) == (key, back, 1, Verdict.OK)
+    assert play.events()[1:] == [
+        (EventKind.CONNECT, "connected"),
+        (EventKind.LOST, "connection ended; ack 1000"),
+        (EventKind.CONNECT, "is back after 5.0 s"),
+    ]
+    worst = row.lag_history.worst(end_ms=play.now_ms, span_ms=60_000)
+    assert worst is not None
+    assert (worst.value, worst.severity) == (4000, Severity.BAD)
+
+
+def test_the_reason_of_a_loss_is_told_where_the_master_counts_reasons() -> None:
+    play = Play()
+    play.tell(evolve(master(1000, quiet(A, 1000)), ended_connections={"EOF": 3}))
+    play.tell(evolve(master(1000), ended_connections={"EOF": 3, "HOUSEKEEPING": 1}))
+    assert play.events()[-1] == (
+        EventKind.LOST,
+        "connection ended (HOUSEKEEPING: nothing was heard for haHousekeepingInterval); ack 1000",
+    )
+
+
+def test_refused_peers_are_told_with_their_number_and_not_each() -> None:
+    play = Play()
+    for count in range(300):
+        play.tell(evolve(master(1000), ended_connections={"ACK_BEYOND_SENT": count} if count else {}))
+    refused = [text for kind, text in play.events() if kind is EventKind.REFUSED]
+    words = "refused a peer that acknowledged more than it was sent (ACK_BEYOND_SENT"
+    assert refused == [f"{words})", f"{words}, 100 times)", f"{words}, 100 times)"]
+
+
+def test_a_tail_check_after_a_reconnect_is_no_alarm() -> None:
+    play = Play()
+    play.tell(master(10_000_000, quiet(A, 10_000_000)), for_s=60)
+    play.tell(master(10_000_000), for_s=0.2)
+    back = connection("10.0.0.1:40001", sent=9_940_000, ack=9_940_000, lag=60_000, state="TRANSFER")
+    verdicts = {play.tell(master(10_000_000, back)).replicas[0].verdict for _ in range(3)}
+    play.tell(master(10_000_000, quiet("10.0.0.1:40001", 10_000_000)), for_s=5)
+    assert verdicts | {play.row().verdict} == {Verdict.OK}
+    assert EventKind.VERDICT not in {kind for kind, _ in play.events()}
+
+
+def test_a_slave_below_an_unmodified_masters_log_is_in_a_gap() -> None:
+    play = Play()
+    gone = connection(A, sent=1000, ack=1000, lag=9_000_000, state=None)
+    play.tell(evolve(master(9_001_000, gone), min_offset=1_048_576))
+    assert (play.row().verdict, play.row().why) == (Verdict.GAP, "wants 1000, the log begins at 1048576")
+    assert play.events()[-1][0] is EventKind.GAP
+
+
+def test_in_sync_changes_are_told_when_they_last() -> None:
+    play = Play()
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    behind = connection(A, sent=500, ack=500, lag=500, in_sync=False, state=None)
+    play.tell(master(1000, behind), for_s=0.5)
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    assert EventKind.SYNC not in {kind for kind, _ in play.events()}
+    play.tell(master(1000, behind), for_s=1.5)
+    play.tell(master(1000, quiet(A, 1000)), for_s=1.5)
+    assert [text for kind, text in play.events() if kind is EventKind.SYNC] == [
+        "not in sync: 500 bytes behind",
+        "in sync again",
+    ]
+
+
+def test_a_master_that_does_not_answer_makes_its_replicas_stale_with_the_age() -> None:
+    play = Play()
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    play.now_ms += 12_000
+    play.fail()
+    row = play.row()
+    assert (row.verdict, row.age_s) == (Verdict.STALE, 12.1)
+    assert (row.diff_bytes, row.ack_bytes_per_s) == (0, None)
+    view = play.cluster.view(play.now_ms)
+    assert (view.nodes[0].health, view.nodes[0].reason) == (Health.DOWN, "Connection refused")
+    play.tell(master(1000, quiet(A, 1000)))
+    assert play.row().verdict is Verdict.OK
+    assert [text for kind, text in play.events() if kind is EventKind.NODE] == [
+        "answers: SYNC_MASTER trioha 0.1.0",
+        "no longer answers: Connection refused",
+        "answers again after 12 s",
+    ]
+
+
+def test_a_node_that_takes_long_is_late_and_its_replicas_stale_in_the_end() -> None:
+    play = Play()
+    play.tell(master(1000, quiet(A, 1000)))
+    assert play.cluster.view(play.now_ms + 1500).nodes[0].health is Health.LATE
+    assert play.cluster.view(play.now_ms + 1500).replicas[0].verdict is Verdict.OK
+    assert play.cluster.view(play.now_ms + 3100).replicas[0].verdict is Verdict.STALE
+
+
+def watched(max_offset: int, **client: object) -> BrokerStatus:
+    """A trioha slave that says of its side what is given."""
+    status = slave(max_offset)
+    assert status.client is not None
+    return evolve(status, client=evolve(status.client, **{"is_observer": False, **client}))
+
+
+def test_a_trioha_slave_is_known_by_the_socket_it_dials_from() -> None:
+    play = Play(MASTER, SLAVE)
+    first, second = "127.0.0.1:40001", "127.0.0.1:40002"
+    told = master(1000, quiet(first, 1000), quiet(second, 1000))
+    view = play.tell(told, watched(1000, local_address=second), for_s=3)
+    assert [(row.address, row.node, row.label) for row in view.replicas] == [
+        (first, None, first),
+        (second, SLAVE, "broker-a #1"),
+    ]
+    assert view.replicas[1].flushed_offset == 1000
+    key = view.replicas[1].key
+    # Both reconnect at once: the one that says who it is keeps its row, whoever answers first.
+    play.tell(master(1000), watched(1000, local_address=None), for_s=1)
+    told = master(1000, quiet("127.0.0.1:40011", 1000), quiet("127.0.0.1:40012", 1000))
+    view = play.tell(told, watched(1000, local_address="127.0.0.1:40011"), for_s=3)
+    assert [row.key for row in view.replicas if row.node == SLAVE] == [key]
+    assert [row.address for row in view.replicas if row.node == SLAVE] == ["127.0.0.1:40011"]
+
+
+def test_a_slave_that_its_master_sends_away_shows_its_own_complaint() -> None:
+    play = Play(MASTER, SLAVE)
+    complaint = "GAP: the master's log begins at 65536, asked was 1000"
+    view = play.tell(master(100_000), watched(1000, state="READY", verdict=complaint), for_s=3)
+    (row,) = view.replicas
+    assert (row.node, row.master, row.verdict) == (SLAVE, MASTER, Verdict.GAP)
+    assert (row.diff_bytes, row.is_connected) == (99_000, False)
+    # It starts anew and is listed: the same row.
+    joined = watched(100_000, local_address="127.0.0.1:40001", state="TRANSFER", verdict="")
+    view = play.tell(master(100_000, quiet("127.0.0.1:40001", 100_000)), joined, for_s=4)
+    assert [(other.key, other.verdict, other.is_connected) for other in view.replicas] == [
+        (row.key, Verdict.OK, True)
+    ]
+
+
+def test_an_observer_is_an_observer_and_not_stalled() -> None:
+    play = Play(MASTER, SLAVE)
+    tap = "127.0.0.1:40001"
+    for tick in range(100):
+        offset = 100_000 + tick * 100
+        told = master(offset, connection(tap, sent=offset, ack=500, lag=offset - 500, state=None))
+        view = play.tell(told, watched(offset, local_address=tap, is_observer=True))
+    assert {row.verdict for row in view.replicas} == {Verdict.OBSERVER}
+
+
+def old(address: str, *, role: str, max_offset: int, broker_id: int) -> BrokerStatus:
+    """A RocketMQ 4.9 broker: it knows no 907."""
+    return BrokerStatus(
+        address=address, source="runtime-info", role=role, cluster_name="c", broker_name="broker-a",
+        broker_id=broker_id, version="V4_9_7", min_offset=0, max_offset=max_offset, flushed_offset=None,
+        ha_address=None, in_sync_slaves=None,
+    )  # fmt: skip
+
+
+def test_slaves_of_49_are_rows_by_what_they_say_themselves() -> None:
+    play = Play(MASTER, SLAVE)
+    for tick in range(50):
+        offset = 50_000 + tick * 1000
+        view = play.tell(
+            old(MASTER, role="SYNC_MASTER", max_offset=offset, broker_id=0),
+            old(SLAVE, role="SLAVE", max_offset=offset - 500, broker_id=1),
+        )
+    (row,) = view.replicas
+    assert (row.node, row.master, row.label, row.verdict) == (SLAVE, MASTER, "broker-a #1", Verdict.OK)
+    assert (row.diff_bytes, row.ack_offset, row.lag_s) == (500, 98_500, 0.0)
+    assert view.nodes[0].told_by == "28"
+    play.fail(SLAVE)
+    play.tell(old(MASTER, role="SYNC_MASTER", max_offset=200_000, broker_id=0))
+    play.fail(SLAVE, for_s=2)
+    assert (play.row().verdict, play.row().is_connected) == (Verdict.SILENT, False)
+    assert play.row().diff_bytes == 200_000 - 98_500
+
+
+def test_a_change_of_role_and_a_shorter_log_are_events() -> None:
+    play = Play()
+    play.tell(master(1000))
+    play.tell(evolve(slave(500), address=MASTER, broker_id=0))
+    assert play.events()[1:] == [
+        (EventKind.ROLE, "broker-a #0 SYNC_MASTER is now broker-a #0 SLAVE"),
+        (EventKind.GAP, "its log ends at 500, before it ended at 1000"),
+    ]
+
+
+def test_failing_puts_are_told_when_they_begin_and_when_they_end() -> None:
+    play = Play()
+    play.tell(evolve(master(1000), put_statuses={"PUT_OK": 5}))
+    for failed in range(1, 30):
+        play.tell(evolve(master(1000), put_statuses={"PUT_OK": 5, "FLUSH_SLAVE_TIMEOUT": failed}))
+    view = play.tell(evolve(master(1000), put_statuses={"PUT_OK": 9, "FLUSH_SLAVE_TIMEOUT": 29}), for_s=6)
+    assert play.events()[1:] == [
+        (EventKind.PUTS, "puts end with FLUSH_SLAVE_TIMEOUT"),
+        (EventKind.PUTS, "no put has failed for 5.0 s; before: 29 FLUSH_SLAVE_TIMEOUT"),
+    ]
+    assert [(put.status, put.count) for put in view.nodes[0].log.puts] == [
+        ("PUT_OK", 9),
+        ("FLUSH_SLAVE_TIMEOUT", 29),
+    ]
+
+
+def test_disk_and_settings_are_shown_and_told() -> None:
+    settings = BrokerSettings(
+        gap_bytes_max=1000, slave_timeout_ms=500, file_bytes=4096, reserved_h=72, disk_percent_max=75
+    )
+    told = evolve(master(10_000), settings=settings, warnings=("inSyncReplicas=1 waits for one slave",))
+    play = Play()
+    play.tell(evolve(told, table=BrokerTable(disk_ratio=0.5)))
+    view = play.tell(evolve(told, table=BrokerTable(disk_ratio=0.8, unflushed_bytes=100)))
+    node = view.nodes[0]
+    assert (node.limits.gap_bytes_max, node.limits.slave_timeout_s, node.limits.housekeeping_s) == (
+        1000,
+        0.5,
+        20.0,
+    )
+    assert node.limits.are_told
+    assert (node.log.files, node.log.retention_s, node.log.disk_ratio_max) == (3, 259_200.0, 0.75)
+    assert play.events()[1:] == [
+        (EventKind.CONFIG, "inSyncReplicas=1 waits for one slave"),
+        (EventKind.DISK, "disk 80% used, more than diskMaxUsedSpaceRatio: old files go early"),
+    ]
+
+
+def test_nodes_that_a_name_server_lists_come_and_stay_for_a_while_when_they_die() -> None:
+    play = Play()
+    play.cluster.want([MASTER, SLAVE], at_ms=play.now_ms)
+    play.tell(master(1000), slave(1000))
+    play.cluster.want([MASTER], at_ms=play.now_ms)
+    play.fail(SLAVE)
+    assert play.cluster.addresses == (MASTER, SLAVE)
+    play.now_ms += LOST_KEPT_MS
+    play.cluster.want([MASTER], at_ms=play.now_ms)
+    assert play.cluster.addresses == (MASTER,)
+    play.cluster.observe(Sample(SLAVE, play.now_ms, slave(1000)))
+    texts = [text for kind, text in play.events() if kind is EventKind.NODE and "listed" in text]
+    assert texts == ["no longer listed by the name server"]
+
+
+def test_an_impossible_answer_is_a_fault() -> None:
+    play = Play()
+    view = play.tell(master(10**30))
+    assert (view.nodes[0].health, view.nodes[0].reason) == (
+        Health.DOWN,
+        "answered with an impossible max offset",
+    )
+
+
+def test_texts_of_peers_are_safe_to_show() -> None:
+    play = Play()
+    evil = evolve(master(1000, connection("\x1b[2J", sent=1, ack=1, lag=1)), broker_name="\x07" + "x" * 500)
+    view = play.tell(evil)
+    shown = [view.nodes[0].broker_name, view.replicas[0].address, *[event.text for event in view.events]]
+    assert all(text.isprintable() and len(text) <= 200 for text in shown)
+
+
+statuses = st.builds(
+    lambda max_offset, hosts, role, local: evolve(
+        master(
+            max_offset,
+            *[
+                connection(
+                    f"10.0.0.{host}:{port}",
+                    sent=ack,
+                    ack=ack,
+                    lag=max_offset - ack,
+                    state=state,
+                    in_sync=sync,
+                )
+                for host, port, ack, state, sync in hosts
+            ],
+        ),
+        role=role,
+        client=watched(max_offset, local_address=local).client if role == "SLAVE" else None,
+    ),
+    st.integers(0, 10**6),
+    st.lists(
+        st.tuples(
+            st.integers(1, 2),
+            st.integers(1, 3),
+            st.integers(-1, 2 * 10**6),
+            st.sampled_from([None, "TRANSFER", "HANDSHAKE"]),
+            st.booleans(),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["SYNC_MASTER", "SLAVE", "UNKNOWN"]),
+    st.none() | st.sampled_from(["10.0.0.1:1", "10.0.0.2:2"]),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([MASTER, SLAVE]), st.integers(-100, 60_000), st.none() | statuses),
+        max_size=40,
+    )
+)
+def test_whatever_nodes_say_views_hold_together(samples: list[tuple[str, int, BrokerStatus | None]]) -> None:
+    play = Play(MASTER, SLAVE)
+    for address, step_ms, status in samples:
+        play.now_ms += max(step_ms, 0)
+        at_ms = play.now_ms + min(step_ms, 0)
+        if status is None:
+            play.cluster.observe(Sample(address, at_ms, fault="gone"))
+        else:
+            play.cluster.observe(Sample(address, at_ms, evolve(status, address=address)))
+        view = play.cluster.view(play.now_ms)
+        keys = [row.key for row in view.replicas]
+        assert len(keys) == len(set(keys))
+        given_nodes = [row.node for row in view.replicas if row.node is not None and row.is_connected]
+        assert len(given_nodes) == len(set(given_nodes))
+        for row in view.replicas:
+            ages = (row.for_s, row.age_s, row.lag_s, row.eta_s, row.sent_bytes_per_s, row.ack_bytes_per_s)
+            assert all(age is None or age >= 0 for age in ages)
+        times = [event.time_ms for event in view.events]
+        assert times == sorted(times)

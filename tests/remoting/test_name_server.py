@@ -1,0 +1,80 @@
+"""What name servers answer, in fastjson's dialect."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.name_server import BROKERS_MAX, BrokerGroup, fetch_broker_groups, parse_broker_groups
+from trioha.remoting.server import Peer, RemotingServer
+
+BODY = (
+    b'{"brokerAddrTable":{"broker-b":{"brokerAddrs":{0:"10.0.0.3:10911"},"brokerName":"broker-b",'
+    b'"cluster":"C","enableActingMaster":false},"broker-a":{"brokerAddrs":{1:"10.0.0.2:10911",'
+    b'0:"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}},'
+    b'"clusterAddrTable":{"C":["broker-a","broker-b"]}}'
+)
+GROUPS = (
+    BrokerGroup("C", "broker-a", {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}),
+    BrokerGroup("C", "broker-b", {0: "10.0.0.3:10911"}),
+)
+
+
+def test_groups_are_read_with_bare_broker_ids_as_keys() -> None:
+    assert parse_broker_groups(BODY) == GROUPS
+    assert list(parse_broker_groups(BODY)[0].addresses) == [0, 1]
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"brokerAddrTable":{}}', b'{"brokerAddrTable":null}'])
+def test_a_name_server_without_brokers_lists_none(body: bytes) -> None:
+    assert parse_broker_groups(body) == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"brokerAddrTable":5}',
+        b'{"brokerAddrTable":{"b":5}}',
+        b'{"brokerAddrTable":{"b":{"brokerAddrs":[]}}}',
+        b'{"brokerAddrTable":{"b":{"brokerAddrs":{"x":"h:1"}}}}',
+        b'{"brokerAddrTable":{"b":{"brokerAddrs":{"0":1}}}}',
+    ],
+)
+def test_a_body_that_is_no_cluster_info_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parse_broker_groups(body)
+
+
+def test_no_more_addresses_are_taken_than_a_monitor_can_ask() -> None:
+    many = ",".join(f'{number}:"h:{number}"' for number in range(BROKERS_MAX + 50))
+    (group,) = parse_broker_groups(f'{{"brokerAddrTable":{{"b":{{"brokerAddrs":{{{many}}}}}}}}}'.encode())
+    assert len(group.addresses) == BROKERS_MAX
+
+
+async def test_groups_are_fetched_over_a_connection_and_a_refusal_says_its_code() -> None:
+    codes = iter((ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR))
+
+    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        assert asked.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        return response_to(asked, next(codes), body=BODY)
+
+    server = RemotingServer(handler)
+
+    async def start(task_status: trio.TaskStatus[object]) -> None:
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(start)
+            async with open_client(f"{host}:{port}") as client:
+                assert await fetch_broker_groups(client) == GROUPS
+                with pytest.raises(PeerError, match="SYSTEM_ERROR") as caught:
+                    await fetch_broker_groups(client)
+            nursery.cancel_scope.cancel()
+    assert caught.value.code == 1

@@ -1,0 +1,76 @@
+"""What a name server knows of clusters and brokers, asked for as any client does (spec remoting 3).
+
+GET_BROKER_CLUSTER_INFO (106) lists every broker of every cluster with the addresses of master and slaves, in
+fastjson's dialect: the broker ids are bare map keys. A broker that died stays in it until its connection to
+the name server closed or it was silent for two minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.remoting.client import RemotingClient
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import request
+from trioha.remoting.dialect import parse_json
+
+BROKERS_MAX = 1024
+"""Addresses taken from one answer."""
+
+
+@frozen
+class BrokerGroup:
+    """The brokers of one name: a master and its slaves."""
+
+    cluster_name: str
+    broker_name: str
+    addresses: Mapping[int, str]
+    """`host:port` by broker id; 0 is the master."""
+
+
+async def fetch_broker_groups(client: RemotingClient, *, timeout_s: float = 3.0) -> tuple[BrokerGroup, ...]:
+    """Every broker that the name server behind `client` knows, by cluster, broker name and id.
+
+    Raises PeerError if it cannot be reached, does not answer in time or refuses (`code` says how),
+    RemoteProtocolError if what it answers makes no sense.
+    """
+    answer = await client.request(request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_s=timeout_s)
+    if answer.code != ResponseCode.SUCCESS:
+        raise PeerError(
+            f"GET_BROKER_CLUSTER_INFO was answered with {response_code_name(answer.code)} ({answer.code})",
+            address=client.address,
+            code=answer.code,
+        )
+    return parse_broker_groups(answer.body)
+
+
+def parse_broker_groups(body: bytes | memoryview) -> tuple[BrokerGroup, ...]:
+    """The groups of an answer to GET_BROKER_CLUSTER_INFO, by cluster and broker name.
+
+    Raises RemoteProtocolError for a body that is none.
+    """
+    whole = parse_json(body)
+    table = whole.get("brokerAddrTable") if isinstance(whole, dict) else None
+    if table is None and isinstance(whole, dict):
+        table = {}
+    if not isinstance(table, dict):
+        raise RemoteProtocolError("cluster info: no brokerAddrTable in it")
+    groups = []
+    left = BROKERS_MAX
+    for name, group in table.items():
+        if not isinstance(group, dict) or not isinstance(addresses := group.get("brokerAddrs"), dict):
+            raise RemoteProtocolError(f"cluster info: no brokerAddrs of broker {str(name)[:40]!r}")
+        by_id: dict[int, str] = {}
+        for number, address in addresses.items():
+            text = str(number)
+            if not (text.isascii() and text.isdigit() and len(text) < 20 and isinstance(address, str)):
+                raise RemoteProtocolError(f"cluster info: no broker id or no address: {text[:40]!r}")
+            if left > 0:
+                left -= 1
+                by_id[int(text)] = address
+        cluster = group.get("cluster")
+        groups.append(BrokerGroup(str(cluster or ""), str(name), dict(sorted(by_id.items()))))
+    return tuple(sorted(groups, key=lambda group: (group.cluster_name, group.broker_name)))
