@@ -28,7 +28,7 @@ STORE_NAMES = {"checkpoint", "commitlog", "lock"}
 """What a cleanly closed store must hold."""
 ASK_FOR_ALL = 1
 """First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
-_FAILED_SYNC = re.compile(r" at offset (\d+): fsync failed: ")
+_STORE_CLOSED = re.compile(r"store closed .*flushed_offset=(\d+)")
 _VERDICTS = {CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED}
 """What a slave says of a master whose log is another one: never so in these runs."""
 
@@ -116,10 +116,11 @@ def check_failed_sync(
 
     `promises` are those that had to be on its disk; `recordings` are given if its reports are such promises.
     """
-    said = log_file.read_text(errors="replace").splitlines()[-1:]
-    found = _FAILED_SYNC.search(said[0]) if said else None
-    if found is None:
+    said = log_file.read_text(errors="replace").splitlines()[-2:]
+    found = _STORE_CLOSED.search(said[0]) if said else None
+    if found is None or ": fsync failed: " not in said[-1]:
         return [f"{store.name}: the last words after a failed sync were {said}"]
+    # Whichever file's sync it was: the log's may have been in order until then.
     synced_offset = int(found[1])
     violations = []
     if not (store / "abort").exists():

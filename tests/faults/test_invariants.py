@@ -219,7 +219,10 @@ def test_a_report_survives_json():
     assert not report.ok
 
 
-SAID = "error failed reason='/s/commitlog at offset 5000: fsync failed: Input/output error; check the disk'\n"
+SAID = """\
+2026-11-21T22:38:34.676718Z [info     ] store closed                   flushed_offset=5000
+trioha: /s: fsync failed: Input/output error; check the disk
+"""
 
 
 def failed_sync(root, *, said=SAID, promises=(), recordings=None):
