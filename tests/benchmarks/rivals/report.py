@@ -61,6 +61,8 @@ def lines(results: Mapping[str, Series], sizes: Sizes, *, trioha: str, java: str
         both,
         goal=1.5,
     )
+    frame = f"{trioha}, haVerify=frame"
+    add("catch-up, frames checked only", "MB/s", f"catch-up/{trioha} to {frame}", both, goal=4)
     add("catch-up, trioha master, RocketMQ slave", "MB/s", f"catch-up/{trioha} to {java}", both, goal=1)
     add("catch-up, RocketMQ master, trioha slave", "MB/s", f"catch-up/{java} to {trioha}", both, goal=1)
     for metric in ("p50", "p99"):

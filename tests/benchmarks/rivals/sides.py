@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -105,6 +105,8 @@ class TriohaSide(Side):
     """trioha as it is installed for this interpreter."""
 
     name = "trioha"
+    slave_settings: Mapping[str, object] = {}
+    """What its slaves are given beyond what all nodes are."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,6 +137,7 @@ class TriohaSide(Side):
                     "brokerId": 1 + index,
                     "haMasterAddress": f"127.0.0.1:{ha_port}",
                     "mappedFileSizeCommitLog": file_bytes,
+                    **self.slave_settings,
                 }
                 nodes.append(running.enter_context(_node(root, settings)))
             for node in nodes:
@@ -151,6 +154,13 @@ class TriohaSide(Side):
     def close(self) -> None:
         for driver in self._drivers:
             driver.close()
+
+
+class FrameCheckingSide(TriohaSide):
+    """trioha with slaves that check frames and where records begin, as `trioha.haVerify=frame` has it."""
+
+    name = "trioha, haVerify=frame"
+    slave_settings: Mapping[str, object] = {"trioha.haVerify": "frame"}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import Factory, define, field, frozen
 
 from tests.benchmarks.rivals.machine import Load, LoadMeter, await_calm, await_requests, memory_watched
-from tests.benchmarks.rivals.sides import Master, Side, remove
+from tests.benchmarks.rivals.sides import FrameCheckingSide, Master, Side, remove
 
 BODY_BYTES = 1024
 FILE_BYTES = 1 << 30
@@ -160,6 +160,7 @@ def catch_up(bench: Bench) -> None:
         masters[side.name] = master
     pairs = [
         (bench.trioha, bench.trioha),
+        (bench.trioha, FrameCheckingSide(bench.folder)),
         (bench.java, bench.java),
         (bench.trioha, bench.java),
         (bench.java, bench.trioha),
