@@ -27,34 +27,32 @@ _ENDED_MAX = 32
 class Wait:
     """One task's wait for an offset. It ends once: by the mark (True), by `end`, or cancelled (False)."""
 
-    __slots__ = ("_task", "outcome", "start_offset")
+    __slots__ = ("_event", "outcome", "start_offset")
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
         """For the caller: where the bytes start for whose end it waits."""
         self.outcome: bool | None = None
         """Whether the offset was reached; None while neither is known."""
-        self._task: trio.lowlevel.Task | None = None
+        self._event: trio.Event | None = None
+        """What the task waits on, from the moment on that it does."""
 
     def end(self, outcome: bool) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
         if self.outcome is None:
             self.outcome = outcome
-            if self._task is not None:
-                trio.lowlevel.reschedule(self._task)
-                self._task = None
+            if self._event is not None:
+                self._event.set()
 
     async def ended(self) -> bool:
         """The outcome as soon as there is one, without a checkpoint if there is. Cancelling ends the wait."""
         if self.outcome is None:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
+            self._event = trio.Event()
+            try:
+                await self._event.wait()
+            finally:
+                self.end(False)
         return self.outcome is True
-
-    def _abort(self, _raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        self._task = None
-        self.outcome = False
-        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Watermark:
