@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from trioha.remoting.status import BrokerStatus, ConnectionStatus, Measured, SlaveClientStatus
+from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+from trioha.remoting.status import Spread as ToldSpread
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.texts import REASON_MAX, clean
@@ -69,8 +70,8 @@ class Replica:
     lag_now_s: float | None = None
     in_sync: bool | None = None
     transferred_bytes_per_s: int | None = None
-    ack_latency_us: Measured | None = None
-    frame_bytes: Measured | None = None
+    ack_latency_us: ToldSpread | None = None
+    frame_bytes: ToldSpread | None = None
     steady: Steady = field(factory=Steady)
     sync_shown: bool | None = None
     """Whether it counts as in sync on the timeline."""
@@ -301,7 +302,7 @@ class Replica:
         return diff_bytes / shrinks_per_s, True
 
 
-def spread_of(measured: Measured | None, *, per: float = 1.0) -> Spread | None:
+def spread_of(measured: ToldSpread | None, *, per: float = 1.0) -> Spread | None:
     """A node's measurement in the view's unit, of which `per` of the node's make one."""
     if measured is None or measured.count <= 0:
         return None

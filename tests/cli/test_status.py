@@ -228,6 +228,9 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
         "state": "TRANSFER",
         "lagMs": 12,
         "connectionId": 1,
+        "heardMs": None,
+        "ackLatencyUs": None,
+        "frameBytes": None,
     }
     assert (shown_master["address"], shown_master["role"], shown_master["client"]) == (
         master,

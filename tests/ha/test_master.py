@@ -195,6 +195,27 @@ async def test_lag_is_the_age_of_the_oldest_byte_without_an_ack(small_log, autoj
         assert master.connections()[0].lag_s == 0.0
 
 
+async def test_how_long_acks_take_and_how_long_frames_are_is_measured(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    async with connected(master) as (peer, _):
+        await peer.report(small_log.max_offset)
+        await settled()
+        assert (master.connections()[0].ack_latency_us, master.connections()[0].frame_bytes) == (None, None)
+        sizes = []
+        for _ in range(3):
+            appended = small_log.append(message(b"timed"))
+            sizes.append(appended.size)
+            await trio.sleep(0.25)
+            await peer.report(appended.end_offset)
+            await settled()
+        status = master.connections()[0]
+        latency = status.ack_latency_us
+        assert (latency.p50, latency.p99, latency.largest, latency.count) == (250_000, 250_000, 250_000, 3)
+        assert (status.frame_bytes.largest, status.frame_bytes.count) == (max(sizes), 3)
+        await trio.sleep(1.5)
+        assert master.connections()[0].heard_s == 1.5
+
+
 # -- timers -------------------------------------------------------------------------------------------------
 
 

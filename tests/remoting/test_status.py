@@ -26,8 +26,8 @@ from trioha.remoting.status import (
     HaClientExtras,
     HaExtras,
     HaRuntimeInfo,
-    Measured,
     SlaveClientStatus,
+    Spread,
     StatusReader,
     fetch_status,
     parse_broker_config,
@@ -50,7 +50,7 @@ RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
 
 OFFSETS = st.integers(-1, 2**63 - 1)
 TEXT = st.text(min_size=1, max_size=10)
-MEASURED = st.builds(Measured, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
+MEASURED = st.builds(Spread, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
 CONNECTIONS = st.builds(
     ConnectionStatus,
     address=st.text(max_size=10),

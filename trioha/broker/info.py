@@ -8,20 +8,23 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
 from trioha import __version__
 from trioha.broker.puts import PutService
 from trioha.ha.master import HaMaster
+from trioha.ha.meter import Measured
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
 from trioha.remoting.codes import OUR_VERSION
 from trioha.remoting.status import (
+    BrokerSettings,
     ConnectionStatus,
     HaClientExtras,
     HaExtras,
     HaRuntimeInfo,
     SlaveClientStatus,
+    Spread,
 )
 from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
@@ -41,6 +44,10 @@ class Identity:
     ha_address: str
     """`host:port` that slaves dial."""
     store_path: Path
+    settings: BrokerSettings = field(factory=BrokerSettings)
+    """What replication and the log are measured by."""
+    warnings: tuple[str, ...] = ()
+    """What the node warned of in its own configuration when it started."""
 
 
 class BrokerInfo:
@@ -84,6 +91,9 @@ class BrokerInfo:
                 state=connection.state.name,
                 lag_ms=round(connection.lag_s * 1000),
                 connection_id=connection.connection_id,
+                heard_ms=round(connection.heard_s * 1000),
+                ack_latency_us=_told(connection.ack_latency_us),
+                frame_bytes=_told(connection.frame_bytes),
             )
             for connection in self._master.connections()
         )
@@ -102,6 +112,8 @@ class BrokerInfo:
                 reported_offset=slave.reported_offset,
                 reconnects=slave.reconnects,
                 verdict=slave.verdict,
+                local_address=slave.local_address,
+                is_observer=slave.is_observer,
             )
         return HaRuntimeInfo(
             master=slave is None,
@@ -123,6 +135,9 @@ class BrokerInfo:
                 client=client_extras,
                 put_statuses=self._puts.statistics().statuses,
                 ended_connections=self._master.statistics().closed,
+                settings=identity.settings,
+                files=len(commit_log.files),
+                warnings=identity.warnings,
             ),
         )
 
@@ -184,6 +199,13 @@ class BrokerInfo:
         """storeTimestamp of the first record, -1 without one."""
         view = self._log.read(self._log.min_offset, self._log.file_bytes)
         return store_timestamp_ms(view, 0) if len(view) else -1
+
+
+def _told(measured: Measured | None) -> Spread | None:
+    """A connection's measurement as the status tells it."""
+    if measured is None:
+        return None
+    return Spread(measured.p50, measured.p99, measured.largest, measured.count)
 
 
 def _runtime_text(elapsed_ms: int) -> str:

@@ -47,7 +47,7 @@ async def _run(loaded: LoadedConfig) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, signals, nursery.cancel_scope)
-            await run_node(loaded.config, on_ready=_say_ready)
+            await run_node(loaded.config, on_ready=_say_ready, warnings=loaded.warnings)
     return 0
 
 

@@ -30,7 +30,7 @@ from attrs import frozen
 
 from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
 from trioha.ha.housekeeping import Housekeeping
-from trioha.ha.meter import FlowControl, LagClock, RateMeter
+from trioha.ha.meter import FlowControl, LagClock, Measured, RateMeter, SpreadMeter
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import StateCell
 from trioha.ha.timeouts import Timeouts
@@ -85,6 +85,12 @@ class ConnectionStatus:
     lag_s: float
     """Age of the oldest byte that the slave has not acknowledged."""
     transferred_bytes_per_s: int
+    heard_s: float = 0.0
+    """How long ago anything was read from the slave."""
+    ack_latency_us: Measured | None = None
+    """From sending a frame to its ack, in microseconds; of one frame in flight at a time."""
+    frame_bytes: Measured | None = None
+    """Bodies of the frames that were sent."""
 
 
 class HaConnection:
@@ -139,7 +145,15 @@ class HaConnection:
         if settings.flow_bytes_per_s is not None:
             self._flow = FlowControl(settings.flow_bytes_per_s, now_s=trio.current_time())
         self._lag_clock = LagClock()
-        self._rate = RateMeter(trio.current_time())
+        now_s = trio.current_time()
+        self._rate = RateMeter(now_s)
+        self._heard_s = now_s
+        self._ack_latency = SpreadMeter(now_s)
+        self._frame_bytes = SpreadMeter(now_s)
+        self._timed_offset = -1
+        """End of the frame whose ack is being timed; -1 while none is."""
+        self._timed_s = now_s
+        """When it was sent."""
 
     def status(self) -> ConnectionStatus:
         """How the connection stands now."""
@@ -153,6 +167,9 @@ class HaConnection:
             ack_offset=self.ack_offset,
             lag_s=self._lag_clock.age_s(now_s),
             transferred_bytes_per_s=self._rate.bytes_per_s(now_s),
+            heard_s=now_s - self._heard_s,
+            ack_latency_us=self._ack_latency.measured(now_s, per_unit=1e6),
+            frame_bytes=self._frame_bytes.measured(now_s),
         )
 
     async def run(self) -> CloseReason:
@@ -225,7 +242,8 @@ class HaConnection:
                 if report is not None:
                     self._take_report(report)
                 # Until it has asked for something, nothing that a peer sends buys it more time.
-                housekeeping.deadline_s = min(trio.current_time() + housekeeping_s, self._request_deadline_s)
+                self._heard_s = now_s = trio.current_time()
+                housekeeping.deadline_s = min(now_s + housekeeping_s, self._request_deadline_s)
             if self._hint_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
@@ -298,6 +316,9 @@ class HaConnection:
             is_lasting_name=self._is_lasting_name,
             is_behind=self.sent_offset < self._log.max_offset,
         )
+        if 0 <= self._timed_offset <= offset:
+            self._ack_latency.add(trio.current_time() - self._timed_s)
+            self._timed_offset = -1
 
     def _refuse(self, offset: int, reason: CloseReason) -> None:
         max_offset = self._log.max_offset
@@ -377,6 +398,9 @@ class HaConnection:
         body_bytes = len(body)
         self._lag_clock.appended(max_offset, now_s)
         self._rate.add(body_bytes, now_s)
+        self._frame_bytes.add(body_bytes)
+        if self._timed_offset < 0:
+            self._timed_offset, self._timed_s = offset + body_bytes, now_s
         # Counted as sent before the first byte leaves: the slave's ack may be faster than our own return.
         self.sent_offset = offset + body_bytes
         self._sink.emit(_TRANSFER, conn=self.connection_id, offset=offset, aux=max_offset, size=body_bytes)

@@ -30,7 +30,7 @@ from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
-from trioha.ha.transport import receive_into, send_now
+from trioha.ha.transport import local_address, receive_into, send_now
 from trioha.recording.events import (
     NO_CONNECTION,
     CloseReason,
@@ -79,6 +79,10 @@ class SlaveStatus:
     """Why the last connection ended, NONE while none has."""
     verdict: str
     """What keeps this log from following its master's (gap, ahead, diverged), with the offset; else empty."""
+    is_observer: bool = False
+    """Whether it takes everything and acknowledges nothing."""
+    local_address: str | None = None
+    """Its own end of the connection, `host:port`: the master lists it by that. None without one."""
 
 
 class HaSlave:
@@ -120,6 +124,7 @@ class HaSlave:
         self.state = StateCell(HaState.READY)
         """The link's state; whoever wants to know of changes waits here."""
         self._reported_offset = -1
+        self._local_address: str | None = None
         self._reason = CloseReason.NONE
         self._last_reason = CloseReason.NONE
         self._frame_taken = False
@@ -145,6 +150,8 @@ class HaSlave:
             last_write_ms=self._last_write_ms,
             last_close_reason=self._last_reason,
             verdict=self._verdict,
+            is_observer=self._is_observer,
+            local_address=self._local_address,
         )
 
     async def run(self) -> None:
@@ -200,6 +207,7 @@ class HaSlave:
         self._unsent = bytearray()
         self._unsent_report = trio.Event()
         self._rate = RateMeter(trio.current_time())
+        self._local_address = local_address(stream)
         self._sink.fact("connection", conn=self._connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
         self._change_state(HaState.TRANSFER)
@@ -221,6 +229,7 @@ class HaSlave:
         finally:
             self._end(CloseReason.SHUTDOWN)
             self._last_reason = self._reason
+            self._local_address = None
             self._sink.emit(
                 Kind.CLOSED,
                 conn=self._connection_id,

@@ -36,6 +36,15 @@ class SocketTransport(trio.abc.Stream):
         """The socket of a trio stream, which must not be used any more."""
         return cls(socket.socket(fileno=stream.socket.detach()))
 
+    @property
+    def local_address(self) -> str | None:
+        """Our own end, `host:port` as a peer writes it; None if it is gone."""
+        try:
+            host, port = self._socket.getsockname()[:2]
+        except OSError:
+            return None
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def send_now(self, data: bytes | memoryview) -> int:
         """Send what the socket takes without waiting, and say how many bytes that were.
 
@@ -131,3 +140,10 @@ async def receive_into(stream: trio.abc.Stream, buffer: memoryview) -> int:
     data = await stream.receive_some(len(buffer))
     buffer[: len(data)] = data
     return len(data)
+
+
+def local_address(stream: trio.abc.Stream) -> str | None:
+    """Our own end of a connection, also one within TLS; None for a stream that is no socket."""
+    while isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    return stream.local_address if isinstance(stream, SocketTransport) else None

@@ -49,6 +49,7 @@ from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import Recorder
 from trioha.remoting.address import Address
 from trioha.remoting.server import RemotingServer
+from trioha.remoting.status import BrokerSettings
 from trioha.store.allocate import allocate_ahead
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch import DispatchSettings
@@ -97,8 +98,12 @@ class Ready:
         return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
 
 
-async def run_node(config: BrokerConfig, *, on_ready: Callable[[Ready], None]) -> None:
+async def run_node(
+    config: BrokerConfig, *, on_ready: Callable[[Ready], None], warnings: tuple[str, ...] = ()
+) -> None:
     """Run one node until cancelled; `on_ready` is called once, when it serves.
+
+    `warnings` of the configuration are told to whoever asks for the node's status.
 
     Raises StoreError if the store cannot be opened, or when its disk fails later; ConfigError if it cannot
     listen where it should.
@@ -106,7 +111,7 @@ async def run_node(config: BrokerConfig, *, on_ready: Callable[[Ready], None]) -
     store = await _open_store(config)
     try:
         async with _recording(config) as (sink, session):
-            await _serve(config, store, sink=sink, session=session, on_ready=on_ready)
+            await _serve(config, store, sink=sink, session=session, on_ready=on_ready, warnings=warnings)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(store.close)
@@ -216,6 +221,7 @@ async def _serve(
     sink: EventSink,
     session: Path | None,
     on_ready: Callable[[Ready], None],
+    warnings: tuple[str, ...],
 ) -> None:
     commit_log = store.commit_log
     commit_log.multi_dispatch = MultiDispatch(
@@ -283,6 +289,16 @@ async def _serve(
             broker_id=config.broker_id,
             ha_address=str(ha_address),
             store_path=config.store_path_root_dir,
+            settings=BrokerSettings(
+                gap_bytes_max=config.ha_max_gap_not_in_sync,
+                slave_timeout_ms=config.slave_timeout,
+                housekeeping_ms=config.ha_housekeeping_interval,
+                heartbeat_ms=config.ha_send_heartbeat_interval,
+                file_bytes=config.mapped_file_size_commit_log,
+                reserved_h=config.file_reserved_time,
+                disk_percent_max=config.disk_max_used_space_ratio,
+            ),
+            warnings=warnings,
         ),
         store=store,
         puts=puts,

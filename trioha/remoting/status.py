@@ -38,7 +38,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 @frozen
-class Measured:
+class Spread:
     """A distribution of what was measured in the last seconds."""
 
     p50: int
@@ -74,9 +74,9 @@ class ConnectionStatus:
     """The connection's number in the master's recording; only trioha says it."""
     heard_ms: int | None = None
     """How long ago the master read anything from the slave; only trioha says it."""
-    ack_latency_us: Measured | None = None
+    ack_latency_us: Spread | None = None
     """From sending a frame to its ack, in microseconds; only trioha says it."""
-    frame_bytes: Measured | None = None
+    frame_bytes: Spread | None = None
     """Bodies of the frames sent; only trioha says it."""
 
 
@@ -565,17 +565,17 @@ def _connection_from_json(fields: _Fields) -> ConnectionStatus:
     )
 
 
-def _measured_to_json(measured: Measured | None) -> list[int] | None:
+def _measured_to_json(measured: Spread | None) -> list[int] | None:
     return None if measured is None else measured.to_json()
 
 
-def _measured_from_json(fields: _Fields, name: str) -> Measured | None:
+def _measured_from_json(fields: _Fields, name: str) -> Spread | None:
     value = fields.get(name)
     if value is None:
         return None
     if not (isinstance(value, list) and len(value) == 4 and all(type(number) is int for number in value)):
         raise fields.wrong(name, "four integers")
-    return Measured(*value)
+    return Spread(*value)
 
 
 def _extras_to_json(extras: HaExtras) -> dict[str, object]:

@@ -1,0 +1,99 @@
+"""The live source on nodes that really replicate, in this process: what only nodes themselves can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import evolve
+
+from tests.monitor.test_real_nodes import running, send
+from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
+from trioha_monitor.view import ClusterView, EventKind, Verdict
+
+SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
+
+
+class Watch:
+    """The views of a source that runs in the background."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[ClusterView](10_000)
+
+    def show(self, view: ClusterView) -> None:
+        self._send.send_nowait(view)
+
+    async def until(self, is_so: Callable[[ClusterView], bool]) -> ClusterView:
+        view = ClusterView(0)
+        with trio.move_on_after(20):
+            async for view in self._receive:
+                if is_so(view):
+                    return view
+        raise AssertionError(f"never so; at last: {view} {view.events}")
+
+
+async def test_a_pair_is_one_replica_that_both_sides_tell_of(tmp_path: Path) -> None:
+    watch = Watch()
+    async with running(tmp_path / "m", brokerRole="SYNC_MASTER", brokerId=0, listenPort=0) as master:
+        slave_settings = {
+            "brokerRole": "SLAVE", "brokerId": 1, "listenPort": 0, "haMasterAddress": str(master.ha),
+        }  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            async with running(tmp_path / "s", **slave_settings) as slave:
+                feed = live_views([str(master.listen), str(slave.listen)], settings=SETTINGS)
+                nursery.start_soon(feed, watch.show)
+                await watch.until(lambda view: any(row.node and row.is_connected for row in view.replicas))
+                assert await send(str(master.listen), 20) == ["PUT_OK"] * 20
+                view = await watch.until(
+                    lambda view: (
+                        len(view.replicas) == 1
+                        and view.replicas[0].ack_latency_ms is not None
+                        and (view.replicas[0].ack_offset or 0) > 20_000
+                        and view.replicas[0].dispatched_offset == view.replicas[0].ack_offset
+                    )
+                )
+                (row,) = view.replicas
+                assert (row.node, row.label, row.master_label) == (
+                    str(slave.listen),
+                    "broker-a #1",
+                    "broker-a #0",
+                )
+                assert (row.verdict, row.state, row.reconnects) == (Verdict.OK, "TRANSFER", 0)
+                assert row.frame_bytes is not None
+                assert row.frame_bytes.largest > 1000
+                master_view, slave_view = view.nodes
+                assert master_view.limits.are_told
+                assert (master_view.log.file_bytes, master_view.log.files) == (1 << 20, 1)
+                assert master_view.log.disk_ratio is not None
+                assert {put.status: put.count for put in master_view.log.puts} == {"PUT_OK": 20}
+                assert slave_view.slave is not None
+                assert (slave_view.slave.master_address, slave_view.slave.is_observer) == (
+                    str(master.ha),
+                    False,
+                )
+            gone = await watch.until(
+                lambda view: view.replicas[0].verdict is Verdict.SILENT and len(view.replicas) == 1
+            )
+            assert [event.kind for event in gone.events if event.kind is EventKind.LOST] == [EventKind.LOST]
+            lost = next(event for event in gone.events if event.kind is EventKind.LOST)
+            assert lost.text.startswith("connection ended (EOF: the slave closed it); ack 2")
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_observer_is_shown_as_one(tmp_path: Path) -> None:
+    watch = Watch()
+    async with running(tmp_path / "m", brokerRole="ASYNC_MASTER", brokerId=0, listenPort=0) as master:
+        settings = {
+            "brokerRole": "SLAVE", "brokerId": 1, "listenPort": 0, "haMasterAddress": str(master.ha),
+            "trioha.haRole": "observer",
+        }  # fmt: skip
+        async with running(tmp_path / "o", **settings) as observer, trio.open_nursery() as nursery:
+            feed = live_views([str(master.listen), str(observer.listen)], settings=SETTINGS)
+            nursery.start_soon(feed, watch.show)
+            await send(str(master.listen), 5)
+            view = await watch.until(
+                lambda view: [row.verdict for row in view.replicas] == [Verdict.OBSERVER]
+            )
+            assert view.replicas[0].node == str(observer.listen)
+            nursery.cancel_scope.cancel()
