@@ -1,10 +1,15 @@
 """What may be cut at a log's end, what must not be, and how much of the log is looked at for it."""
 
+import os
+
 import pytest
 
+from tests.store.dispatching import RECORDED_INDEX
 from tests.store.support import FILE_BYTES, HOST, message, open_log, open_store
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
+from trioha.store.entry_files import FileCache
+from trioha.store.index_file import IndexFile
 from trioha.store.mapped_file import MappedFile, _written_end
 from trioha.store.record import BLANK, BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, encode_record
 
@@ -201,3 +206,24 @@ def test_damage_behind_what_is_checked_is_cut_or_refused_as_ever(tmp_path, monke
     path.write_bytes(data)
     with pytest.raises(StoreError, match=f"valid ones follow at {results[-2].physical_offset}"):
         open_store(tmp_path)
+
+
+@pytest.mark.parametrize("module", ["entry_files", "index_file"])
+def test_a_file_has_its_length_before_it_has_its_name(tmp_path, monkeypatch, module):
+    """RocketMQ 4.9 loads no store with a file of another length: a kill in between must not leave one."""
+    truncate, named = os.ftruncate, []
+
+    def look_and_truncate(fd, size):
+        named.append([path.name for path in tmp_path.iterdir()])
+        truncate(fd, size)
+
+    monkeypatch.setattr(f"trioha.store.{module}.os.ftruncate", look_and_truncate)
+    path = tmp_path / "20260101000000000"
+    if module == "entry_files":
+        cache = FileCache()
+        cache.create(path, size=400)
+        cache.close()
+    else:
+        IndexFile.create(path, RECORDED_INDEX).close()
+    assert named == [[]]
+    assert path.stat().st_size == (400 if module == "entry_files" else RECORDED_INDEX.file_bytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name
+from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name, make_whole
 
 OPEN_FILES_MAX = 256
 """File descriptors that all queues of a store share."""
@@ -71,20 +71,17 @@ class FileCache:
         return fd
 
     def create(self, path: Path, *, size: int) -> int:
-        """Make a sparse file of `size` zeros, and its folders. Raises OSError, leaving no file."""
+        """Make a sparse file of `size` zeros, and its folders. Raises OSError, leaving no file.
+
+        FileExistsError if there is one already.
+        """
         missing: list[Path] = []
         folder = path.parent
         while not folder.exists():
             missing.append(folder)
             folder = folder.parent
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(fd, size)
-        except OSError:
-            os.close(fd)
-            path.unlink(missing_ok=True)
-            raise
+        fd = make_whole(path, lambda fd: os.ftruncate(fd, size))
         self._make_room()
         self._fds[path] = fd
         # A file is there after a power cut only if its folder's entry is.

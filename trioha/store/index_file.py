@@ -28,7 +28,7 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.mapped_file import sync_directory
+from trioha.store.mapped_file import make_whole, sync_directory
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -120,22 +120,22 @@ class IndexFile:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except OSError as error:
+            fd = make_whole(path, lambda fd: _prepare(fd, shape))
+        except FileExistsError as error:
             raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
-        try:
-            os.ftruncate(fd, shape.file_bytes)
-            _reserve(fd, 0, shape.entries_at)
-            file = cls(path, shape, fd=fd)
-            sync_directory(path.parent)
         except OSError as error:
-            os.close(fd)
-            path.unlink(missing_ok=True)
             raise StoreError(
                 f"no {shape.entries_at} bytes could be reserved: {error.strerror}",
                 path=path,
                 hint="free disk space",
             ) from error
+        try:
+            file = cls(path, shape, fd=fd)
+            sync_directory(path.parent)
+        except OSError as error:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
         file.begin_timestamp_ms = file.end_timestamp_ms = end_timestamp_ms
         file.begin_physical_offset = file.end_physical_offset = end_physical_offset
         file._write_header()
@@ -311,6 +311,12 @@ def _swap(words: array[int]) -> None:
     """Between this machine's byte order and the file's."""
     if sys.byteorder == "little":
         words.byteswap()
+
+
+def _prepare(fd: int, shape: IndexShape) -> None:
+    """Give a new file its length, and its header and slots their space. Raises OSError."""
+    os.ftruncate(fd, shape.file_bytes)
+    _reserve(fd, 0, shape.entries_at)
 
 
 def _reserve(fd: int, start: int, size: int) -> None:

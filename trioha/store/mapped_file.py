@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trioha.errors import StoreError
@@ -80,7 +80,8 @@ class MappedFile:
         path = directory / file_name(start_offset)
         try:
             if not path.exists():
-                _make_whole(path, size)
+                os.close(make_whole(path, lambda fd: _reserve(fd, size)))
+                sync_directory(directory)
         except FileExistsError:
             return cls.open(path, size=size)
         except OSError as error:
@@ -190,8 +191,13 @@ def _written_end(fd: int, size: int) -> int:
     return end
 
 
-def _make_whole(path: Path, size: int) -> None:
-    """Make `path`, `size` bytes long, in one step; raises FileExistsError if it is there already."""
+def make_whole(path: Path, prepare: Callable[[int], None]) -> int:
+    """Make the file `path` in one step; returns its descriptor, for reading and writing.
+
+    It gets its name when `prepare`, called with the descriptor, has given it its length: RocketMQ 4.9 loads
+    no store with a file of another length, as a `kill -9` in the middle would leave one. Raises
+    FileExistsError if it is there already, and other OSErrors.
+    """
     directory = path.parent
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -201,7 +207,7 @@ def _make_whole(path: Path, size: int) -> None:
     else:
         name = ""
     try:
-        _reserve(fd, size)
+        prepare(fd)
         if name:
             os.fchmod(fd, 0o644)
             os.link(name, path)
@@ -212,11 +218,13 @@ def _make_whole(path: Path, size: int) -> None:
                 os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
             finally:
                 os.close(folder)
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    finally:
         if name:
             Path(name).unlink()
-    sync_directory(directory)
+    return fd
 
 
 def _reserve(fd: int, size: int) -> None:
