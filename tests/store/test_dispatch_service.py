@@ -10,6 +10,7 @@ from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import RECHECK_S, DispatchService
+from trioha.store.status import PutStatus
 
 
 async def at_once(work):
@@ -67,6 +68,37 @@ async def test_a_disk_that_takes_no_queue_stops_dispatch_only_as_long(
     await trio.sleep(2 * RECHECK_S)
     assert store.dispatcher.position == end_offset
     assert store.reads.max_offset("Orders", 0) == 1
+
+
+async def test_a_master_that_starts_on_a_full_disk_takes_puts_when_its_queues_are_complete(
+    tmp_path, nursery, autojump_clock, monkeypatch
+):
+    store = open_store(tmp_path)
+    for _ in range(30):
+        store.commit_log.append(message())
+    store.mark_failed()
+    store.close()
+    write = os.pwrite
+
+    def refuse(fd, data, at):
+        if len(data) == len(b"lock"):
+            return write(fd, data, at)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("trioha.store.entry_files.os.pwrite", refuse)
+        store = open_store(tmp_path)
+        nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+        await trio.sleep(3)
+        refused = store.commit_log.append(message())
+        assert (refused.status, refused.reason) == (
+            PutStatus.SERVICE_NOT_AVAILABLE,
+            "consume queues are not at the log's end yet",
+        )
+    await trio.sleep(3)
+    assert store.commit_log.append(message()).queue_offset == 30
+    nursery.cancel_scope.cancel()
+    store.close()
 
 
 async def test_a_failed_sync_of_queues_ends_the_node_and_no_close_calls_the_store_clean(

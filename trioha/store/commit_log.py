@@ -163,6 +163,8 @@ class CommitLog:
         that is killed in between can build it again, but could not tell it from what the new log says."""
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
+        self.awaits_queues = False
+        """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
         self.appended = Watermark(self._start_offset)
         """End of the log: everything before it is whole records. Moved by appends only."""
         self.flushed = Watermark(self._start_offset)
@@ -339,6 +341,10 @@ class CommitLog:
         """Which of the limits of spec store 2.6 a message that would be `size` bytes is beyond."""
         if self.disk_is_full:
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
+        if self.awaits_queues:
+            return AppendResult(
+                PutStatus.SERVICE_NOT_AVAILABLE, reason="consume queues are not at the log's end yet"
+            )
         illegal = PutStatus.MESSAGE_ILLEGAL
         if len(message.body) > self.message_bytes_max:
             return AppendResult(

@@ -93,6 +93,7 @@ class DispatchService:
         if self._is_blocked:
             self._is_blocked = False
             log.info("queues and index go on", position=self._store.dispatcher.position)
+        self._store.admit_puts()
         return passed
 
     async def _sync_often(self) -> None:

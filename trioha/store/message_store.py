@@ -160,9 +160,12 @@ class MessageStore:
             dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
         )
         if not settings.dispatch.is_slave:
-            store._dispatch_to_end(on_progress=on_progress)
-            queues.correct_min_offsets(commit_log.min_offset)
-            commit_log.queue_offsets = queues.queue_offsets()
+            commit_log.awaits_queues = True
+            try:
+                store._dispatch_to_end(on_progress=on_progress)
+            except StoreError as error:
+                log.error("no puts are taken until the queues are complete", reason=str(error))
+            store.admit_puts()
         return store
 
     # -- queues and index ---------------------------------------------------------------------------------
@@ -182,6 +185,14 @@ class MessageStore:
             )
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return
+
+    def admit_puts(self) -> None:
+        """Let a log take puts that waited for its queues, if they are at its end now."""
+        log_ = self.commit_log
+        if log_.awaits_queues and self.dispatcher.position >= log_.max_offset:
+            self.queues.correct_min_offsets(log_.min_offset)
+            log_.queue_offsets = self.queues.queue_offsets()
+            log_.awaits_queues = False
 
     def _forget_derived(self) -> None:
         """The log is about to begin anew: delete queues and index. Raises StoreError."""
