@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trioha.config.properties import PropertiesDocument
@@ -131,6 +131,7 @@ def test_any_bytes_at_all_come_back(data: bytes) -> None:
 
 
 @given(_TEXT, st.text(max_size=12), st.text(max_size=20))
+@example("\n\\\r", "", "")
 def test_what_was_set_is_read_back_and_other_entries_stay(text: str, key: str, value: str) -> None:
     document = PropertiesDocument.parse(text.encode())
     others = [(entry.key, entry.value) for entry in document.entries if entry.key != key]

@@ -139,7 +139,9 @@ class PropertiesDocument:
             if not _LINE_END.search(text):
                 text += end
             if not _is_comment(text) and _is_continued(_lines(text)[-1]):
-                text += end  # a blank line ends the continuation, or it would swallow the new entry
+                # A blank line ends the continuation, or it would swallow the new entry; behind a carriage
+                # return a line feed would only complete that.
+                text += "\r" if text.endswith("\r") else end
             self._chunks[-1] = _Chunk(text, last.entry)
         self._chunks.append(_Chunk(f"{_escape_key(key)}={_escape_value(value)}{end}", Entry(key, value, 0)))
 

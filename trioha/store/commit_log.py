@@ -261,6 +261,7 @@ class CommitLog:
         size = _RECORD_BYTES_LESS_HOSTS - 1 + hosts_bytes + body_bytes + len(topic) + len(properties)
         if (
             self.disk_is_full
+            or self.awaits_queues
             or body_bytes > self.message_bytes_max
             or len(properties) > PROPERTIES_BYTES_MAX
             or not topic_is_legal
