@@ -26,6 +26,7 @@ from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
+from trioha.store.queue_list import load_queue_list, save_queue_list
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
@@ -84,6 +85,7 @@ class MessageStore:
         self._checkpoint = checkpoint
         self._checkpoint_lock = threading.Lock()
         self._has_failed = False
+        self._listed_queues: frozenset[tuple[str, int]] = frozenset()
         commit_log.before_restart = self._forget_derived
 
     @classmethod
@@ -123,6 +125,8 @@ class MessageStore:
         checkpoint = Checkpoint.load(root / "checkpoint")
         queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
         queues.recover()
+        listed = load_queue_list(root)
+        lost = {name for name in listed if (queue := queues.find(*name)) is None or not queue.max_offset}
         index, index_from = IndexService.open(
             root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
         )
@@ -145,6 +149,11 @@ class MessageStore:
             cut_from = index.cut(commit_log.max_offset)
             index_from = min((at for at in (index_from, cut_from) if at is not None), default=None)
             queues.correct_min_offsets(commit_log.min_offset)
+            if lost:
+                log.warning(
+                    "consume queues are gone, all are compared with the log", queues=sorted(lost)[:10]
+                )
+                index_from = commit_log.min_offset
         position = start_position(
             commit_log, queues, clean_exit=clean_exit, checkpoint=checkpoint, redispatch_from=index_from
         )
@@ -159,6 +168,7 @@ class MessageStore:
             index=index,
             dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
         )
+        store._listed_queues = listed
         if not settings.dispatch.is_slave:
             commit_log.awaits_queues = True
             try:
@@ -228,11 +238,14 @@ class MessageStore:
         logics_ms = self.dispatcher.last_store_timestamp_ms
         index = self.index.take_dirty()
         queues = self.queues.take_dirty()
-        if not queues.paths and not index.work.paths:
+        names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
+        if not queues.paths and not index.work.paths and names == self._listed_queues:
             return None
 
         def sync() -> None:
             queues.run()
+            if names != self._listed_queues:
+                self._save_queue_list(names)
             index.work.run()
             self._save_checkpoint(
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
@@ -257,6 +270,17 @@ class MessageStore:
                 if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                     raise
                 log.warning("checkpoint cannot be written", path=str(path), reason=error.strerror)
+
+    def _save_queue_list(self, names: frozenset[tuple[str, int]]) -> None:
+        """Blocks; called by worker threads. Raises OSError, but not for a full disk: it comes again."""
+        try:
+            save_queue_list(self.settings.root, names)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            log.warning("list of queues cannot be written", reason=error.strerror)
+        else:
+            self._listed_queues = names
 
     def mark_failed(self) -> None:
         """The disk has failed a sync: nothing may call this store clean any more, whatever the disk says."""

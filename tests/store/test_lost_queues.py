@@ -1,0 +1,64 @@
+"""Queues that are gone at a start are built again, all of them or some."""
+
+import shutil
+
+import pytest
+
+from tests.store.support import message, open_store
+from trioha.store.queue_list import FILE_NAME
+
+
+def filled(root):
+    store = open_store(root)
+    for number in range(60):
+        store.commit_log.append(message(b"x" * 2000, topic=f"T{number % 3}", queue_id=number % 2))
+    return store
+
+
+def offsets(store):
+    return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in store.queues}
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+@pytest.mark.parametrize("lost", ["T1", "T1/0", "T0/0/" + "0" * 20, ""])
+def test_lost_queues_are_built_again_before_the_first_put(tmp_path, stop, lost):
+    store = filled(tmp_path)
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    wanted = offsets(store)
+    assert len(wanted) == 6
+    if stop == "killed":
+        # The last sync before the kill has named the queues.
+        store.queue_sync_work()()
+        store.mark_failed()
+    store.close()
+    gone = tmp_path / "consumequeue" / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    again = open_store(tmp_path)
+    assert offsets(again) == wanted
+    assert again.commit_log.append(message(topic="T1", queue_id=0)).queue_offset == wanted["T1", 0][1]
+    again.close()
+
+
+def test_a_deleted_topic_does_not_come_back(tmp_path):
+    store = filled(tmp_path)
+    # What is behind the last record that any queue knows is dispatched again: let that be another topic's.
+    store.commit_log.append(message(topic="T0"))
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    store.queue_sync_work()()
+    store.queues.delete("T2")
+    store.dispatcher.forget_queues()
+    store.close()
+    again = open_store(tmp_path)
+    assert {topic for topic, _ in offsets(again)} == {"T0", "T1"}
+    again.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"T0": 1}', b"\xff"])
+def test_a_list_that_cannot_be_understood_names_no_queue(tmp_path, content):
+    store = filled(tmp_path)
+    store.close()
+    (tmp_path / FILE_NAME).write_bytes(content)
+    again = open_store(tmp_path)
+    assert len(offsets(again)) == 6
+    again.close()
+    assert b"T0" in (tmp_path / FILE_NAME).read_bytes()
