@@ -35,7 +35,7 @@ _POM = """\
   <dependencies>
     <dependency>
       <groupId>org.apache.rocketmq</groupId>
-      <artifactId>rocketmq-broker</artifactId>
+      <artifactId>{artifact}</artifactId>
       <version>{version}</version>
     </dependency>
   </dependencies>
@@ -80,9 +80,20 @@ def class_path(version: str, *, cache: Path | None = None) -> str:
     folder = (cache or cache_folder()) / version
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        jars = _jars(version, folder)
+        jars = _jars(version, folder, artifact="rocketmq-broker")
         classes = _classes(version, folder, jars)
     return f"{classes}{os.pathsep}{jars}/*"
+
+
+def name_server_class_path(version: str, *, cache: Path | None = None) -> str:
+    """The class path of RocketMQ's name server, in a folder of its own; fetches what is not there yet.
+
+    Raises `ToolchainError` as `class_path` does.
+    """
+    folder = (cache or cache_folder()) / f"{version}-namesrv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        return f"{_jars(version, folder, artifact='rocketmq-namesrv')}/*"
 
 
 @contextmanager
@@ -92,11 +103,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _jars(version: str, folder: Path) -> Path:
-    pom = _POM.format(version=version)
+def _jars(version: str, folder: Path, *, artifact: str) -> Path:
+    pom = _POM.format(version=version, artifact=artifact)
     jars, stamp = folder / "lib", folder / "lib.stamp"
     fingerprint = _fingerprint(pom, _COPY_DEPENDENCIES)
-    if stamp.is_file() and stamp.read_text() == fingerprint and any(jars.glob("rocketmq-broker-*.jar")):
+    if stamp.is_file() and stamp.read_text() == fingerprint and any(jars.glob(f"{artifact}-*.jar")):
         return jars
     shutil.rmtree(jars, ignore_errors=True)
     stamp.unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+"""A real RocketMQ name server in a JVM of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.interop.rocketmq import java_tool, name_server_class_path
+
+START_TIMEOUT_S = 60.0
+_LOGBACK = '<configuration><root level="OFF"/></configuration>'
+
+
+@contextmanager
+def name_server(version: str, *, folder: Path) -> Iterator[str]:
+    """A name server of RocketMQ `version`, its files in `folder`: its address, until the block ends."""
+    jars = name_server_class_path(version)
+    home = folder / "home"
+    (home / "conf").mkdir(parents=True)
+    # 4.9.7 does not start without it.
+    (home / "conf" / "logback_namesrv.xml").write_text(_LOGBACK)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "namesrv.conf"
+    config.write_text(f"listenPort={port}\n")
+    log_path = folder / "namesrv.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [
+                java_tool("java"), "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+                "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+                f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                "-cp", jars, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config),
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
+        )  # fmt: skip
+    try:
+        _wait_for(port, process, log_path)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                said = log_path.read_text(errors="replace")[-4000:]
+                raise AssertionError(f"the name server does not listen on {port}:\n{said}") from None
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,93 @@
+"""The monitor's live source on real brokers, found through a real name server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.interop.java import JavaDriver
+from tests.interop.name_server import name_server
+from tests.interop.node import TriohaNode, load
+from tests.interop.test_java_master import sync_settings
+from trioha.remoting.client import open_client
+from trioha.remoting.name_server import fetch_broker_groups
+from trioha_monitor.live import LiveSettings, live_views
+from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+SETTINGS = LiveSettings(discovery_interval_s=0.5)
+
+
+def view_that(is_so: Callable[[ClusterView], bool], names: str, *addresses: str) -> ClusterView:
+    """The first view of these sources that is as wanted."""
+
+    async def watch() -> ClusterView:
+        views: list[ClusterView] = []
+        found = trio.Event()
+
+        def show(view: ClusterView) -> None:
+            views.append(view)
+            if is_so(view):
+                found.set()
+
+        async with trio.open_nursery() as nursery:
+            feed = live_views(addresses, name_servers=[names], settings=SETTINGS)
+            nursery.start_soon(feed, show)
+            with trio.move_on_after(60):
+                await found.wait()
+            nursery.cancel_scope.cancel()
+        assert found.is_set(), f"never so; at last: {views[-1]} {views[-1].events}"
+        return next(view for view in views if is_so(view))
+
+    return trio.run(watch)
+
+
+def test_real_brokers_are_found_through_a_real_name_server_and_shown(
+    java: JavaDriver, start_node: Callable[..., TriohaNode], tmp_path: Path
+) -> None:
+    with name_server(java.version, folder=tmp_path / "names") as names:
+
+        async def groups() -> object:
+            async with open_client(names) as client:
+                return await fetch_broker_groups(client)
+
+        assert trio.run(groups) == ()
+        broker = java.open_broker(
+            tmp_path / "broker", role="SYNC_MASTER", namesrvAddr=names, **sync_settings(java)
+        )
+        slave = start_node("slave", role="SLAVE", ha_master_address=broker.ha_address)
+        load(broker.listen_address, 50)
+        slave.wait(max_offset=broker.max_offset)
+        end = broker.max_offset
+
+        def is_followed(view: ClusterView) -> bool:
+            return (
+                bool(view.replicas)
+                and view.replicas[0].node is not None
+                and view.replicas[0].ack_offset == end
+                and view.replicas[0].verdict is Verdict.OK
+            )
+
+        view = view_that(is_followed, names, slave.listen_address)
+        by_address = {node.address: node for node in view.nodes}
+        master = by_address[broker.listen_address]
+        assert (master.health, master.role, master.cluster, master.broker_id) == (
+            Health.UP,
+            "SYNC_MASTER",
+            "interop",
+            0,
+        )
+        assert master.version == "V" + java.version.replace(".", "_")
+        assert master.told_by == ("28" if java.version == "4.9.7" else "907")
+        assert (master.limits.are_told, master.log.max_offset) == (True, end)
+        assert master.log.disk_ratio is not None
+        (row,) = view.replicas
+        # 4.9.7 lists no slaves: the slave's own end stands for its ack.
+        assert (row.node, row.master, row.diff_bytes) == (slave.listen_address, broker.listen_address, 0)
+        assert view.name_servers[0].health is Health.UP
+        found = [event for event in view.events if event.text == "found by the name server"]
+        assert [event.kind for event in found] == [EventKind.NODE]
