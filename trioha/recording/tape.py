@@ -110,6 +110,8 @@ class Chunk:
     """Index in its segment."""
     records: Array
     """Those that can be trusted."""
+    stood: Standing
+    """Where everything stood at its begin."""
 
 
 class Tape:
@@ -511,16 +513,22 @@ class Tape:
 
     # -- all of it -----------------------------------------------------------------------------------------
 
-    def scan(self) -> Iterator[Chunk]:
-        """Pass everything that is there, a chunk at a time (a few ms each), and show each chunk.
+    def scan(self, position: int = 0) -> Iterator[Chunk]:
+        """Pass everything that is there, a chunk at a time (a few ms each), and show each chunk from the one
+        that holds `position` on.
 
         What can still grow is shown as far as it goes now.
         """
-        for index in range(len(self.segments)):
-            for number in range(self._chunks(index)):
-                if self._is_whole(index, number):
-                    self._pass_to(index, number + 1)
-                yield Chunk(index, number, self._chunk(index, number))
+        for index, number in self._places(max(position, self.first_seq), self.end_seq):
+            passed = self._pass_to(index, number + self._is_whole(index, number))
+            yield Chunk(index, number, self._chunk(index, number), passed.stood[number])
+
+    def chunks_around(self, position: int, *, forward: bool) -> Iterator[Chunk]:
+        """The chunks from the one that holds `position` on, or back from it; whole ones."""
+        first, last = (position, self.end_seq) if forward else (self.first_seq, position)
+        places = list(self._places(first, last))
+        for index, number in places if forward else reversed(places):
+            yield Chunk(index, number, self._chunk(index, number), self._pass_to(index, number).stood[number])
 
 
 def _marks_of(records: Array) -> Array:

@@ -1,0 +1,110 @@
+"""Lag of a master's connections at each of their events, many events at a time. Needs NumPy.
+
+The rule is that of `trioha.recording.progress`: lag is the master's max offset less the slave's ack, from the
+first ack to the end of the connection. It is known just before an event (with the ack before it) and just
+after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.events import NO_CONNECTION, HaState, Kind
+from trioha.recording.fold import OWN_MAX_KINDS
+from trioha.recording.standing import Standing
+from trioha.recording.tallies import UNKNOWN
+
+Array = NDArray[np.void]
+Ints = NDArray[np.int64]
+
+_COUNTS = np.zeros(256, np.bool_)
+_COUNTS[OWN_MAX_KINDS] = True
+
+
+@frozen(eq=False)
+class Lags:
+    """Events of connections, by connection and then in their order; arrays of one length."""
+
+    conn: Ints
+    seq: Ints
+    ts_ns: Ints
+    before: Ints
+    """Lag in bytes just before the event, UNKNOWN before the first ack."""
+    after: Ints
+    """Lag in bytes just after it."""
+    ack_before: Ints
+    """Ack offset just before it, UNKNOWN before the first one."""
+    closed: NDArray[np.bool_]
+    """Whether the connection ends here."""
+
+    @property
+    def worst(self) -> Ints:
+        """The larger lag of each event."""
+        return np.maximum(self.before, self.after)
+
+
+def lags(records: Array, stood: Standing) -> Lags:
+    """Lag at the events in `records` of a master's session, where `stood` is the standing before them."""
+    kind = records["kind"]
+    place = np.flatnonzero(_COUNTS[kind] & (records["conn"] != NO_CONNECTION))
+    # The state behind a connection's end is no event of it any more.
+    states = np.flatnonzero(kind[place] == Kind.STATE)
+    flags = records["flags"][place[states]]
+    over = states[(flags == HaState.SHUTDOWN) | (flags == HaState.READY)]
+    if len(over):
+        place = np.delete(place, over)
+    conns, codes = _dense(records["conn"][place])
+    order = np.argsort(codes, kind="stable")
+    place, codes = place[order], codes[order].astype(np.int64)
+    rows = np.arange(len(place))
+    own = records["kind"][place]
+    is_first = np.diff(codes, prepend=-1) != 0
+    began = np.maximum.accumulate(np.where(is_first, rows, 0))
+    known_ack, known_max = _known(stood, conns)
+    offset = records["offset"][place]
+    # The last ack at or before each event, if there is one among these.
+    acked = np.maximum.accumulate(np.where(own == Kind.ACK, rows, -1))
+    ack = np.where(acked >= began, offset[acked], known_ack[codes])
+    max_offset = records["aux"][place]
+    ack_before = np.where(is_first, known_ack[codes], np.roll(ack, 1))
+    max_offset = np.maximum(max_offset, np.where(is_first, known_max[codes], UNKNOWN))
+    return Lags(
+        conn=conns[codes],
+        seq=records["seq"][place].astype(np.int64),
+        ts_ns=records["ts_ns"][place].astype(np.int64),
+        before=np.where(ack_before >= 0, np.maximum(max_offset - ack_before, 0), UNKNOWN),
+        after=np.where(ack >= 0, np.maximum(max_offset - ack, 0), UNKNOWN),
+        ack_before=ack_before,
+        closed=own == Kind.CLOSED,
+    )
+
+
+def _dense(conn: NDArray[np.int32]) -> tuple[Ints, NDArray[np.integer[Any]]]:
+    """The connections there are, and the place among them of each; as 16 bits if possible: sorted faster."""
+    if not len(conn):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    lowest = int(conn.min())
+    spread = int(conn.max()) - lowest + 1
+    if spread > 1 << 16:
+        unique, codes = np.unique(conn, return_inverse=True)
+        return unique.astype(np.int64), codes
+    shifted = (conn - np.int32(lowest)).astype(np.uint16)
+    return np.arange(lowest, lowest + spread, dtype=np.int64), shifted
+
+
+def _known(stood: Standing, conns: Ints) -> tuple[Ints, Ints]:
+    """Ack and max offset of each connection before, UNKNOWN without any."""
+    ack = np.full(len(conns), UNKNOWN, np.int64)
+    max_offset = np.full(len(conns), UNKNOWN, np.int64)
+    if not len(conns):
+        return ack, max_offset
+    records = stood.records[np.isin(stood.records["conn"], conns)]
+    code = np.searchsorted(conns, records["conn"])
+    np.maximum.at(max_offset, code, records["aux"])
+    acks = records["kind"] == Kind.ACK
+    ack[code[acks]] = records["offset"][acks]
+    return ack, max_offset
