@@ -1,0 +1,188 @@
+"""Recorded sessions on one axis of time: nanoseconds since 1970 by the wall clocks of the nodes.
+
+Each session has its own monotonic clock and the wall clock read together with it once, when it began: a wall
+clock that jumps later moves nothing. Sessions of one node (cluster, broker name, broker id) are its `Take`s,
+one for each start, and follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import define, field
+
+from trioha.errors import StoreError
+from trioha.recording.reader import find_sessions
+from trioha.recording.tape import Tape
+from trioha_monitor.texts import clean
+from trioha_monitor.view import Limits
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+
+@define(eq=False)
+class Take:
+    """One session: one start of a node."""
+
+    number: int
+    """Index among all takes of the reel."""
+    tape: Tape
+    limits: Limits
+    addresses: dict[int, str] = field(factory=dict)
+    """Peer of each connection, by its number."""
+    begin_seqs: dict[int, int] = field(factory=dict)
+    """Where each connection begins."""
+
+    @property
+    def name(self) -> str:
+        """The session's folder."""
+        return self.tape.session.path.resolve().name
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether a slave recorded it."""
+        return self.tape.session.is_slave
+
+    @property
+    def start_ns(self) -> int:
+        """When it begins, on the axis."""
+        return self.wall_of(self.tape.first_ts_ns)
+
+    @property
+    def end_ns(self) -> int:
+        """Its last record, on the axis."""
+        return self.wall_of(self.tape.last_ts_ns)
+
+    def wall_of(self, ts_ns: int) -> int:
+        """A record's time on the axis."""
+        return self.tape.session.wall_of(ts_ns)
+
+    def ts_of(self, at_ns: int) -> int:
+        """A moment of the axis on the session's own clock."""
+        session = self.tape.session
+        return at_ns - session.wall_ns + session.monotonic_ns
+
+    def position_at(self, at_ns: int) -> int:
+        """The position behind the last record that is not later."""
+        return self.tape.position_at(self.ts_of(at_ns))
+
+    def refresh(self) -> bool:
+        """Take in what was recorded since; whether there is anything."""
+        if not self.tape.refresh():
+            return False
+        self.read_facts()
+        return True
+
+    def read_facts(self) -> None:
+        """Learn of connections."""
+        for fact in self.tape.facts:
+            conn = fact.fields.get("conn")
+            if fact.type_ == "connection" and isinstance(conn, int):
+                self.addresses[conn] = clean(str(fact.fields.get("address")))
+                self.begin_seqs.setdefault(conn, fact.seq)
+
+
+@define(eq=False)
+class RecordedNode:
+    """A node and its sessions."""
+
+    key: str
+    """`NodeView.address`."""
+    takes: list[Take]
+    """In the order of their begin; at least one."""
+
+    def take_at(self, at_ns: int) -> Take:
+        """The last one that has begun at `at_ns`, else the first one."""
+        begun = [take for take in self.takes if take.start_ns <= at_ns]
+        return begun[-1] if begun else self.takes[0]
+
+    def next_start_ns(self, take: Take) -> int | None:
+        """When the session after `take` begins."""
+        following = self.takes[self.takes.index(take) + 1 :]
+        return following[0].start_ns if following else None
+
+
+class Reel:
+    """All sessions of a replay."""
+
+    def __init__(self, tapes: Iterable[Tape]) -> None:
+        """Put `tapes` (at least one) on one axis."""
+        by_node: dict[tuple[str, str, int], list[Tape]] = {}
+        for tape in tapes:
+            identity = tape.session.identity
+            by_node.setdefault(
+                (identity.cluster_name, identity.broker_name, identity.broker_id), []
+            ).append(tape)
+        clusters = {cluster for cluster, _, _ in by_node}
+        self.nodes: list[RecordedNode] = []
+        number = 0
+        for (cluster, name, broker_id), own in sorted(by_node.items()):
+            label = clean(f"{name} #{broker_id}" if len(clusters) == 1 else f"{cluster}/{name} #{broker_id}")
+            takes = []
+            for tape in sorted(own, key=_begins_ns):
+                take = Take(number, tape, limits_of(tape))
+                take.read_facts()
+                takes.append(take)
+                number += 1
+            self.nodes.append(RecordedNode(label, takes))
+        assert self.nodes, "a reel has a session at least"
+
+    @classmethod
+    def open(cls, paths: Iterable[Path | str]) -> Reel:
+        """The sessions that `paths` name: session folders, or folders of them.
+
+        One that cannot be opened beside others that can is left out of a folder only if it is not a session
+        at all. Raises StoreError for a path that is neither, and for a session that cannot be read.
+        """
+        found = find_sessions(map(Path, paths))
+        if not found:
+            raise StoreError("no session named", path=".", hint="name a session, or a folder of sessions")
+        return cls(Tape.open(path) for path in found)
+
+    @property
+    def takes(self) -> list[Take]:
+        """Those of all nodes."""
+        return [take for node in self.nodes for take in node.takes]
+
+    @property
+    def start_ns(self) -> int:
+        """Begin of the first session."""
+        return min(take.start_ns for take in self.takes)
+
+    @property
+    def end_ns(self) -> int:
+        """Last record of all."""
+        return max(take.end_ns for take in self.takes)
+
+    def refresh(self) -> bool:
+        """Take in what was recorded since; whether there is anything."""
+        return any([take.refresh() for take in self.takes])
+
+    def node_of(self, take: Take) -> RecordedNode:
+        """Whose session it is."""
+        return next(node for node in self.nodes if take in node.takes)
+
+
+def limits_of(tape: Tape) -> Limits:
+    """The limits that a session's settings name; RocketMQ's defaults for what they do not."""
+    settings = tape.session.identity.settings
+    default = Limits()
+
+    def number(name: str, otherwise: float, per: float = 1.0) -> float:
+        value = settings.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value / per if is_number and value > 0 else otherwise  # type: ignore[operator]
+
+    return Limits(
+        gap_bytes_max=int(number("haMaxGapNotInSync", default.gap_bytes_max)),
+        slave_timeout_s=number("slaveTimeout", default.slave_timeout_s, 1000),
+        housekeeping_s=number("haHousekeepingInterval", default.housekeeping_s, 1000),
+        heartbeat_s=number("haSendHeartbeatInterval", default.heartbeat_s, 1000),
+        are_told="haMaxGapNotInSync" in settings,
+    )
+
+
+def _begins_ns(tape: Tape) -> tuple[int, str]:
+    return tape.session.wall_of(tape.first_ts_ns), tape.session.path.name
