@@ -38,6 +38,10 @@ class Lags:
     """Lag in bytes just after it."""
     ack_before: Ints
     """Ack offset just before it, UNKNOWN before the first one."""
+    ack_after: Ints
+    """Ack offset just after it."""
+    stood: Ints
+    """Lag in bytes just after the connection's event before these, UNKNOWN if there is none."""
     closed: NDArray[np.bool_]
     """Whether the connection ends here."""
 
@@ -79,6 +83,8 @@ def lags(records: Array, stood: Standing) -> Lags:
         before=np.where(ack_before >= 0, np.maximum(max_offset - ack_before, 0), UNKNOWN),
         after=np.where(ack >= 0, np.maximum(max_offset - ack, 0), UNKNOWN),
         ack_before=ack_before,
+        ack_after=ack,
+        stood=np.where(known_ack >= 0, np.maximum(known_max - known_ack, 0), UNKNOWN)[codes],
         closed=own == Kind.CLOSED,
     )
 

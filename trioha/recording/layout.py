@@ -72,6 +72,11 @@ FIELDS: Final = (
 CLOSED_NOTE: Final = "session closed"
 """Text of the last fact of a session that ended in order."""
 
+SOURCE_NODE: Final = "node"
+"""`source` of a session that the node itself recorded: every event of it."""
+SOURCE_MONITOR: Final = "monitor"
+"""`source` of a session that a monitor recorded of a node that it asked again and again: samples."""
+
 NODE_ID_MAX: Final = 32767
 """Largest brokerId that fits a record."""
 
@@ -90,6 +95,10 @@ class SessionIdentity:
     """brokerRole: ASYNC_MASTER, SYNC_MASTER or SLAVE."""
     settings: Mapping[str, object] = field(factory=dict)
     """The HA settings in force, by their broker.conf keys; values that JSON can say."""
+    source: str = SOURCE_NODE
+    """Who recorded it: `SOURCE_NODE` or `SOURCE_MONITOR`."""
+    sampled_ms: int | None = None
+    """Pause between two samples, in milliseconds, where `source` is a monitor."""
 
 
 def segment_name(base_seq: int) -> str:
@@ -124,6 +133,8 @@ def encode_session(
             "brokerId": identity.broker_id,
             "role": identity.role,
         },
+        "source": identity.source,
+        **({} if identity.sampled_ms is None else {"sampled_ms": identity.sampled_ms}),
         "clock": {"monotonic_ns": monotonic_ns, "wall_ns": wall_ns},
         "settings": dict(identity.settings),
         "program": {"name": "trioha", "version": program_version},

@@ -23,6 +23,7 @@ from trioha.recording.layout import (
     HEADER_BYTES,
     MAGIC,
     SESSION_FILE,
+    SOURCE_NODE,
     VERSION,
     SessionIdentity,
 )
@@ -180,6 +181,8 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
             broker_id=int(node["brokerId"]),
             role=str(node["role"]),
             settings=dict(document["settings"]),
+            source=str(document.get("source", SOURCE_NODE)),
+            sampled_ms=None if document.get("sampled_ms") is None else int(document["sampled_ms"]),
         ),
         program_version=str(document["program"]["version"]),
         monotonic_ns=int(document["clock"]["monotonic_ns"]),

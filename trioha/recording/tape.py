@@ -28,7 +28,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.errors import StoreError
-from trioha.recording.events import Kind, PutStatus
+from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
 from trioha.recording.fold import OWN_MAX_KINDS
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import (
@@ -249,7 +249,7 @@ class Tape:
         while passed.chunks < number:
             records = self._chunk(index, passed.chunks)
             standing, ended = passed.stood[-1].after(records)
-            passed.marks.append(_marks_of(records))
+            passed.marks.append(marks_of(records))
             passed.ended.append(ended)
             passed.counted.append(passed.counted[-1] + _counts_of(records))
             passed.stood.append(standing)
@@ -352,6 +352,32 @@ class Tape:
                     return found
         return None
 
+    def time_of(self, position: int) -> int | None:
+        """Monotonic time of the first record that can be trusted from `position` on; None at the end."""
+        index = bisect_right(self._bases, position) - 1
+        if index >= 0 and position - self._bases[index] < self.segments[index].records:
+            try:
+                one = read_segment(
+                    self.session, self.segments[index], first=position - self._bases[index], count=1
+                ).array
+            except StoreError:
+                one = np.zeros(0, self.dtype)
+            if len(one):
+                return int(one["ts_ns"][0])
+        following = self.record_from(position)
+        return None if following is None else int(following["ts_ns"])
+
+    def records_between(self, first: int, last: int) -> Array:
+        """The records from `first` to before `last`, without KEYFRAMEs; reads all of them."""
+        parts = [np.zeros(0, self.dtype)]
+        for index, number in self._places(first, last):
+            records = self._chunk(index, number)
+            low, high = np.searchsorted(records["seq"], (first, last))
+            parts.append(records[low:high])
+        every = np.concatenate(parts)
+        wanted: Array = every[every["kind"] != Kind.KEYFRAME]
+        return wanted
+
     # -- what stood where ----------------------------------------------------------------------------------
 
     def standing_at(self, position: int) -> Standing:
@@ -447,7 +473,7 @@ class Tape:
 
     def _marks(self, index: int, number: int) -> Array:
         passed = self._pass_to(index, 0)
-        return passed.marks[number] if passed.chunks > number else _marks_of(self._chunk(index, number))
+        return passed.marks[number] if passed.chunks > number else marks_of(self._chunk(index, number))
 
     def _places(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Segment and number of each chunk that has records from `first` to before `last`."""
@@ -480,11 +506,10 @@ class Tape:
             self.segments[index].base_seq + chunk * self._chunk_records, position
         ):
             records = self._before(later, inside, position)
-            tells = records[_TELLS_MAX[records["kind"]]]
-            own = np.where(tells["kind"] == Kind.PUT, tells["offset"], tells["aux"])
+            ts_ns, own = own_max_of(records)
             beyond = np.flatnonzero(own > offset)
             if len(beyond):
-                return int(tells["ts_ns"][beyond[0]])
+                return int(ts_ns[beyond[0]])
         # Told by KEYFRAMEs only: what came before the first segment that is there.
         return self.first_ts_ns if self._pass_to(0, 0).stood[0].own_max_offset > offset else None
 
@@ -531,14 +556,15 @@ class Tape:
             yield Chunk(index, number, self._chunk(index, number), self._pass_to(index, number).stood[number])
 
 
-def _marks_of(records: Array) -> Array:
+def marks_of(records: Array, *, was_failing: bool = False) -> Array:
+    """The marks (`Tape.marks_between`) of records; `was_failing`: whether the last wait before failed."""
     kind = records["kind"]
     is_mark = _IS_MARK[kind]
     ends = np.flatnonzero(kind == Kind.WAIT_END)
     if len(ends):
         failed = records["flags"][ends] != PutStatus.PUT_OK
-        if failed.any():
-            after_failed = np.concatenate(([False], failed[:-1]))
+        if was_failing or failed.any():
+            after_failed = np.concatenate(([was_failing], failed[:-1]))
             is_mark[ends[failed | after_failed]] = True
     marks: Array = records[is_mark]
     return marks
@@ -560,6 +586,14 @@ def _identity(record: np.void) -> tuple[int, int, int]:
     """What tells a record of a standing from the others: connection, kind, direction of a heartbeat."""
     kind = int(record["kind"])
     return int(record["conn"]), kind, int(record["flags"]) if kind == Kind.HEARTBEAT else 0
+
+
+def own_max_of(records: Array) -> tuple[Ints, Ints]:
+    """When the node's own log was how long, as `records` tell it: times and offsets, both of shape (n,)."""
+    tells = records[_TELLS_MAX[records["kind"]]]
+    is_put = tells["kind"] == Kind.PUT
+    tells, is_put = (part[is_put | (tells["conn"] != NO_CONNECTION)] for part in (tells, is_put))
+    return tells["ts_ns"].astype(np.int64), np.where(is_put, tells["offset"], tells["aux"])
 
 
 def _own_max_offset(standing: Standing) -> int:

@@ -57,7 +57,12 @@ class Player:
         """Now. Reaching an end stops it."""
         at_ns = self._now_ns()
         return Bearing(
-            at_ns, self._start_ns, self._end_ns, self._since_s is not None, SPEEDS[self._speed], self._is_reverse
+            at_ns,
+            self._start_ns,
+            self._end_ns,
+            self._since_s is not None,
+            SPEEDS[self._speed],
+            self._is_reverse,
         )
 
     def play(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from attrs import define, field
 
 from trioha.errors import StoreError
+from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.tape import Tape
 from trioha_monitor.texts import clean
@@ -44,6 +45,11 @@ class Take:
     def is_slave(self) -> bool:
         """Whether a slave recorded it."""
         return self.tape.session.is_slave
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a monitor recorded what it saw of the node, rather than the node itself."""
+        return self.tape.session.identity.source == SOURCE_MONITOR
 
     @property
     def start_ns(self) -> int:
@@ -112,9 +118,9 @@ class Reel:
         by_node: dict[tuple[str, str, int], list[Tape]] = {}
         for tape in tapes:
             identity = tape.session.identity
-            by_node.setdefault(
-                (identity.cluster_name, identity.broker_name, identity.broker_id), []
-            ).append(tape)
+            by_node.setdefault((identity.cluster_name, identity.broker_name, identity.broker_id), []).append(
+                tape
+            )
         clusters = {cluster for cluster, _, _ in by_node}
         self.nodes: list[RecordedNode] = []
         number = 0
@@ -158,7 +164,7 @@ class Reel:
 
     def refresh(self) -> bool:
         """Take in what was recorded since; whether there is anything."""
-        return any([take.refresh() for take in self.takes])
+        return sum(take.refresh() for take in self.takes) > 0
 
     def node_of(self, take: Take) -> RecordedNode:
         """Whose session it is."""

@@ -2,7 +2,7 @@
 
 | text | meaning |
 |---|---|
-| `12:03:04`, `12:03:04.250`, `2026-11-21 12:03` | that local time; without a date that of the replay's begin |
+| `12:03:04`, `12:03:04.250`, `2026-11-21 12:03` | that local time, by default on the day of the begin |
 | `+90s`, `-1.5m`, `+2h`, `+250ms` | from here |
 | `37%`, `37.5 %` | so much of the whole |
 | `begin`, `end` | the ends |
@@ -82,10 +82,8 @@ class AtLag:
 Until = AtTime | AtEvent | AtLag
 
 
-def parse_until(
-    text: str, *, now_ns: int, start_ns: int, end_ns: int, zone: tzinfo | None = None
-) -> Until:
-    """What `text` means for a replay that stands at `now_ns`; `zone` of clock times, the local one by default.
+def parse_until(text: str, *, now_ns: int, start_ns: int, end_ns: int, zone: tzinfo | None = None) -> Until:
+    """What `text` means for a replay that stands at `now_ns`; `zone` is that of clock times.
 
     Raises UntilError.
     """

@@ -1,0 +1,143 @@
+"""From the marks of a session to events of the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trioha.recording.events import CloseReason, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.lags import Lags
+from trioha.recording.tape import Array
+from trioha_monitor.replay.reel import NS_PER_MS, Take
+from trioha_monitor.series import Severity
+from trioha_monitor.view import EventKind, TimelineEvent
+
+GAP_REASONS = frozenset(
+    (
+        CloseReason.REQUEST_ABOVE_MAX,
+        CloseReason.REQUEST_BELOW_MIN,
+        CloseReason.GAP,
+        CloseReason.AHEAD,
+        CloseReason.DIVERGED,
+    )
+)
+"""Ends after which a slave does not follow again by itself."""
+_IN_ORDER = frozenset((CloseReason.SHUTDOWN, CloseReason.PROBED, CloseReason.MASTER_CHANGED))
+
+
+def happenings(take: Take, node: str, marks: Array, *, was_failing: bool = False) -> Iterator[TimelineEvent]:
+    """The events that `marks` of a session are, in their order; `node` is its label, and `was_failing` says
+    whether the last wait before them failed."""
+    session = take.tape.session
+    names = ("ts_ns", "kind", "flags", "conn", "offset", "aux", "size")
+    putting_ok = not was_failing
+    for ts_ns, kind, flags, conn, offset, aux, size in zip(
+        *(marks[name].tolist() for name in names), strict=True
+    ):
+        found = _happening(take, kind, flags=flags, offset=offset, aux=aux, size=size)
+        if kind == Kind.WAIT_END:
+            # One event for a row of failures, one for the first success behind it.
+            is_ok = flags == PutStatus.PUT_OK
+            if is_ok is putting_ok:
+                continue
+            putting_ok = is_ok
+        if found is not None:
+            event_kind, text, severity = found
+            replica = take.addresses.get(conn, f"connection {conn}") if conn >= 0 else ""
+            yield TimelineEvent(
+                session.wall_of(ts_ns) // NS_PER_MS, event_kind, node, replica, text, severity
+            )
+
+
+def _happening(
+    take: Take, kind: int, *, flags: int, offset: int, aux: int, size: int
+) -> tuple[EventKind, str, Severity] | None:
+    match kind:
+        case Kind.REQUESTED:
+            return EventKind.CONNECT, f"asks from {offset}, the log ends at {aux}", Severity.NOTICE
+        case Kind.LINK if flags == LinkEvent.CONNECTED:
+            return EventKind.CONNECT, "connected to its master", Severity.NOTICE
+        case Kind.STATE if take.is_sampled and flags not in {HaState.READY, HaState.SHUTDOWN}:
+            return EventKind.CONNECT, f"seen in state {_name(HaState, flags)}", Severity.NOTICE
+        case Kind.CLOSED:
+            reason = _name(CloseReason, flags)
+            lacks = f", {aux - offset} bytes behind" if not take.is_slave and aux > offset >= 0 else ""
+            if flags in GAP_REASONS:
+                return EventKind.GAP, f"connection ended: {reason}", Severity.BAD
+            severity = Severity.NOTICE if flags in _IN_ORDER else Severity.WARNING
+            text = "no longer listed" if flags == CloseReason.NONE else f"connection ended: {reason}"
+            return EventKind.LOST, text + lacks, severity
+        case Kind.REFUSED:
+            return EventKind.REFUSED, f"refused {offset}: {_name(CloseReason, flags)}", Severity.WARNING
+        case Kind.WAIT_END if flags == PutStatus.PUT_OK:
+            return EventKind.PUTS, "puts succeed again", Severity.GOOD
+        case Kind.WAIT_END:
+            name = _name(PutStatus, flags)
+            return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.BAD
+        case Kind.DROPPED:
+            return EventKind.MARK, f"{aux} events were not recorded: the disk was too slow", Severity.WARNING
+    return None
+
+
+def sync_changes(take: Take, node: str, found: Lags) -> Iterator[TimelineEvent]:
+    """Where connections came to lack haMaxGapNotInSync or more, or less again, at the events of `found`.
+
+    An event may be both: puts since the one before it took the connection over the limit, and its ack brings
+    it back.
+    """
+    limit = take.limits.gap_bytes_max
+    is_first = np.diff(found.conn, prepend=-1) != 0
+    after = found.after >= limit
+    # Before a connection's first event here nothing is known but what stood:.
+    standing = np.where(is_first, found.stood >= limit, np.roll(after, 1))
+    before = found.before >= limit
+    for place in np.flatnonzero(before & ~standing).tolist():
+        yield _sync(take, node, found, place, is_in=False)
+    for place in np.flatnonzero(after & ~before & ~standing).tolist():
+        yield _sync(take, node, found, place, is_in=False)
+    for place in np.flatnonzero(~after & (before | standing) & ~found.closed).tolist():
+        yield _sync(take, node, found, place, is_in=True)
+
+
+def _sync(take: Take, node: str, found: Lags, place: int, *, is_in: bool) -> TimelineEvent:
+    conn = int(found.conn[place])
+    return TimelineEvent(
+        take.wall_of(int(found.ts_ns[place])) // NS_PER_MS,
+        EventKind.SYNC,
+        node,
+        take.addresses.get(conn, f"connection {conn}"),
+        "in sync again" if is_in else f"not in sync: lacks {int(found.worst[place])} bytes",
+        Severity.GOOD if is_in else Severity.WARNING,
+    )
+
+
+def session_marks(take: Take, node: str, *, starts: int) -> list[TimelineEvent]:
+    """Begin and end of a session, and what is missing in it; `starts` counts the node's sessions so far."""
+    tape = take.tape
+    what = "its recording begins" if starts == 1 else f"started again: recording {starts} begins"
+    marks = [TimelineEvent(take.start_ns // NS_PER_MS, EventKind.NODE, node, "", f"{what} ({take.name})")]
+    if tape.ended_in_order:
+        marks.append(
+            TimelineEvent(take.end_ns // NS_PER_MS, EventKind.NODE, node, "", "its recording ends in order")
+        )
+    marks += [
+        TimelineEvent(
+            take.start_ns // NS_PER_MS,
+            EventKind.MARK,
+            node,
+            "",
+            f"recording damaged: {one.path.rpartition('/')[2]} at {one.position}: {one.reason}"
+            + (f" ({one.records} records)" if one.records else ""),
+            Severity.WARNING,
+        )
+        for one in tape.damage
+    ]
+    return marks
+
+
+def _name(names: type[CloseReason | HaState | PutStatus], code: int) -> str:
+    try:
+        return names(code).name
+    except ValueError:
+        return str(code)

@@ -1,0 +1,86 @@
+"""Looks for where a lag crosses a limit: exact, and in slices of some milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trioha.recording.lags import lags
+from trioha.recording.standing import stands
+from trioha.recording.tape import Chunk, Ints
+from trioha_monitor.replay.reel import Reel, Take
+from trioha_monitor.replay.until import AtLag
+
+_OPERATIONS = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "=": np.equal,
+}
+
+
+def hunt_lag(reel: Reel, until: AtLag, *, from_ns: int, forward: bool = True) -> Iterator[int | None]:
+    """Look for the first moment behind `from_ns` (the last one before it, if not `forward`) at which the lag
+    of a replica begins to be as `until` says.
+
+    Yields None while it looks, and the moment at last, if there is one: nanoseconds on the reel's axis.
+    """
+    best: int | None = None
+    for take in reel.takes:
+        if take.is_slave:
+            continue
+        for chunk in take.tape.chunks_around(take.position_at(from_ns), forward=forward):
+            if len(chunk.records):
+                edge_ns = take.wall_of(int(chunk.records["ts_ns"][0 if forward else -1]))
+                if best is not None and (edge_ns > best if forward else edge_ns < best):
+                    break
+                moments = _crossings(take, until, chunk)
+                moments = moments[moments > from_ns] if forward else moments[moments < from_ns]
+                if len(moments):
+                    found = int(moments.min() if forward else moments.max())
+                    best = found if best is None else (min if forward else max)(best, found)
+                    break
+            yield None
+    if best is not None:
+        yield best
+
+
+def _crossings(take: Take, until: AtLag, chunk: Chunk) -> Ints:
+    """When the lag of each connection begins to be so, among the records of `chunk`.
+
+    A lag shrinks at an ack, which is an event of the connection. It grows with every put: that is told by the
+    connection's next event, and the moment is that of the put.
+    """
+    found = lags(chunk.records, chunk.stood)
+    end, _ = chunk.stood.after(chunk.records)
+    holds = _OPERATIONS[until.comparison]
+    known = found.conn == found.conn
+    wanted = None
+    if until.of:
+        wanted = {conn for conn, address in take.addresses.items() if until.of in address}
+        known = np.isin(found.conn, list(wanted))
+    is_first = np.diff(found.conn, prepend=-1) != 0
+    stood = np.where(is_first, chunk.stood.own_max_offset - found.ack_before, np.roll(found.after, 1))
+    was = (found.ack_before >= 0) & holds(np.maximum(stood, 0), until.limit)
+    before = (found.before >= 0) & holds(found.before, until.limit)
+    after = (found.after >= 0) & holds(found.after, until.limit) & ~found.closed
+    moments = found.ts_ns[known & after & ~before].tolist()
+    limit = until.limit if until.comparison == ">" else until.limit - 1
+    last_seq = int(chunk.records["seq"][-1]) + 1
+    for row in np.flatnonzero(known & before & ~was).tolist():
+        passed_ns = take.tape.max_passed_ns(int(found.ack_before[row]) + limit, last_seq)
+        ts_ns = int(found.ts_ns[row])
+        moments.append(ts_ns if passed_ns is None else min(ts_ns, passed_ns))
+    last_after = dict(zip(found.conn.tolist(), found.after.tolist(), strict=True))
+    for conn, records in end.connections():
+        ack = stands(records, is_slave=False).ack_offset
+        if ack < 0 or (wanted is not None and conn not in wanted):
+            continue
+        earlier = last_after.get(conn, max(0, chunk.stood.own_max_offset - ack))
+        if holds(max(0, end.own_max_offset - ack), until.limit) and not holds(earlier, until.limit):
+            passed_ns = take.tape.max_passed_ns(ack + limit, last_seq)
+            if passed_ns is not None:
+                moments.append(passed_ns)
+    return np.array(moments, np.int64) + take.wall_of(0)

@@ -1,0 +1,464 @@
+"""Replays of recorded sessions: what is shown of a moment, exactly and whatever was looked at before."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
+from trioha.errors import StoreError
+from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
+from trioha.recording.reader import open_session
+from trioha.recording.records import read_records
+from trioha.recording.tape import Tape
+from trioha_monitor.replay import ReplaySource, open_replay
+from trioha_monitor.replay.reel import Reel
+from trioha_monitor.replay.until import UntilError
+from trioha_monitor.series import Series
+from trioha_monitor.verdict import Verdict
+from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
+
+S = 10**9
+MS = 10**6
+
+
+def opened(*paths: Path, chunk_records: int = 16, work: bool = True) -> ReplaySource:
+    reel = Reel([Tape(open_session(path), chunk_records=chunk_records) for path in paths])
+    source = ReplaySource(reel, clock_s=lambda: 0.0)
+    if work:
+        finish(source)
+    return source
+
+
+def finish(source: ReplaySource) -> None:
+    while source.work(for_s=1.0):
+        pass
+
+
+def connect(at_ns: int, conn: int, start: int, top: int) -> list[Event]:
+    return [
+        Event(at_ns, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE),
+        Event(at_ns, Kind.REQUESTED, conn=conn, offset=start, aux=top),
+        Event(at_ns, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.TRANSFER),
+        Event(at_ns, Kind.ACK, conn=conn, offset=start, aux=top),
+    ]
+
+
+def master_events() -> list[Event]:
+    """A slave in step that is lost at 20 s and comes back at 22 s; one that hangs from 10 s on."""
+    events = [
+        Event(0, Kind.PUT, offset=1000, size=1000),
+        *connect(0, 1, 1000, 1000),
+        *connect(0, 2, 1000, 1000),
+    ]
+    top = 1000
+    for second in range(1, 31):
+        at_ns, start, top = second * S, top, top + 100
+        events.append(Event(at_ns, Kind.PUT, offset=top, size=100, aux=second))
+        events.append(Event(at_ns, Kind.WAIT_BEGIN, offset=top, aux=second, size=2))
+        if second == 20:
+            events.append(
+                Event(at_ns, Kind.CLOSED, conn=1, offset=start, aux=top, flags=CloseReason.HOUSEKEEPING)
+            )
+            events.append(Event(at_ns, Kind.STATE, conn=1, offset=start, aux=top, flags=HaState.SHUTDOWN))
+        if second == 22:
+            events += connect(at_ns, 3, start, top)
+        conn = 1 if second < 20 else 3
+        if second < 20 or second >= 22:
+            events.append(Event(at_ns, Kind.TRANSFER, conn=conn, offset=start, aux=top, size=100))
+            events.append(Event(at_ns + 5 * MS, Kind.ACK, conn=conn, offset=top, aux=top))
+        if second <= 10:
+            events.append(Event(at_ns + 6 * MS, Kind.TRANSFER, conn=2, offset=start, aux=top, size=100))
+            if second < 10:
+                events.append(Event(at_ns + 7 * MS, Kind.ACK, conn=2, offset=top, aux=top))
+        status = PutStatus.FLUSH_SLAVE_TIMEOUT if second in {20, 21} else PutStatus.PUT_OK
+        events.append(Event(at_ns + 8 * MS, Kind.WAIT_END, offset=top, aux=second, size=8000, flags=status))
+    return events
+
+
+ADDRESSES = {1: "10.0.0.1:40001", 2: "10.0.0.2:40002", 3: "10.0.0.1:40003"}
+
+
+def write_master(path: Path, **options: int) -> Path:
+    """Facts of `write_session` stand before the first record: here each at its connection's begin."""
+    events = master_events()
+    write_session(path, events, **options)
+    array = read_records(open_session(path)).array
+    lines = [
+        f'{{"seq": {int(array["seq"][array["conn"] == conn][0])}, "type": "connection", "conn": {conn}, '
+        f'"address": "{address}", "role": "master"}}\n'
+        for conn, address in ADDRESSES.items()
+    ]
+    (path / "facts.jsonl").write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> ReplaySource:
+    return opened(write_master(tmp_path / "20260922T000000.000Z-broker-a-0", segment_records=60))
+
+
+def by_host(view: ClusterView) -> dict[str, ReplicaView]:
+    return {replica.address.partition(":")[0]: replica for replica in view.replicas}
+
+
+def test_a_moment_shows_offsets_lag_speed_and_verdict(master: ReplaySource) -> None:
+    view = master.view_at(WALL_NS + 15 * S + 500 * MS)
+    good, stalled = by_host(view)["10.0.0.1"], by_host(view)["10.0.0.2"]
+    assert (good.sent_offset, good.ack_offset, good.diff_bytes, good.lag_s) == (2500, 2500, 0, 0.0)
+    assert (good.verdict, good.state, good.is_connected, good.in_sync) == (Verdict.OK, "TRANSFER", True, True)
+    assert (good.sent_bytes_per_s, good.ack_bytes_per_s, good.eta_s) == (100.0, 100.0, 0.0)
+    assert good.ack_latency_ms is not None
+    assert (good.ack_latency_ms.p50, good.ack_latency_ms.largest) == (pytest.approx(5, rel=0.001), 5.0)
+    # The byte at 1900 was put at 10 s; its frame was sent and never acknowledged.
+    assert (stalled.sent_offset, stalled.ack_offset, stalled.diff_bytes) == (2000, 1900, 600)
+    assert (stalled.lag_s, stalled.verdict, stalled.is_closing) == (5.5, Verdict.STALLED, False)
+    (node,) = view.nodes
+    assert (node.label, node.health, node.role, node.told_by) == (
+        "broker-a #0",
+        Health.UP,
+        "SYNC_MASTER",
+        "session",
+    )
+    assert (node.connected_replicas, node.in_sync_replicas) == (2, 2)
+    assert (node.log.max_offset, node.log.append_bytes_per_s, node.log.put_messages_per_s) == (
+        2500,
+        100.0,
+        1.0,
+    )
+    assert [(rate.status, rate.count) for rate in node.log.puts] == [("PUT_OK", 16)]
+    assert view.time_ms == WALL_NS // MS + 15_500
+    assert not view.is_live
+
+
+def test_a_slave_that_is_lost_and_comes_back_is_one_row(master: ReplaySource) -> None:
+    before, lost, back = (
+        by_host(master.view_at(WALL_NS + at_ns))["10.0.0.1"] for at_ns in (19 * S, 21 * S, 25 * S)
+    )
+    assert (lost.verdict, lost.is_connected, lost.state, lost.for_s) == (Verdict.SILENT, False, "", 1.0)
+    # It lacks what was put since its last ack, at 19.005 s.
+    assert (lost.ack_offset, lost.diff_bytes, lost.lag_s) == (2900, 200, 1.0)
+    assert (back.address, back.is_connected, back.reconnects, back.for_s) == ("10.0.0.1:40003", True, 1, 3.0)
+    assert before.key == lost.key == back.key
+    assert master.view_at(WALL_NS + 30 * S).nodes[0].ended_connections == {"HOUSEKEEPING": 1}
+
+
+def test_the_timeline_has_what_happened_up_to_the_moment(master: ReplaySource) -> None:
+    events = master.view_at(WALL_NS + 40 * S).events
+    assert [(event.kind, event.replica, event.time_ms - WALL_NS // MS) for event in events] == [
+        (EventKind.NODE, "", 0),
+        (EventKind.CONNECT, "10.0.0.1:40001", 0),
+        (EventKind.CONNECT, "10.0.0.2:40002", 0),
+        (EventKind.LOST, "10.0.0.1:40001", 20_000),
+        (EventKind.PUTS, "", 20_008),
+        (EventKind.CONNECT, "10.0.0.1:40003", 22_000),
+        (EventKind.PUTS, "", 22_008),
+    ]
+    assert [event.number for event in events] == list(range(1, 8))
+    assert events[3].text == "connection ended: HOUSEKEEPING, 100 bytes behind"
+    assert master.view_at(WALL_NS + 20 * S).events == events[:4]
+    assert [tick.event for tick in master.ticks()] == [evolve(event, number=0) for event in events]
+    shares = [tick.share for tick in master.ticks()]
+    assert shares == sorted(shares)
+
+
+def test_puts_are_counted_by_result(master: ReplaySource) -> None:
+    log = master.view_at(WALL_NS + 22 * S).nodes[0].log
+    assert [(rate.status, rate.count, rate.per_s) for rate in log.puts] == [
+        ("PUT_OK", 20, 0.0),
+        ("FLUSH_SLAVE_TIMEOUT", 2, 1.0),
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_moment_is_the_same_whatever_was_looked_at_before(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    lot = random.Random(seed)
+    path = write_session(
+        tmp_path_factory.mktemp("replay") / "s",
+        MasterModel(seed).run(200),
+        segment_records=lot.choice((50, 90)),
+        addresses={conn: f"10.0.0.{lot.randrange(3)}:{conn}" for conn in range(1, 40)},
+    )
+    knows_all, fresh = opened(path), opened(path, work=False)
+    bearing = fresh.bearing
+    for _ in range(6):
+        at_ns = lot.randrange(bearing.start_ns, bearing.end_ns + 2)
+        assert plain(fresh.view_at(at_ns)) == plain(knows_all.view_at(at_ns))
+        assert plain(opened(path, work=False).view_at(at_ns)) == plain(knows_all.view_at(at_ns))
+        record = knows_all.view_at(at_ns)
+        for replica in record.replicas:
+            if replica.ack_offset is not None:
+                assert replica.master_offset is not None
+                assert replica.diff_bytes == replica.master_offset - replica.ack_offset
+
+
+def plain(view: ClusterView) -> ClusterView:
+    """A view without what becomes known only when all was passed."""
+    return evolve(
+        view,
+        events=(),
+        nodes=tuple(evolve(node, log=evolve(node.log, puts=()), ended_connections={}) for node in view.nodes),
+        replicas=tuple(evolve(one, lag_history=Series()) for one in view.replicas),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 50))
+def test_lag_under_the_axis_is_the_worst_of_every_moment(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int
+) -> None:
+    events = MasterModel(seed).run(200)
+    # So slow that the buckets are finer than a column.
+    events = [evolve(event, ts_ns=event.ts_ns * 500) for event in events]
+    path = write_session(tmp_path_factory.mktemp("replay") / "s", events, segment_records=70)
+    source = opened(path)
+    bearing = source.bearing
+    bucket_ns = source._overview.bucket_ms * MS
+    first, last = bearing.start_ns // bucket_ns, bearing.end_ns // bucket_ns
+    worst: dict[int, int] = {}
+    lag: dict[int, int] = {}
+    ack: dict[int, int] = {}
+
+    def note(bucket: int, value: int) -> None:
+        worst[bucket] = max(worst.get(bucket, -1), value)
+
+    at, own_max = first, -1
+    for event in events:
+        bucket = (WALL_NS + event.ts_ns) // bucket_ns
+        while at < bucket:
+            at += 1
+            for conn in lag:
+                note(at, own_max - ack[conn])
+        if event.kind == Kind.PUT:
+            own_max = event.offset
+            for conn in lag:
+                note(bucket, own_max - ack[conn])
+        elif event.conn >= 0:
+            own_max = event.aux
+        if event.conn < 0 or (event.kind == Kind.STATE and event.flags == HaState.SHUTDOWN):
+            continue
+        if event.conn in ack:
+            note(bucket, event.aux - ack[event.conn])
+        if event.kind == Kind.ACK:
+            ack[event.conn] = event.offset
+        if event.conn in ack:
+            note(bucket, event.aux - ack[event.conn])
+            lag[event.conn] = event.aux - ack[event.conn]
+        if event.kind == Kind.CLOSED:
+            lag.pop(event.conn, None)
+            ack.pop(event.conn, None)
+    expected = []
+    for column in range(count):
+        span_ns = bearing.end_ns + 1 - bearing.start_ns
+        low = (bearing.start_ns + span_ns * column // count) // bucket_ns
+        high = max(low + 1, -(-(bearing.start_ns + span_ns * (column + 1) // count) // bucket_ns))
+        values = [worst[bucket] for bucket in range(low, high) if bucket in worst and bucket <= last]
+        expected.append(max(values) if values else None)
+    assert list(source.lag_columns(count)) == expected
+
+
+def test_the_overview_grows_in_slices_and_says_how_far_it_is(tmp_path: Path) -> None:
+    source = opened(write_master(tmp_path / "s"), work=False)
+    shares = [source.overview_share]
+    while source.work(for_s=0.0):
+        shares.append(source.overview_share)
+    assert len(shares) > 8
+    assert shares[0] == 0.0
+    assert shares == sorted(shares)
+    assert source.overview_share == 1.0
+    assert source.lag_columns(3)[2] == 3900 - 1900 + 100
+
+
+def test_lag_history_ends_at_the_moment(master: ReplaySource) -> None:
+    at_ns = WALL_NS + 15 * S + 500 * MS
+    stalled = by_host(master.view_at(at_ns))["10.0.0.2"]
+    history = stalled.lag_history
+    end_ms = at_ns // MS
+    assert history.current is not None
+    assert history.first + len(history.finished) == end_ms // history.bucket_ms
+    assert history.current.value == 600
+    assert history.worst(end_ms=end_ms - 5_400, span_ms=10) is not None
+    worst = history.worst(end_ms=end_ms, span_ms=60_000)
+    assert worst is not None
+    # Of a connection whose events have ended, the lag that its last event told.
+    assert worst.value == 600
+
+
+def test_master_and_slave_sessions_are_one_row(tmp_path: Path) -> None:
+    path = write_session(
+        tmp_path / "m",
+        [
+            Event(0, Kind.PUT, offset=1300, size=1300),
+            *connect(30, 5, 1000, 1300),
+            Event(40, Kind.TRANSFER, conn=5, offset=1000, aux=1300, size=300),
+            Event(60, Kind.ACK, conn=5, offset=1300, aux=1300),
+        ],
+        addresses={5: "10.0.0.7:41234"},
+    )
+    slave = write_session(
+        tmp_path / "s",
+        [Event(5, Kind.FLUSHED, offset=900), *slave_events()[:8], Event(85, Kind.DISPATCHED, offset=1200)],
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912"},
+    )
+    source = opened(path, slave)
+    view = source.view_at(WALL_NS + 100)
+    (replica,) = view.replicas
+    assert (replica.address, replica.node, replica.label) == ("10.0.0.7:41234", "broker-a #1", "broker-a #1")
+    assert (replica.ack_offset, replica.flushed_offset, replica.dispatched_offset) == (1300, 900, 1200)
+    assert [node.label for node in view.nodes] == ["broker-a #0", "broker-a #1"]
+    side = view.nodes[1].slave
+    assert side is not None
+    assert (side.state, side.reported_offset, side.master_address) == ("TRANSFER", 1300, "10.0.0.1:10912")
+
+
+def test_a_slaves_session_alone_is_a_row_and_says_why_it_does_not_follow(tmp_path: Path) -> None:
+    events = slave_events()[:8]
+    events.append(Event(90, Kind.CLOSED, conn=1, offset=1300, aux=1300, flags=CloseReason.DIVERGED))
+    events.append(Event(91, Kind.STATE, conn=1, offset=1300, aux=1300, flags=HaState.READY))
+    path = write_session(tmp_path / "s", events, role="SLAVE", broker_id=1, addresses={1: "10.0.0.1:10912"})
+    source = opened(path)
+    (replica,) = source.view_at(WALL_NS + 85).replicas
+    assert (replica.verdict, replica.master, replica.ack_offset) == (Verdict.OK, "10.0.0.1:10912", 1300)
+    (replica,) = source.view_at(WALL_NS + 91).replicas
+    assert (replica.verdict, replica.is_connected) == (Verdict.DIVERGED, False)
+    assert EventKind.GAP in {event.kind for event in source.view_at(WALL_NS + 91).events}
+
+
+def test_several_starts_of_a_node_follow_each_other(tmp_path: Path) -> None:
+    write_session(tmp_path / "a", [Event(0, Kind.PUT, offset=10, size=10)])
+    second = write_session(tmp_path / "b", [Event(0, Kind.PUT, offset=30, size=20)])
+    document = (second / "session.json").read_text()
+    (second / "session.json").write_text(document.replace(str(WALL_NS), str(WALL_NS + 60 * S)))
+    source = open_replay([tmp_path])
+    finish(source)
+    (node,) = source.view_at(WALL_NS + 30 * S).nodes
+    assert (node.health, node.log.max_offset) == (Health.DOWN, 10)
+    assert node.reason == "its recording breaks off here: killed, and started again later"
+    (node,) = source.view_at(WALL_NS + 60 * S).nodes
+    assert (node.health, node.log.max_offset) == (Health.UP, 30)
+    (node,) = source.view_at(WALL_NS - 1).nodes
+    assert (node.health, node.reason) == (Health.CONNECTING, "its recording begins later")
+    texts = [event.text for event in source.view_at(WALL_NS + 60 * S).events]
+    assert texts == ["its recording begins (a)", "started again: recording 2 begins (b)"]
+    assert source.names == ("a", "b")
+
+
+def test_damage_is_named_on_the_timeline_and_stops_nothing(tmp_path: Path) -> None:
+    path = write_master(tmp_path / "s", segment_records=60)
+    segments = sorted((path / "events").iterdir())
+    segments[1].unlink()
+    segments[-1].write_bytes(segments[-1].read_bytes()[:-7])
+    source = opened(path)
+    for second in range(31):
+        source.view_at(WALL_NS + second * S)
+    marks = [event for event in source.view_at(WALL_NS + 40 * S).events if event.kind is EventKind.MARK]
+    assert len(marks) == 1
+    assert "are missing" in marks[0].text
+    assert source.damage
+
+
+def test_what_is_no_session_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a session"):
+        open_replay([tmp_path])
+
+
+def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) -> None:
+    start_ns = master.bearing.start_ns
+
+    def after_ms() -> int:
+        finish(master)
+        return (master.bearing.at_ns - start_ns) // MS
+
+    master.player.jump(start_ns + S)
+    master.next_event()
+    assert after_ms() == 20_000
+    master.next_event(EventKind.CONNECT)
+    assert after_ms() == 22_000
+    master.previous_event()
+    assert after_ms() == 20_008
+    master.go_until("event puts")
+    assert after_ms() == 22_008
+    master.next_event()
+    assert after_ms() == 22_008
+    assert master.notice == "not found: the next event"
+    master.go_until("begin")
+    master.go_until("lag > 100 of 10.0.0.2")
+    # The slave that hangs: nothing was recorded of it, the second put that it lacks makes it so.
+    assert after_ms() == 11_000
+    master.go_until("lag <= 0 of 10.0.0.1")
+    assert after_ms() == 11_005
+    master.go_until("lag >= 2000")
+    assert after_ms() == 29_000
+    master.player.turn()
+    master.go_until("lag <= 0 of 10.0.0.1")
+    assert after_ms() == 28_005
+    master.go_until("50%")
+    assert after_ms() == 15_004
+    with pytest.raises(UntilError):
+        master.go_until("nowhere")
+
+
+def test_steps_go_from_record_to_record(master: ReplaySource) -> None:
+    start_ns = master.bearing.start_ns
+    master.player.jump(start_ns + 5 * S + 5 * MS)
+    stood = []
+    for steps in (1, 1, 1, -1, -1, -1):
+        master.step_record(steps)
+        stood.append((master.bearing.at_ns - start_ns - 5 * S) // MS)
+    assert stood == [6, 7, 8, 7, 6, 5]
+
+
+def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
+    whole = write_master(tmp_path / "whole")
+    (segment,) = (whole / "events").iterdir()
+    data = segment.read_bytes()
+    segment.write_bytes(data[: 64 + 48 * 50])
+    source = opened(whole)
+    at_ns = source.bearing.end_ns
+    source.player.jump(at_ns)
+    segment.write_bytes(data)
+    source.look_for_growth()
+    finish(source)
+    assert source.bearing.at_ns == source.bearing.end_ns == WALL_NS + 30 * S + 8 * MS
+    fresh = opened(whole)
+    assert source.lag_columns(30) == fresh.lag_columns(30)
+    assert plain(source.view()) == plain(fresh.view_at(source.bearing.at_ns))
+    assert source.view().events == fresh.view_at(source.bearing.at_ns).events
+
+
+async def test_the_feed_shows_views_while_it_plays_and_rests_when_it_stands(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    reel = Reel([Tape(open_session(write_master(tmp_path / "s")))])
+    source = ReplaySource(reel, clock_s=trio.current_time)
+    views: list[ClusterView] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source, views.append)
+        await trio.sleep(2)
+        standing = len(views)
+        assert 1 <= standing <= 3
+        source.player.change_speed(3)
+        source.player.play()
+        await trio.sleep(2)
+        assert views[-1].time_ms == pytest.approx(WALL_NS // MS + 16_000, abs=500)
+        assert len(views) > standing + 30
+        source.player.turn()
+        await trio.sleep(10)
+        assert views[-1].time_ms == WALL_NS // MS
+        resting = len(views)
+        await trio.sleep(5)
+        assert len(views) == resting
+        nursery.cancel_scope.cancel()
+    assert np.all([not view.is_live for view in views])

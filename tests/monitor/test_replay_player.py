@@ -1,0 +1,207 @@
+"""The player and the language of its dialogs, with a clock that the tests move."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trioha_monitor.replay.player import INTERVAL_NS, SPEEDS, Player
+from trioha_monitor.replay.until import AtEvent, AtLag, AtTime, UntilError, parse_until
+from trioha_monitor.view import EventKind
+
+S = 10**9
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def player(clock: Clock) -> Player:
+    return Player(100 * S, 200 * S, clock_s=clock)
+
+
+def test_it_stands_still_until_it_plays_and_ends_at_the_end(player: Player, clock: Clock) -> None:
+    clock.now_s = 5
+    assert (player.bearing.at_ns, player.bearing.is_playing) == (100 * S, False)
+    player.play()
+    clock.now_s = 15
+    assert (player.bearing.at_ns, player.bearing.is_playing, player.bearing.share) == (110 * S, True, 0.1)
+    clock.now_s = 500
+    assert (player.bearing.at_ns, player.bearing.is_playing) == (200 * S, False)
+    player.toggle()
+    clock.now_s = 501
+    assert (player.bearing.at_ns, player.bearing.is_playing) == (101 * S, True)
+    player.toggle()
+    clock.now_s = 600
+    assert (player.bearing.at_ns, player.bearing.is_playing) == (101 * S, False)
+
+
+def test_a_new_speed_or_direction_counts_from_where_it_stands(player: Player, clock: Clock) -> None:
+    player.play()
+    clock.now_s = 10
+    player.change_speed(2)
+    clock.now_s = 12
+    assert (player.bearing.at_ns, player.bearing.speed) == (118 * S, 4.0)
+    player.turn()
+    clock.now_s = 14
+    assert (player.bearing.at_ns, player.bearing.is_reverse) == (110 * S, True)
+    clock.now_s = 30
+    assert (player.bearing.at_ns, player.bearing.is_playing) == (100 * S, False)
+    player.play()
+    clock.now_s = 31
+    assert player.bearing.at_ns == 196 * S
+
+
+def test_speeds_go_from_a_quarter_to_64_times(player: Player) -> None:
+    player.change_speed(-100)
+    assert player.bearing.speed == 0.25
+    player.change_speed(100)
+    assert player.bearing.speed == 64
+    assert len(SPEEDS) == 9
+
+
+def test_jumps_stay_on_the_axis_and_go_on_playing(player: Player, clock: Clock) -> None:
+    player.play()
+    player.jump_to_share(0.5)
+    clock.now_s = 1
+    assert player.bearing.at_ns == 151 * S
+    player.jump(0)
+    assert player.bearing.at_ns == 100 * S
+    player.jump(10**20)
+    assert player.bearing.at_ns == 200 * S
+    player.extend(300 * S)
+    assert player.bearing.end_ns == 300 * S
+
+
+def test_steps_stand_on_multiples_of_the_interval(player: Player) -> None:
+    player.jump(150 * S + 30_000_000)
+    player.step(1)
+    assert player.bearing.at_ns == 150 * S + INTERVAL_NS
+    player.jump(150 * S + 30_000_000)
+    player.step(-1)
+    assert player.bearing.at_ns == 150 * S
+    player.step(-3)
+    assert player.bearing.at_ns == 150 * S - 3 * INTERVAL_NS
+
+
+@given(moves=st.lists(st.tuples(st.sampled_from("ptfsrjk"), st.floats(0, 30)), max_size=30))
+def test_it_never_leaves_its_axis(moves: list[tuple[str, float]]) -> None:
+    clock = Clock()
+    player = Player(100 * S, 200 * S, clock_s=clock)
+    for move, seconds in moves:
+        match move:
+            case "p":
+                player.play()
+            case "t":
+                player.turn()
+            case "f":
+                player.change_speed(1)
+            case "s":
+                player.change_speed(-1)
+            case "r":
+                player.toggle()
+            case "j":
+                player.jump(round(seconds * 10) * S)
+            case "k":
+                player.step(round(seconds) - 15)
+        before = player.bearing
+        clock.now_s += seconds
+        after = player.bearing
+        assert before.start_ns <= after.at_ns <= after.end_ns
+        if not before.is_playing:
+            assert after.at_ns == before.at_ns
+        elif after.is_playing:
+            moved_ns = round(seconds * before.speed * S) * (-1 if before.is_reverse else 1)
+            assert abs(after.at_ns - before.at_ns - moved_ns) <= 100
+
+
+BEGIN = datetime(2026, 11, 21, 23, 58, 30, tzinfo=UTC)
+BEGIN_NS = int(BEGIN.timestamp()) * S
+
+
+def parse(text: str) -> object:
+    return parse_until(
+        text, now_ns=BEGIN_NS + 10 * S, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=UTC
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "after_ns"),
+    [
+        ("begin", 0),
+        ("end", 1000 * S),
+        ("+90s", 100 * S),
+        ("-1.5s", 8_500_000_000),
+        (" + 2 m ", 130 * S),
+        ("+250ms", 10_250_000_000),
+        ("37.5 %", 375 * S),
+        ("23:59:00", 30 * S),
+        ("23:59:00.25", 30_250_000_000),
+        ("00:01", 150 * S),
+        ("2026-11-21 23:59:30", 60 * S),
+        ("2026-11-20T23:59:30", 60 * S - 86400 * S),
+    ],
+)
+def test_moments(text: str, after_ns: int) -> None:
+    assert parse(text) == AtTime(BEGIN_NS + after_ns)
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("event", AtEvent()),
+        ("Event lost", AtEvent(EventKind.LOST)),
+        ("event in-sync of 10.0.0.2", AtEvent(EventKind.SYNC, "10.0.0.2")),
+        ("event of 10.0.0.2:41", AtEvent(None, "10.0.0.2:41")),
+        ("lag > 10MB", AtLag(">", 10 << 20, False)),
+        ("lag>=1.5 KiB", AtLag(">=", 1536, False)),
+        ("lag > 100", AtLag(">", 100, False)),
+        ("lag = 0 of b", AtLag("=", 0, False, "b")),
+        ("lag > 1M", AtLag(">", 1 << 20, False)),
+        ("lag > 3s", AtLag(">", 3 * S, True)),
+        ("lag < 500ms", AtLag("<", S // 2, True)),
+        ("lag > 2m", AtLag(">", 120 * S, True)),
+    ],
+)
+def test_conditions(text: str, until: object) -> None:
+    assert parse(text) == until
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "say where to"),
+        ("tomorrow", "is no place"),
+        ("101%", "more than there is"),
+        ("25:00", "is no time"),
+        ("event explosion", "use connect, lost"),
+        ("lag", "compare lag"),
+        ("lag > 3 parsecs", "is no unit"),
+        ("lag !! 3", "compare lag"),
+    ],
+)
+def test_what_is_no_place_is_said_to_be_none(text: str, says: str) -> None:
+    with pytest.raises(UntilError, match=says):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "holds"),
+    [("<", [1, 0, 0]), ("<=", [1, 1, 0]), (">", [0, 0, 1]), (">=", [0, 1, 1]), ("=", [0, 1, 0])],
+)
+def test_comparisons(comparison: str, holds: list[int]) -> None:
+    until = AtLag(comparison, 5, False)  # type: ignore[arg-type]
+    assert [until.holds(lag) for lag in (4, 5, 6)] == [bool(one) for one in holds]
