@@ -492,3 +492,29 @@ async def test_frames_that_come_together_are_taken_together_and_noted_one_by_one
     ]
     assert {aux for _, _, _, aux, _, _ in received} == {log.max_offset}
     assert len(events.of(Kind.REPORTED)) == 2
+
+
+async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
+    log, master_log, autojump_clock
+):
+    log.append(message())
+    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    end_offset = log.max_offset
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        for number in range(3):
+            # Longer than it pauses before the second and the third try.
+            await trio.sleep(1)
+            assert await dialer.peers[number].next_report() == end_offset
+            assert slave.status().verdict == ""
+            await dialer.peers[number].stream.aclose()
+        await settled()
+        assert slave.status().verdict == (
+            "REFUSED: 3 connections ended without an answer: the master does not admit this slave, "
+            f"or its log ends before {end_offset}"
+        )
+        await trio.sleep(6)
+        await dialer.peers[-1].frame(end_offset)
+        await settled()
+        assert slave.status().verdict == ""
+        nursery.cancel_scope.cancel()

@@ -47,6 +47,8 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 BACK_OFF_MIN_S = 0.1
 BACK_OFF_MAX_S = 5.0
+UNANSWERED_MAX = 3
+"""Connections that the master ended without a byte, in a row, before that is named."""
 RECEIVE_BYTES = 1 << 20
 """Taken at once at most: what a connection's buffer holds."""
 
@@ -128,6 +130,10 @@ class HaSlave:
         self._reason = CloseReason.NONE
         self._last_reason = CloseReason.NONE
         self._frame_taken = False
+        self._is_answered = False
+        """Whether the master has sent a byte on the current connection."""
+        self._unanswered = 0
+        """Connections in a row that the master ended without one."""
         self._header = FrameHeader(0, 0)
         """Header of the frame that is being received."""
         self._unsent = bytearray()
@@ -200,6 +206,7 @@ class HaSlave:
     async def replicate(self, stream: trio.abc.Stream) -> CloseReason:
         """Take the log over one stream until the connection ends, and say why. The stream is closed then."""
         self._reason = CloseReason.NONE
+        self._is_answered = False
         self._reported_offset = -1
         self._requested = trio.Event()
         self._checked = trio.Event()
@@ -229,6 +236,7 @@ class HaSlave:
         finally:
             self._end(CloseReason.SHUTDOWN)
             self._last_reason = self._reason
+            self._judge_silence()
             self._local_address = None
             self._sink.emit(
                 Kind.CLOSED,
@@ -242,6 +250,23 @@ class HaSlave:
                 await trio.aclose_forcefully(stream)
         return self._reason
 
+    def _judge_silence(self) -> None:
+        """Name a master that takes the connection, and the request, and hangs up.
+
+        A 4.9 master does so where the slave's log ends far beyond its own, a trioha master to peers that it
+        does not admit.
+        """
+        if self._is_answered:
+            self._unanswered = 0
+        elif self._reason in {CloseReason.EOF, CloseReason.IO_ERROR}:
+            self._unanswered += 1
+            if self._unanswered >= UNANSWERED_MAX:
+                self._verdict = (
+                    f"REFUSED: {self._unanswered} connections ended without an answer: the master does not "
+                    f"admit this slave, or its log ends before {self._request_offset}"
+                )
+                log.warning(self._verdict, master=self._master_address)
+
     def _set_log_aside(self, reason: CloseReason) -> None:
         """Keep the log that does not follow the master's beside the store, and begin a new one."""
         directory = self._log.directory
@@ -249,8 +274,8 @@ class HaSlave:
         aside = directory.with_name(f"{directory.name}.{reason.name.lower()}-{stamp}")
         try:
             self._log.set_aside(aside)
-        except OSError as error:
-            log.error("the log cannot be set aside", path=str(aside), reason=error.strerror)
+        except (OSError, StoreError) as error:
+            log.error("the log cannot be set aside", path=str(aside), reason=str(error))
             return
         log.warning("log set aside, starting anew", kept_as=str(aside), reason=self._verdict)
         self._verdict = ""
@@ -281,6 +306,10 @@ class HaSlave:
                 if not received_bytes:
                     self._end(CloseReason.EOF)
                     break
+                if not self._is_answered:
+                    self._is_answered = True
+                    if self._unanswered >= UNANSWERED_MAX:
+                        self._verdict = ""
                 now_s = trio.current_time()
                 idle.deadline = now_s + housekeeping_s
                 self._rate.add(received_bytes, now_s)
