@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha.ha.meter import SPREAD_WINDOW_S, VALUES_MAX, Measured, SpreadMeter
+from trioha.ha.meter import NOTES_MAX, SPREAD_WINDOW_S, VALUES_MAX, LagClock, Measured, SpreadMeter
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200))
@@ -48,3 +48,22 @@ def test_memory_is_bounded_and_the_last_values_count() -> None:
 
 def test_nothing_measured_is_nothing() -> None:
     assert SpreadMeter(0.0).measured(100.0) is None
+
+
+def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacing_of_notes() -> None:
+    clock = LagClock()
+    ticks = 80 * NOTES_MAX
+    for tick in range(1, ticks + 1):
+        clock.appended(tick * 10, tick * 0.011)
+        assert len(clock._notes) <= NOTES_MAX
+    for tick in (ticks // 4, ticks // 2, ticks - 1000):
+        clock.acknowledged(tick * 10)
+        true_s = (ticks - tick - 1) * 0.011
+        # 0.01 s doubled as often as two hours take: 2.56 s.
+        assert true_s - 0.001 <= clock.age_s(ticks * 0.011) <= true_s + 2.6
+    clock.acknowledged(ticks * 10)
+    assert clock.age_s(ticks * 0.011) == 0.0
+    clock.appended(ticks * 10 + 10, ticks * 0.011 + 1.0)
+    clock.appended(ticks * 10 + 20, ticks * 0.011 + 1.02)
+    clock.acknowledged(ticks * 10 + 10)
+    assert round(clock.age_s(ticks * 0.011 + 2.02), 6) == 1.0

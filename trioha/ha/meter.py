@@ -43,13 +43,16 @@ class RateMeter:
 class LagClock:
     """When bytes were seen at the log's end, to tell the age of the oldest one that is not acknowledged.
 
-    Notes closer than 10 ms are one note, and beyond 8192 notes every second one is dropped: ages stay exact
-    to that spacing, memory stays bounded however long a replica is behind.
+    Notes closer than 10 ms are one note; whenever there are 8192, that interval doubles until half of them
+    are left: notes stay even in time, ages exact to that spacing, and memory bounded however long a replica
+    is behind.
     """
 
     def __init__(self) -> None:
         self._notes: deque[tuple[int, float]] = deque()
         """End offset of bytes and when the first of them was seen, oldest first."""
+        self._interval_s = NOTE_INTERVAL_S
+        """Notes are no closer than this."""
 
     def appended(self, end_offset: int, now_s: float) -> None:
         """The log now ends at `end_offset`."""
@@ -58,7 +61,7 @@ class LagClock:
             last_end, last_s = notes[-1]
             if end_offset <= last_end:
                 return
-            if now_s - last_s < NOTE_INTERVAL_S:
+            if now_s - last_s < self._interval_s:
                 notes[-1] = (end_offset, last_s)
                 return
         notes.append((end_offset, now_s))
@@ -70,19 +73,26 @@ class LagClock:
         notes = self._notes
         while notes and notes[0][0] <= offset:
             notes.popleft()
+        if not notes:
+            self._interval_s = NOTE_INTERVAL_S
 
     def age_s(self, now_s: float) -> float:
         """Age of the oldest byte that is not acknowledged, 0 if all are."""
         return now_s - self._notes[0][1] if self._notes else 0.0
 
     def _thin(self) -> None:
-        """Join each two notes into one with the later end and the earlier time."""
+        """Join notes that are closer than a longer interval: the later end, the earlier time."""
         notes = list(self._notes)
-        pairs = zip(notes[::2], notes[1::2], strict=False)
-        joined = [(later[0], earlier[1]) for earlier, later in pairs]
-        if len(notes) % 2:
-            joined.append(notes[-1])
-        self._notes = deque(joined)
+        while len(notes) > NOTES_MAX // 2:
+            self._interval_s *= 2
+            kept = notes[:1]
+            for end_offset, seen_s in notes[1:]:
+                if seen_s - kept[-1][1] < self._interval_s:
+                    kept[-1] = (end_offset, kept[-1][1])
+                else:
+                    kept.append((end_offset, seen_s))
+            notes = kept
+        self._notes = deque(notes)
 
 
 @frozen
