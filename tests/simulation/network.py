@@ -317,6 +317,10 @@ class DirectEnd(SocketTransport):
         """Whether this end was closed."""
         return self._end.is_closed
 
+    @property
+    def local_address(self) -> str | None:
+        return None
+
     def send_now(self, data: bytes | memoryview) -> int:
         return self._end.push(data)
 
