@@ -590,10 +590,15 @@ def _identity(record: np.void) -> tuple[int, int, int]:
 
 def own_max_of(records: Array) -> tuple[Ints, Ints]:
     """When the node's own log was how long, as `records` tell it: times and offsets, both of shape (n,)."""
-    tells = records[_TELLS_MAX[records["kind"]]]
-    is_put = tells["kind"] == Kind.PUT
-    tells, is_put = (part[is_put | (tells["conn"] != NO_CONNECTION)] for part in (tells, is_put))
-    return tells["ts_ns"].astype(np.int64), np.where(is_put, tells["offset"], tells["aux"])
+    kind = records["kind"]
+    # Whole columns, not whole records: those would be copied.
+    tells = np.flatnonzero(_TELLS_MAX[kind])
+    is_put = kind[tells] == Kind.PUT
+    has_connection = records["conn"][tells] != NO_CONNECTION
+    if not (is_put | has_connection).all():
+        tells, is_put = tells[is_put | has_connection], is_put[is_put | has_connection]
+    own: Ints = np.where(is_put, records["offset"][tells], records["aux"][tells])
+    return records["ts_ns"][tells], own
 
 
 def _own_max_offset(standing: Standing) -> int:
