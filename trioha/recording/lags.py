@@ -51,8 +51,12 @@ class Lags:
         return np.maximum(self.before, self.after)
 
 
-def lags(records: Array, stood: Standing) -> Lags:
-    """Lag at the events in `records` of a master's session, where `stood` is the standing before them."""
+def lags(records: Array, stood: Standing, *, is_sampled: bool = False) -> Lags:
+    """Lag at the events in `records` of a master's session, where `stood` is the standing before them.
+
+    `is_sampled`: a monitor recorded it. Then an ack and the master's end are of one moment, and there was no
+    moment at which that end met the ack before.
+    """
     kind = records["kind"]
     place = np.flatnonzero(_COUNTS[kind] & (records["conn"] != NO_CONNECTION))
     # The state behind a connection's end is no event of it any more.
@@ -76,12 +80,16 @@ def lags(records: Array, stood: Standing) -> Lags:
     max_offset = records["aux"][place]
     ack_before = np.where(is_first, known_ack[codes], np.roll(ack, 1))
     max_offset = np.maximum(max_offset, np.where(is_first, known_max[codes], UNKNOWN))
+    before = np.where(ack_before >= 0, np.maximum(max_offset - ack_before, 0), UNKNOWN)
+    after = np.where(ack >= 0, np.maximum(max_offset - ack, 0), UNKNOWN)
+    if is_sampled:
+        before = np.where((ack_before >= 0) & (ack != ack_before), after, before)
     return Lags(
         conn=conns[codes],
         seq=records["seq"][place].astype(np.int64),
         ts_ns=records["ts_ns"][place].astype(np.int64),
-        before=np.where(ack_before >= 0, np.maximum(max_offset - ack_before, 0), UNKNOWN),
-        after=np.where(ack >= 0, np.maximum(max_offset - ack, 0), UNKNOWN),
+        before=before,
+        after=after,
         ack_before=ack_before,
         ack_after=ack,
         stood=np.where(known_ack >= 0, np.maximum(known_max - known_ack, 0), UNKNOWN)[codes],

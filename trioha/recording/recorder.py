@@ -72,6 +72,7 @@ class Recorder:
         block_records: int = BLOCK_RECORDS,
         blocks_max: int = BLOCKS_MAX,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Record below `directory` (trioha.recordDir), in a folder of its own for each start of the node.
 
@@ -91,6 +92,7 @@ class Recorder:
         self._node_id = node_id
         self._segment_records_max = segment_records_max
         self._clock_ns = clock_ns
+        self._wall_ns = wall_ns
         self._block_bytes = block_records * RECORD_BYTES
         self._free = [Block(bytearray(self._block_bytes)) for _ in range(blocks_max)]
         self._full: deque[Block] = deque()
@@ -294,7 +296,7 @@ class Recorder:
             document = encode_session(
                 self._identity,
                 monotonic_ns=self._clock_ns(),
-                wall_ns=time.time_ns(),
+                wall_ns=self._wall_ns(),
                 program_version=__version__,
             )
             try:

@@ -53,7 +53,7 @@ def _crossings(take: Take, until: AtLag, chunk: Chunk) -> Ints:
     A lag shrinks at an ack, which is an event of the connection. It grows with every put: that is told by the
     connection's next event, and the moment is that of the put.
     """
-    found = lags(chunk.records, chunk.stood)
+    found = lags(chunk.records, chunk.stood, is_sampled=take.is_sampled)
     end, _ = chunk.stood.after(chunk.records)
     holds = _OPERATIONS[until.comparison]
     known = found.conn == found.conn

@@ -200,7 +200,7 @@ class Overview:
         if len(waits):
             self._failing[take.number] = bool(waits[-1] != PutStatus.PUT_OK)
         if not take.is_slave:
-            found = lags(records, stood)
+            found = lags(records, stood, is_sampled=take.is_sampled)
             new += sync_changes(take, node, found)
             self._add_lags(take, found, self._grow(take, records))
         self._add_events(new)

@@ -7,7 +7,8 @@ one for each start, and follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from attrs import define, field
@@ -35,6 +36,8 @@ class Take:
     """Peer of each connection, by its number."""
     begin_seqs: dict[int, int] = field(factory=dict)
     """Where each connection begins."""
+    samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
+    """What a monitor noted of what moves slowly: monotonic time and what it was from then on."""
 
     @property
     def name(self) -> str:
@@ -58,8 +61,9 @@ class Take:
 
     @property
     def end_ns(self) -> int:
-        """Its last record, on the axis."""
-        return self.wall_of(self.tape.last_ts_ns)
+        """Its last record, or what a monitor noted last, on the axis."""
+        last_ns = self.samples[-1][0] if self.samples else 0
+        return self.wall_of(max(self.tape.last_ts_ns, last_ns))
 
     def wall_of(self, ts_ns: int) -> int:
         """A record's time on the axis."""
@@ -74,6 +78,11 @@ class Take:
         """The position behind the last record that is not later."""
         return self.tape.position_at(self.ts_of(at_ns))
 
+    def sample_at(self, at_ns: int) -> Mapping[str, object]:
+        """What a monitor noted last at a moment; empty for a node's own recording."""
+        index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
+        return self.samples[index - 1][1] if index else {}
+
     def refresh(self) -> bool:
         """Take in what was recorded since; whether there is anything."""
         if not self.tape.refresh():
@@ -82,8 +91,12 @@ class Take:
         return True
 
     def read_facts(self) -> None:
-        """Learn of connections."""
+        """Learn of connections, and what a monitor noted."""
+        self.samples = []
         for fact in self.tape.facts:
+            ts_ns = fact.fields.get("ts_ns")
+            if fact.type_ == "sample" and isinstance(ts_ns, int):
+                self.samples.append((ts_ns, fact.fields))
             conn = fact.fields.get("conn")
             if fact.type_ == "connection" and isinstance(conn, int):
                 self.addresses[conn] = clean(str(fact.fields.get("address")))
@@ -188,6 +201,10 @@ def limits_of(tape: Tape) -> Limits:
         heartbeat_s=number("haSendHeartbeatInterval", default.heartbeat_s, 1000),
         are_told="haMaxGapNotInSync" in settings,
     )
+
+
+def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:
+    return sample[0]
 
 
 def _begins_ns(tape: Tape) -> tuple[int, str]:

@@ -9,6 +9,7 @@ is shown depend on how one came there.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from trioha_monitor.replay.happenings import GAP_REASONS
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, RecordedNode, Reel, Take
 from trioha_monitor.replay.rows import Row, Twins, rows_of
+from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.verdict import Facts, judge
 from trioha_monitor.view import (
     ClusterView,
@@ -175,7 +177,8 @@ class State:
             cluster=identity.cluster_name,
             broker_name=identity.broker_name,
             broker_id=identity.broker_id,
-            version=take.tape.session.program_version,
+            version=clean(str(take.sample_at(at_ns).get("version") or ""))
+            or ("" if take.is_sampled else take.tape.session.program_version),
             told_by="session",
             tells_replicas=not take.is_slave,
             log=self._log(moment),
@@ -191,6 +194,9 @@ class State:
 
     def _health(self, node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[Health, str, int]:
         take, at_ns = moment.take, moment.at_ns
+        sample = take.sample_at(at_ns)
+        if sample.get("health") == Health.DOWN.value and (at_ns <= take.end_ns or is_growing):
+            return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", take.start_ns
         if at_ns <= take.end_ns or is_growing:
             return Health.UP, "", take.start_ns
         if take.tape.ended_in_order:
@@ -217,7 +223,12 @@ class State:
                 puts_per_s = lately.puts / passed_s
                 puts = self._puts(moment, lately, passed_s)
         size = take.tape.session.identity.settings.get("mappedFileSizeCommitLog")
+        sample = take.sample_at(at_ns)
+        if take.is_sampled:
+            puts = _sampled_puts(sample, take.sample_at(at_ns - RATE_NS), passed_s)
+        min_offset = sample.get("min_offset")
         return LogView(
+            min_offset=min_offset if isinstance(min_offset, int) else None,
             max_offset=moment.own_max,
             flushed_offset=moment.standing.of_node(Kind.FLUSHED),
             dispatched_offset=moment.standing.of_node(Kind.DISPATCHED),
@@ -262,7 +273,7 @@ class State:
             state=_name(HaState, HaState.READY if said is None or said.state < 0 else said.state),
             reported_offset=None if said is None else _known(said.reported_offset),
             received_bytes_per_s=rate,
-            read_age_s=None if said is None else _age_s(take, said.heard_ts_ns, at_ns),
+            read_age_s=None if said is None or take.is_sampled else _age_s(take, said.heard_ts_ns, at_ns),
             reconnects=max(0, len(known) - 1),
             is_observer=None,
             complaint=self._complaint(moment),
@@ -270,6 +281,9 @@ class State:
 
     def _complaint(self, moment: Moment) -> str:
         """What keeps a slave that is not connected from following: how its last connection ended."""
+        noted = moment.take.sample_at(moment.at_ns).get("complaint")
+        if noted:
+            return clean(str(noted), length_max=REASON_MAX)
         if moment.connections:
             return ""
         ended = self._ended(moment)
@@ -357,7 +371,11 @@ class State:
                 connected_s=for_s,
                 is_master_heard=self._health(node, moment, is_growing=True)[0] is Health.UP
                 and (at_ns <= take.end_ns or not take.tape.ended_in_order),
-                heard_s=_age_s(take, said.heard_ts_ns, at_ns) if is_connected else None,
+                # A monitor sees what was acknowledged, not when somebody spoke.
+                heard_s=(
+                    _age_s(take, said.heard_ts_ns, at_ns) if is_connected and not take.is_sampled else None
+                ),
+                min_offset=_int(take.sample_at(at_ns).get("min_offset")),
                 complaint=complaint,
                 state=state,
                 master_offset=master_offset,
@@ -473,7 +491,8 @@ class State:
         bucket_ns = self._overview.bucket_ms * NS_PER_MS
         begin_ns = moment.at_ns - moment.at_ns % bucket_ns
         first, records = self._recent(moment, begin_ns - 1)
-        found = lags(records[records["conn"] == row.conn], take.tape.standing_at(first))
+        own = records[records["conn"] == row.conn]
+        found = lags(own, take.tape.standing_at(first), is_sampled=take.is_sampled)
         worst = [int(found.worst.max(initial=-1)), int(found.stood.max(initial=-1))]
         if row.ended is None:
             ack = moment.connections[row.conn].ack_offset
@@ -565,6 +584,26 @@ def _results(counts: Counts) -> dict[int, int]:
     if unwaited or counts.puts:
         results[PutStatus.PUT_OK] = results.get(PutStatus.PUT_OK, 0) + unwaited
     return results
+
+
+def _sampled_puts(
+    sample: Mapping[str, object], earlier: Mapping[str, object], passed_s: float
+) -> tuple[PutRate, ...]:
+    """Results of puts as a monitor noted them."""
+    puts, before = sample.get("puts"), earlier.get("puts")
+    if not isinstance(puts, dict):
+        return ()
+    rates = []
+    for status, count in sorted(puts.items(), key=lambda item: (item[0] != "PUT_OK", item[0])):
+        was = before.get(status) if isinstance(before, dict) else None
+        if isinstance(count, int):
+            per_s = (count - was) / passed_s if isinstance(was, int) and was <= count else None
+            rates.append(PutRate(clean(str(status)), count, per_s))
+    return tuple(rates)
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _ok_first(item: tuple[int, int]) -> tuple[bool, str]:
