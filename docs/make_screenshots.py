@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.feed import live_feed
+from trioha_monitor.live import live_views
 from trioha_monitor.themes import LIGHT
 
 SIZE = (120, 33)
@@ -114,7 +114,7 @@ async def watch(
     addresses: Sequence[str], *, stumbling: subprocess.Popen[str], dying: subprocess.Popen[str]
 ) -> dict[str, str]:
     """What the monitor shows after a lively minute: file name to SVG."""
-    app = MonitorApp(live_feed(addresses))
+    app = MonitorApp(live_views(addresses))
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("minus")
         for calm_s, stopped_s in ((9.0, 0.7), (6.0, 1.6), (8.0, 3.2), (11.0, 1.0)):

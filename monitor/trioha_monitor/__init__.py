@@ -1,9 +1,10 @@
 """The live monitor: a Textual application that shows replication through the nodes' public remoting port.
 
-Theory of operation. `feed` asks every node for its status, one trio task and one connection a node.
-`model` folds the answers into one frozen `Snapshot`; it knows neither Textual nor trio. `guest` runs the
-feed's trio as a guest of Textual's asyncio loop. `app` shows each snapshot; the widgets hold nothing that is
-not in it, so whoever publishes snapshots (live nodes, a recording, a test) drives the same screen.
+Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` asks running nodes,
+a replay folds recorded sessions. `guest` runs the source's trio as a guest of Textual's asyncio loop. `app`
+hands each view to `screen`, which shows it in the pane that is in sight (`panes`); widgets hold nothing that
+is not in the view or the user's choice, so whoever makes views (live nodes, a recording, a test) drives the
+same screens. `source` says how the screens steer a replay and a recording.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ __all__ = ["run_monitor"]
 from collections.abc import Sequence
 
 
-def run_monitor(addresses: Sequence[str], *, interval_s: float) -> int:
-    """Show the nodes at `addresses` (`host:port`) until the user quits; returns the exit code.
+def run_monitor(
+    addresses: Sequence[str], *, name_servers: Sequence[str] = (), interval_s: float = 0.1
+) -> int:
+    """Show nodes until the user quits; returns the exit code.
 
-    `interval_s` is the pause between two questions to one node. Must be called from the main thread, on a
-    terminal, with no event loop running. Raises `MonitorError` if the monitor itself failed.
+    Nodes are those at `addresses` and all that the `name_servers` list (`host:port` each). `interval_s` is
+    the pause between two questions to one node. Must be called from the main thread, on a terminal, with no
+    event loop running. Raises `MonitorError` if the monitor itself failed.
     """
     from trioha_monitor.app import run  # noqa: PLC0415 - Textual is loaded only when a screen opens
 
-    return run(addresses, interval_s=interval_s)
+    return run(addresses, name_servers=name_servers, interval_s=interval_s)

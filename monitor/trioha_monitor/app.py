@@ -1,4 +1,4 @@
-"""The application: runs a feed, shows its snapshots, and ends with it."""
+"""The application: runs a source of views, shows them, and ends with it."""
 
 from __future__ import annotations
 
@@ -6,83 +6,101 @@ import asyncio
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import partial
 from typing import ClassVar
 
 import outcome
-from textual.app import App
+from attrs import evolve
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
 from trioha.errors import TriohaError
-from trioha_monitor.feed import Feed, FeedTimes, live_feed
 from trioha_monitor.guest import TrioGuest
-from trioha_monitor.model import Snapshot
+from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.screen import MonitorScreen
+from trioha_monitor.source import Playback, Recording
 from trioha_monitor.themes import DARK, LIGHT
-from trioha_monitor.widgets.help import HelpScreen
+from trioha_monitor.view import ClusterView, ViewFeed
 
 
 class MonitorError(TriohaError):
     """The monitor itself failed: not a node, and nothing the user did."""
 
 
-class SnapshotArrived(Message):
-    """The feed has a new snapshot. Of several that wait only the last is shown."""
+class ViewArrived(Message):
+    """The source has a new view. Of several that wait only the last is shown."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, view: ClusterView) -> None:
         super().__init__()
-        self.snapshot = snapshot
+        self.view = view
 
     def can_replace(self, message: Message) -> bool:
-        """A newer snapshot makes an older one worthless."""
-        return isinstance(message, SnapshotArrived)
+        """A newer view makes an older one worthless."""
+        return isinstance(message, ViewArrived)
 
 
 class MonitorApp(App[None]):
-    """Shows what `feed` publishes until the user quits or the feed ends.
+    """Shows what `feed` shows until the user quits or the feed ends.
 
-    A feed that ends by itself, with an error or without, ends the application with return code 1 and sets
+    With a `playback` it is a replay, which the user steers; a `recording` is what `r` starts and stops. A
+    feed that ends by itself, with an error or without, ends the application with return code 1 and sets
     `failure`: old numbers on a live screen would be a lie.
     """
 
     TITLE = "trioha monitor"
     CSS_PATH = "monitor.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit", tooltip="Leave the monitor; the nodes do not notice", id="monitor.quit"),
-        Binding("question_mark", "help", "Help", tooltip="Keys and columns", id="monitor.help"),
         Binding(
-            "plus,equals_sign",
-            "span(1)",
-            "Longer",
-            key_display="+",
-            tooltip="Draw more time",
-            id="monitor.longer",
+            "s",
+            "save_picture",
+            "Picture",
+            show=False,
+            tooltip="Save the screen as an SVG file",
+            id="app.picture",
         ),
         Binding(
-            "minus", "span(-1)", "Shorter", key_display="-", tooltip="Draw less time", id="monitor.shorter"
+            "t",
+            "toggle_theme",
+            "Light/dark",
+            show=False,
+            tooltip="Light or dark; ctrl+p has more themes",
+            id="app.theme",
         ),
-        Binding("t", "toggle_theme", "Light/dark", tooltip="Other themes: ctrl+p", id="monitor.theme"),
+        Binding("q", "quit", "Quit", tooltip="Leave the monitor; the nodes do not notice", id="app.quit"),
     ]
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(
+        self, feed: ViewFeed, *, playback: Playback | None = None, recording: Recording | None = None
+    ) -> None:
         super().__init__()
         self.failure: str | None = None
         self._feed = feed
+        self._main_screen = MonitorScreen(playback=playback, recording=recording)
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
 
     def get_default_screen(self) -> Screen[None]:
-        """The only screen; help is laid over it."""
-        return MonitorScreen()
+        """The only screen; help and dialogs are laid over it."""
+        return self._main_screen
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The command palette: Textual's own, and every key of the screen by its name."""
+        yield from super().get_system_commands(screen)
+        for active in screen.active_bindings.values():
+            binding = active.binding
+            if active.enabled and binding.tooltip and binding.id is not None:
+                title = f"{binding.description} ({self.get_key_display(binding)})"
+                run = partial(self.run_action, binding.action, active.node)
+                yield SystemCommand(title, binding.tooltip, run)
 
     @property
     def monitor_screen(self) -> MonitorScreen:
         """The screen with the figures, also while help lies over it."""
-        screen = self.screen_stack[0]
-        assert isinstance(screen, MonitorScreen)
-        return screen
+        return self._main_screen
 
     def on_mount(self) -> None:
         """Start the feed: here and nowhere else, since Textual calls `on_mount` of every class in the MRO."""
@@ -92,17 +110,19 @@ class MonitorApp(App[None]):
         self._handle_signals()
         self._guest.start()
 
-    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
-        """One frozen snapshot drives the whole screen."""
-        self.monitor_screen.show(message.snapshot)
+    def on_view_arrived(self, message: ViewArrived) -> None:
+        """One frozen view drives the whole screen."""
+        self.monitor_screen.show(message.view)
 
-    def action_help(self) -> None:
-        """Show the help."""
-        self.push_screen(HelpScreen())
-
-    def action_span(self, steps: int) -> None:
-        """Draw a longer or a shorter time."""
-        self.monitor_screen.change_span(steps)
+    def action_save_picture(self) -> None:
+        """Save the screen as SVG in the present folder, under a name of its own."""
+        name = f"trioha-monitor-{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}.svg"
+        try:
+            path = self.save_screenshot(name, path=".")
+        except OSError as error:
+            self.notify(f"{name}: {error.strerror}", title="No picture", severity="error", markup=False)
+        else:
+            self.notify(path, title="Saved", markup=False)
 
     def action_toggle_theme(self) -> None:
         """Light or dark, from whichever theme is on."""
@@ -111,9 +131,9 @@ class MonitorApp(App[None]):
     async def _run_feed(self) -> None:
         await self._feed(self._publish)
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, view: ClusterView) -> None:
         # Posting a message is all that trio code ever does to the application: it touches no widget.
-        self.post_message(SnapshotArrived(snapshot))
+        self.post_message(ViewArrived(view))
 
     def _feed_ended(self, result: outcome.Outcome[None]) -> None:
         if isinstance(result, outcome.Error):
@@ -126,6 +146,7 @@ class MonitorApp(App[None]):
     async def _shutdown(self) -> None:
         # Textual's only hook that runs on every way out while the loop and the widgets still live.
         self._stopping = True
+        self._main_screen.stop_recording()
         await self._guest.stop()
         await super()._shutdown()
 
@@ -138,9 +159,14 @@ class MonitorApp(App[None]):
             loop.add_signal_handler(number, self.exit)
 
 
-def run(addresses: Sequence[str], *, interval_s: float) -> int:
+def run(addresses: Sequence[str], *, name_servers: Sequence[str], interval_s: float) -> int:
     """See `trioha_monitor.run_monitor`."""
-    app = MonitorApp(live_feed(addresses, times=FeedTimes(interval_s=interval_s)))
+    times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
+    settings = LiveSettings(times=times)
+    return _run(MonitorApp(live_views(addresses, name_servers=name_servers, settings=settings)))
+
+
+def _run(app: MonitorApp) -> int:
     app.run()
     if app.failure is not None:
         raise MonitorError(f"monitor: {app.failure}")

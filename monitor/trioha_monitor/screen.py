@@ -1,92 +1,465 @@
-"""The one screen: nodes, their HA connections, and the lag of the chosen connection."""
+"""The application's screen: four panes under one top line, one footer, and in a replay its time axis."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from attrs import evolve
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import ContentSwitcher, Footer, Input
 
-from trioha_monitor.model import Snapshot
+from trioha.errors import TriohaError
+from trioha_monitor.copying import ha_status_text
+from trioha_monitor.moments import HINT, parse_moment
+from trioha_monitor.panes.events import EventsPane
+from trioha_monitor.panes.log import LogPane
+from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
+from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.slave import SlavePane
+from trioha_monitor.source import Playback, Recording
 from trioha_monitor.themes import palette_of
-from trioha_monitor.units import format_span
-from trioha_monitor.widgets.lag_graph import LagGraph
+from trioha_monitor.units import format_duration
+from trioha_monitor.view import ClusterView
+from trioha_monitor.widgets.dialogs import AskScreen
+from trioha_monitor.widgets.help import HelpScreen
+from trioha_monitor.widgets.look import Look, Part
+from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
-from trioha_monitor.widgets.rows import CONNECTION_COLUMNS, NODE_COLUMNS, connection_rows, node_rows
 from trioha_monitor.widgets.top_bar import TopBar
 
-SPANS_S = (30.0, 60.0, 120.0, 300.0, 900.0)
+SPANS_S = (30, 60, 120, 300, 900)
 """The stretches of time to choose from, in seconds."""
+PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
+UNTIL_HINT = "lag > 10 MiB · event lost · time 12:03:05"
+MOVES = frozenset(f"table.{move}" for move in ("up", "down", "page-up", "page-down", "first", "last", "open"))
+"""Keys that help names together."""
+LIVE_ONLY = frozenset({"record"})
+REPLAY_ONLY = frozenset({"speed", "turn", "step", "seek_event", "jump", "until"})
+
+
+class FilterLine(Input):
+    """Where the text to filter by is typed. Return keeps it, escape drops it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
+    ]
 
 
 class MonitorScreen(Screen[None]):
-    """Shows one snapshot at a time and keeps only what the user chose: a connection and a stretch of time."""
+    """Shows one view at a time, and keeps only what the user chose."""
 
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-huge")]  # noqa: RUF012 - Textual declares it so
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012 - Textual declares it so
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "1",
+            "pane('replicas')",
+            "Replicas",
+            show=False,
+            tooltip="All replicas, and lag",
+            id="pane.replicas",
+        ),
+        Binding("2", "pane('slave')", "Slave", show=False, tooltip="One replica in depth", id="pane.slave"),
+        Binding("3", "pane('log')", "Log", show=False, tooltip="Logs, disks, puts", id="pane.log"),
+        Binding("4", "pane('events')", "Events", show=False, tooltip="What happened", id="pane.events"),
+        Binding(
+            "space",
+            "pause",
+            "Pause",
+            key_display="space",
+            tooltip="Hold the tables while graphs go on",
+            id="monitor.pause",
+        ),
+        Binding(
+            "slash", "filter", "Filter", key_display="/", tooltip="Only rows with a text", id="monitor.filter"
+        ),
+        Binding(
+            "plus,equals_sign",
+            "span(1)",
+            "Longer",
+            show=False,
+            key_display="+",
+            tooltip="Draw more time",
+            id="monitor.longer",
+        ),
+        Binding(
+            "minus",
+            "span(-1)",
+            "Shorter",
+            show=False,
+            key_display="-",
+            tooltip="Draw less time",
+            id="monitor.shorter",
+        ),
+        Binding("u", "units", "Units", tooltip="KiB, kB or bytes", id="monitor.units"),
+        Binding(
+            "c",
+            "copy",
+            "Copy",
+            tooltip="Copy the replicas as mqadmin haStatus prints them",
+            id="monitor.copy",
+        ),
+        Binding(
+            "r", "record", "Record", tooltip="Start or stop a recording of what is seen", id="monitor.record"
+        ),
+        Binding(
+            "right_square_bracket",
+            "speed(1)",
+            "Faster",
+            show=False,
+            key_display="]",
+            tooltip="Play twice as fast",
+            id="replay.faster",
+        ),
+        Binding(
+            "left_square_bracket",
+            "speed(-1)",
+            "Slower",
+            show=False,
+            key_display="[",
+            tooltip="Play half as fast",
+            id="replay.slower",
+        ),
+        Binding("b", "turn", "Backward", show=False, tooltip="Play the other way", id="replay.turn"),
+        Binding(
+            "full_stop",
+            "step(1)",
+            "Step",
+            show=False,
+            key_display=".",
+            tooltip="A small step on",
+            id="replay.step",
+        ),
+        Binding(
+            "comma",
+            "step(-1)",
+            "Step back",
+            show=False,
+            key_display=",",
+            tooltip="A small step back",
+            id="replay.step-back",
+        ),
+        Binding(
+            "n", "seek_event(1)", "Next event", show=False, tooltip="Go to the next event", id="replay.next"
+        ),
+        Binding(
+            "N",
+            "seek_event(-1)",
+            "Last event",
+            show=False,
+            tooltip="Go to the event before",
+            id="replay.previous",
+        ),
+        Binding("g", "jump", "Go to", show=False, tooltip="Go to a time", id="replay.jump"),
+        Binding(
+            "f",
+            "until",
+            "Until",
+            show=False,
+            tooltip="As fast as possible until something is so",
+            id="replay.until",
+        ),
+        Binding("question_mark", "help", "Help", tooltip="Keys and columns", id="monitor.help"),
+    ]
 
-    span_s: reactive[float] = reactive(120.0)
+    span_s: reactive[int] = reactive(120)
     """How much time the graphs cover, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, playback: Playback | None = None, recording: Recording | None = None) -> None:
         super().__init__(id="monitor")
-        self._snapshot: Snapshot | None = None
+        self._playback, self._recording = playback, recording
+        self._view: ClusterView | None = None
+        self._held: ClusterView | None = None
+        self._recording_since_ms: int | None = None
+        self._replica: int | None = None
+        self._look: Look | None = None
         self._is_composed = False
+        self.panes: dict[str, Pane] = {
+            "replicas": ReplicasPane(),
+            "slave": SlavePane(),
+            "log": LogPane(),
+            "events": EventsPane(),
+        }
 
     def compose(self) -> ComposeResult:
         """Top to bottom."""
-        yield TopBar(id="top")
-        yield RowTable(NODE_COLUMNS, id="nodes", has_cursor=False)
-        yield RowTable(CONNECTION_COLUMNS, id="connections", has_cursor=True)
-        yield LagGraph(id="lag")
-        yield Footer()
+        yield TopBar(PANES, id="top")
+        if self._playback is not None:
+            yield ReplayBar(id="replay")
+        with ContentSwitcher(initial="replicas", id="panes"):
+            yield from self.panes.values()
+        yield FilterLine(placeholder="filter: words that a row must have", id="filter", compact=True)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Titles, and the focus where the keys do something."""
-        self.query_one("#nodes", RowTable).border_title = "Nodes"
-        connections = self.query_one("#connections", RowTable)
-        connections.border_title = "HA connections"
-        connections.focus()
-        self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
+        """The focus where the keys do something."""
+        self.query_one("#filter").display = False
+        self._look = Look(palette_of(self.app), span_ms=self.span_s * 1000)
+        self.app.theme_changed_signal.subscribe(self, lambda _theme: self._change_colours())
         self._is_composed = True
-        # The first snapshot may have come before there was anything to show it on.
-        self.redraw()
+        self._focus_pane()
+        # The first view may have come before there was anything to show it on.
+        self.call_after_refresh(self.redraw)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Show `snapshot` in place of the one before."""
-        self._snapshot = snapshot
+    @property
+    def pane(self) -> Pane:
+        """The pane in sight."""
+        return self.panes[self.query_one(ContentSwitcher).current or "replicas"]
+
+    @property
+    def view(self) -> ClusterView | None:
+        """What was shown last; None before the first view."""
+        return self._view
+
+    def show(self, view: ClusterView) -> None:
+        """Show `view` in place of the one before."""
+        self._view = view
+        if self._recording_since_ms is not None and self._recording is not None:
+            self._recording.note(view)
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the snapshot again: with other colours, or for another stretch of time."""
-        snapshot = self._snapshot
-        if snapshot is None or not self._is_composed:
+        """Show the view again: with other colours or units, or for another stretch of time."""
+        view, look = self._view, self._look
+        if view is None or look is None or not self._is_composed:
             return
-        palette = palette_of(self.app)
-        self.query_one(TopBar).show(snapshot)
-        self.query_one("#nodes", RowTable).show_rows(node_rows(snapshot, palette))
-        connections = self.query_one("#connections", RowTable)
-        connections.show_rows(
-            connection_rows(snapshot.connections, palette, end_s=snapshot.at_s, span_s=self.span_s),
-            labels={"history": f"Lag {format_span(self.span_s)}"},
-        )
-        connections.border_subtitle = "" if snapshot.connections else "no slave is connected"
-        self._draw_graph()
-
-    def change_span(self, steps: int) -> None:
-        """Draw the next longer (1) or shorter (-1) stretch of time."""
-        index = SPANS_S.index(self.span_s) + steps
-        self.span_s = SPANS_S[min(max(index, 0), len(SPANS_S) - 1)]
+        look = self._look = evolve(look, end_ms=view.time_ms, span_ms=self.span_s * 1000)
+        self.query_one(TopBar).show(view, look, pane=self.pane.id or "", states=self._states(view, look))
+        if self._playback is not None:
+            self.query_one(ReplayBar).show(self._playback.state(), look)
+        self.pane.show(Scene(view, self._held or view, look, self._replica))
 
     def watch_span_s(self) -> None:
         """All graphs show the same time."""
         self.redraw()
 
-    @on(RowTable.Selected, "#connections")
-    def _draw_graph(self) -> None:
-        snapshot = self._snapshot
-        if snapshot is None:
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - Textual's
+        """Keys of a replay are keys of a replay only."""
+        if action in REPLAY_ONLY:
+            return self._playback is not None
+        if action in LIVE_ONLY:
+            return self._recording is not None
+        return True
+
+    def action_pane(self, name: str) -> None:
+        """Another screen."""
+        self.query_one(ContentSwitcher).current = name
+        self._show_filter(open_it=False)
+        self._focus_pane()
+        # What was laid out while it could not be seen has no size yet.
+        self.call_after_refresh(self.redraw)
+
+    def action_pause(self) -> None:
+        """Hold the tables, or let them go on; in a replay hold everything."""
+        if self._playback is not None:
+            self._playback.toggle()
+        else:
+            self._held = self._view if self._held is None else None
+        self.redraw()
+
+    def action_filter(self) -> None:
+        """Type a text that rows must have."""
+        self._show_filter(open_it=True)
+
+    def action_drop_filter(self) -> None:
+        """All rows again."""
+        self.query_one("#filter", Input).value = ""
+        self._show_filter(open_it=False)
+        self._focus_pane()
+
+    def action_span(self, steps: int) -> None:
+        """Draw the next longer (1) or shorter (-1) stretch of time."""
+        index = SPANS_S.index(self.span_s) + steps
+        self.span_s = SPANS_S[min(max(index, 0), len(SPANS_S) - 1)]
+
+    def action_units(self) -> None:
+        """The next way to write bytes."""
+        if self._look is not None:
+            self._look = evolve(self._look, units=self._look.units.next)
+            self.notify(self._look.units.value, title="Units", timeout=2)
+            self.redraw()
+
+    def action_copy(self) -> None:
+        """Copy the replicas that the table shows."""
+        view = self._held or self._view
+        if view is None:
             return
-        chosen = self.query_one("#connections", RowTable).cursor
-        connection = next((view for view in snapshot.connections if view.serial == chosen), None)
-        self.query_one(LagGraph).show(connection, end_s=snapshot.at_s, span_s=self.span_s)
+        replicas_pane = self.panes["replicas"]
+        assert isinstance(replicas_pane, ReplicasPane)
+        replicas = replicas_pane.table.rows or view.replicas
+        self.app.copy_to_clipboard(ha_status_text(view, replicas))
+        self.notify(f"{len(replicas)} replicas as mqadmin haStatus prints them", title="Copied", timeout=3)
+
+    def action_record(self) -> None:
+        """Start or stop a recording."""
+        recording = self._recording
+        if recording is None:
+            return
+        try:
+            if self._recording_since_ms is None:
+                path = recording.start()
+                self._recording_since_ms = 0 if self._view is None else self._view.time_ms
+                self.notify(f"into {path}", title="Recording", markup=False)
+            else:
+                self._recording_since_ms = None
+                self.notify(
+                    f"trioha monitor --replay {recording.stop()}",
+                    title="Recorded; see it again",
+                    timeout=10,
+                    markup=False,
+                )
+        except (TriohaError, OSError) as error:
+            self._recording_since_ms = None
+            self.notify(str(error), title="No recording", severity="error", markup=False)
+        self.redraw()
+
+    def stop_recording(self) -> None:
+        """End a recording that is on: the monitor ends."""
+        if self._recording_since_ms is not None:
+            self.action_record()
+
+    def action_speed(self, steps: int) -> None:
+        """Faster or slower."""
+        self._steer().change_speed(steps)
+        self.redraw()
+
+    def action_turn(self) -> None:
+        """The other way."""
+        self._steer().turn()
+        self.redraw()
+
+    def action_step(self, steps: int) -> None:
+        """A small step."""
+        self._steer().step(steps)
+        self.redraw()
+
+    def action_seek_event(self, steps: int) -> None:
+        """The next or the previous event."""
+        self._steer().seek_event(steps)
+        self.redraw()
+
+    def action_jump(self) -> None:
+        """Ask for a moment and go there."""
+        playback = self._steer()
+
+        def jump(text: str) -> None:
+            state = playback.state()
+            playback.seek(
+                parse_moment(text, now_ms=state.time_ms, start_ms=state.start_ms, end_ms=state.end_ms)
+            )
+
+        self.app.push_screen(AskScreen("Go to", HINT, jump))
+
+    def action_until(self) -> None:
+        """Ask for a condition and run until it holds."""
+        self.app.push_screen(AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until))
+
+    def action_help(self) -> None:
+        """Keys and what is to be seen."""
+        label = dict(PANES)[self.pane.id or "replicas"]
+        self.app.push_screen(HelpScreen(f"Help: {label}", (self._keys(), *self.pane.help_topics)))
+
+    @on(Pane.ReplicaChosen)
+    def _choose_replica(self, message: Pane.ReplicaChosen) -> None:
+        message.stop()
+        self._replica = message.key
+        replicas_pane = self.panes["replicas"]
+        assert isinstance(replicas_pane, ReplicasPane)
+        if self.pane is not replicas_pane:
+            replicas_pane.table.cursor = message.key
+            self.redraw()
+        if message.open_it:
+            self.action_pane("slave")
+
+    @on(Pane.MomentChosen)
+    def _choose_moment(self, message: Pane.MomentChosen) -> None:
+        if self._playback is not None:
+            self._playback.seek(message.time_ms)
+            self.redraw()
+
+    @on(ReplayBar.Clicked)
+    def _seek(self, message: ReplayBar.Clicked) -> None:
+        self._steer().seek(message.time_ms)
+        self.redraw()
+
+    @on(TopBar.PaneClicked)
+    def _open_pane(self, message: TopBar.PaneClicked) -> None:
+        self.action_pane(message.pane)
+
+    @on(RowTable.Arranged)
+    def _arranged(self) -> None:
+        self.redraw()
+
+    @on(Input.Changed, "#filter")
+    def _filter(self, message: Input.Changed) -> None:
+        table = self.pane.main_table
+        if table is not None and table.filter_text != message.value:
+            table.filter_by(message.value)
+
+    @on(Input.Submitted, "#filter")
+    def _keep_filter(self) -> None:
+        self._show_filter(open_it=False)
+        self._focus_pane()
+
+    def _show_filter(self, *, open_it: bool) -> None:
+        line, table = self.query_one("#filter", Input), self.pane.main_table
+        if open_it and table is not None:
+            line.value = table.filter_text
+            line.display = True
+            line.focus()
+        else:
+            line.display = False
+
+    def _focus_pane(self) -> None:
+        (self.pane.main_table or self.pane).focus()
+
+    def _change_colours(self) -> None:
+        if self._look is not None:
+            self._look = evolve(self._look, palette=palette_of(self.app))
+            self.redraw()
+
+    def _steer(self) -> Playback:
+        assert self._playback is not None, "only a replay can be steered"
+        return self._playback
+
+    def _states(self, view: ClusterView, look: Look) -> tuple[Part, ...]:
+        """What is out of the ordinary."""
+        states: list[Part] = []
+        if self._recording_since_ms is not None:
+            since_s = max(0, view.time_ms - self._recording_since_ms) / 1000
+            states.append((f"● REC {format_duration(since_s)}", look.palette.bad))
+        if self._held is not None:
+            held_s = max(0, view.time_ms - self._held.time_ms) / 1000
+            states.append((f"▌▌ PAUSED {format_duration(held_s)}", look.palette.warn + look.palette.reverse))
+        if self._playback is not None:
+            states.append(("REPLAY", look.palette.accent))
+        return tuple(states)
+
+    def _keys(self) -> HelpTopic:
+        """All keys that work now."""
+        terms: list[tuple[str, str]] = []
+        for active in sorted(self.active_bindings.values(), key=lambda active: _key_order(active.binding.id)):
+            binding = active.binding
+            if not active.enabled or binding.id is None or not (binding.tooltip or binding.description):
+                continue
+            label = self.app.get_key_display(binding)
+            if binding.id in MOVES:
+                continue
+            terms.append((label, binding.tooltip or binding.description))
+        terms += [
+            ("↑ ↓ home end", "choose a row; so does a click"),
+            ("enter", "see more of the row; so does a double click"),
+            ("click", "on a column's name sorts by it, on a screen's name opens it"),
+        ]
+        return HelpTopic("Keys", terms)
+
+
+def _key_order(identity: str | None) -> int:
+    """Screens first, then what works everywhere."""
+    rooms = ("pane", "replay", "monitor", "replicas", "slave", "table", "app")
+    room = (identity or "").partition(".")[0]
+    return rooms.index(room) if room in rooms else len(rooms)

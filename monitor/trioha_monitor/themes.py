@@ -8,7 +8,7 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
-from trioha_monitor.history import Grade
+from trioha_monitor.series import Severity
 
 DARK = Theme(
     name="trioha-dark",
@@ -56,21 +56,25 @@ class Palette:
     """Grid lines."""
     accent: Style
     """Roles and keys."""
+    reverse: Style
+    """What is chosen."""
     good: Style
+    notice: Style
     warn: Style
     bad: Style
     good_body: Style
-    """What lies below the edge of a graph; so for the next two."""
+    """What lies below the edge of a graph; so for the next three."""
+    notice_body: Style
     warn_body: Style
     bad_body: Style
 
-    def of(self, grade: Grade) -> Style:
-        """The style that stands for a grade."""
-        return (self.good, self.warn, self.bad)[grade]
+    def of(self, severity: Severity) -> Style:
+        """The style that stands for a severity."""
+        return (self.good, self.notice, self.warn, self.bad)[severity]
 
-    def body(self, grade: Grade) -> Style:
+    def body(self, severity: Severity) -> Style:
         """The paler style of a graph's body."""
-        return (self.good_body, self.warn_body, self.bad_body)[grade]
+        return (self.good_body, self.notice_body, self.warn_body, self.bad_body)[severity]
 
 
 def palette_of(app: App[object]) -> Palette:
@@ -105,10 +109,13 @@ def palette_of(app: App[object]) -> Palette:
         muted=muted,
         faint=faint,
         accent=style(colour("accent")),
+        reverse=Style(reverse=True),
         good=style(colour("success")),
+        notice=style(colour("primary")),
         warn=style(colour("warning")),
         bad=style(colour("error")),
         good_body=body("success"),
+        notice_body=body("primary"),
         warn_body=body("warning"),
         bad_body=body("error"),
     )

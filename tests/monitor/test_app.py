@@ -1,9 +1,10 @@
-"""The screen, driven by keys. Sync tests: Textual runs on asyncio, and pytest-trio owns the async ones."""
+"""The screens, driven by keys. Sync tests: Textual runs on asyncio, and pytest-trio owns the async ones."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,279 +13,426 @@ from rich.text import Text
 from textual.app import App
 from textual.events import Unmount
 from textual.pilot import Pilot
+from textual.widgets import Input
 
-from tests.monitor.builders import MASTER, SLAVE, connection, example_snapshot, master, slave
+from tests.monitor.scenes import (
+    END,
+    NOW_MS,
+    FakePlayback,
+    busy_events,
+    busy_view,
+    calm_view,
+    lag_series,
+    replica,
+)
+from trioha.errors import TriohaError
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.feed import Feed, Publish
-from trioha_monitor.model import ClusterModel, Sample, Snapshot
+from trioha_monitor.panes.events import EventsPane
+from trioha_monitor.panes.log import LogPane
+from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
-from trioha_monitor.widgets.help import KEYS, HelpScreen
-from trioha_monitor.widgets.lag_graph import LagGraph
+from trioha_monitor.view import ClusterView, EventKind, Show, TimelineEvent, Verdict, ViewFeed
+from trioha_monitor.widgets.dialogs import AskScreen
+from trioha_monitor.widgets.graph import Graph
+from trioha_monitor.widgets.help import HelpScreen
+from trioha_monitor.widgets.line_view import LineView
+from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
+from trioha_monitor.widgets.top_bar import TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 
 
-def feed_of(*snapshots: Snapshot, pause_s: float = 0.0) -> Feed:
-    async def feed(publish: Publish) -> None:
-        for snapshot in snapshots:
-            publish(snapshot)
+def feed_of(*views: ClusterView, pause_s: float = 0.0) -> ViewFeed:
+    async def feed(show: Show) -> None:
+        for view in views:
+            show(view)
             await trio.sleep(pause_s)
         await trio.sleep_forever()
 
     return feed
 
 
-def drive(steps: Steps, feed: Feed, *, size: tuple[int, int] = (120, 40)) -> MonitorApp:
-    app = MonitorApp(feed)
+def drive(
+    steps: Steps, app: MonitorApp | ViewFeed | None = None, *, size: tuple[int, int] = (120, 40)
+) -> MonitorApp:
+    driven = app if isinstance(app, MonitorApp) else MonitorApp(app or feed_of(busy_view()))
 
     async def run() -> None:
-        async with app.run_test(size=size) as pilot:
-            await settle(app, pilot)
-            await steps(app, pilot)
+        async with driven.run_test(size=size) as pilot:
+            await settle(driven, pilot)
+            await steps(driven, pilot)
 
     asyncio.run(run())
-    return app
+    return driven
 
 
 async def settle(app: MonitorApp, pilot: Pilot[None]) -> None:
-    """Until a snapshot is on the screen."""
+    """Until a view is on the screen."""
     for _ in range(200):
         await pilot.pause(0.01)
-        if app.monitor_screen.query_one("#nodes", RowTable).lines or not app.is_running:
+        if replicas(app).nodes.lines or not app.is_running:
             return
-    raise AssertionError("no snapshot came")
+    raise AssertionError("no view came")
 
 
-def nodes(app: MonitorApp) -> list[str]:
-    return app.monitor_screen.query_one("#nodes", RowTable).lines
+def replicas(app: MonitorApp) -> ReplicasPane:
+    return app.monitor_screen.query_one(ReplicasPane)
 
 
-def connections(app: MonitorApp) -> list[str]:
-    return app.monitor_screen.query_one("#connections", RowTable).lines
+def rows(app: MonitorApp) -> list[str]:
+    return replicas(app).table.lines
 
 
-def graph(app: MonitorApp) -> LagGraph:
-    return app.monitor_screen.query_one(LagGraph)
+def top(app: MonitorApp) -> str:
+    return app.monitor_screen.query_one(TopBar).lines[0]
 
 
-def drawn(app: MonitorApp) -> str:
-    return "\n".join(graph(app).lines)
+def title(widget: Graph | LineView | RowTable[object]) -> str:
+    return Text.from_markup(str(widget.border_title or "")).plain
 
 
-def title(app: MonitorApp) -> str:
-    return Text.from_markup(graph(app).border_title or "").plain
+def pane(app: MonitorApp) -> str | None:
+    return app.monitor_screen.pane.id
 
 
-def test_a_row_for_every_node_and_every_connection() -> None:
+def test_a_row_for_every_node_and_every_replica() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        up, slave_row, down, unasked = nodes(app)
-        assert up.split()[:5] == ["●", "UP", "2m", "SYNC_MASTER", "broker-a"]
-        assert "196,994,567" in up
-        assert "← 127.0.0.1:10912 ack" in slave_row
+        up, slave_row, stuck, down = replicas(app).nodes.lines
+        assert up.split()[:6] == ["●", "UP", "1h", "SYNC_MASTER", "broker-a", "#0"]
+        assert "← 127.0.0.1:10912 reported 196,933,3" in slave_row
+        assert "✗ GAP: 50000000 is deleted" in stuck
         assert down.startswith("✗ DOWN 10s")
         assert "Connection refused" in down
-        assert unasked.startswith("◌ CONNECTING")
-        live, lost = connections(app)
-        assert live.startswith("● TRANSFER")
-        assert "127.0.0.1:43112" in live
-        assert lost.startswith("✗ LOST 9s")
+        assert [line.split("  ")[0] for line in rows(app)] == [
+            "● OK", "▲ FALL BEHIND", "△ NOT IN SYNC", "○ OBSERVER", "■ STALLED", "✗ SILENT 31s",
+            "▼ GAP: below min", "◐ STALE 10s", "≠ DIVERGED",
+        ]  # fmt: skip
+        assert "not closing" in rows(app)[1]
+        assert "in 1m 33s" in rows(app)[2]
 
-    drive(steps, feed_of(example_snapshot()))
+    drive(steps)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
 def test_every_line_fits_and_the_essential_columns_are_there(size: tuple[int, int]) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for identity, essential in (
-            ("#nodes", {"state", "role", "name", "max", "note"}),
-            ("#connections", {"state", "slave", "ack", "lag", "rate", "history"}),
+        for key, table, essential in (
+            ("1", replicas(app).table, {"verdict", "slave", "diff", "lag", "history"}),
+            ("3", app.monitor_screen.query_one(LogPane).table, {"health", "name", "max", "rate"}),
+            ("4", app.monitor_screen.query_one(EventsPane).table, {"time", "kind", "node", "text"}),
         ):
-            table = app.monitor_screen.query_one(identity, RowTable)
+            await pilot.press(key)
+            await pilot.pause(0.05)
             assert essential <= set(table.shown_columns)
             width = table.scrollable_content_region.width
             assert all(Text(line).cell_len <= width for line in table.lines)
-            assert table.scrollable_content_region.height >= 1 + len(table.lines)
-        assert graph(app).size.height >= 6
+            assert table.scrollable_content_region.height >= 3
+        assert len(top(app)) == size[0] - 2
 
-    drive(steps, feed_of(example_snapshot()), size=size)
+    drive(steps, size=size)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (12, 4), (40, 10), (300, 8)])
 def test_a_terminal_of_a_silly_size_is_no_reason_to_fail(size: tuple[int, int]) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("question_mark", "escape", "down", "plus", "t")
-        await pilot.resize_terminal(120, 40)
-        await pilot.pause()
-        assert nodes(app)
-
-    app = MonitorApp(feed_of(example_snapshot()))
+    app = MonitorApp(feed_of(busy_view()), playback=FakePlayback())
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
             await pilot.pause(0.1)
-            await steps(app, pilot)
+            await pilot.press(
+                "question_mark", "escape", "down", "plus", "t", "2", "3", "4", "slash", "x", "escape"
+            )
+            await pilot.resize_terminal(120, 40)
+            await pilot.press("1")
+            await pilot.pause(0.05)
+            assert rows(app)
 
     asyncio.run(run())
     assert app.failure is None
 
 
-def test_a_wide_terminal_shows_every_column() -> None:
+def test_a_wide_terminal_shows_every_column_and_a_narrow_one_drops_them_again() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert {"address", "version", "min", "flushed"} <= set(
-            app.monitor_screen.query_one("#nodes", RowTable).shown_columns
-        )
-        assert {"master", "max", "sent", "age"} <= set(
-            app.monitor_screen.query_one("#connections", RowTable).shown_columns
-        )
-
-    drive(steps, feed_of(example_snapshot()), size=(200, 50))
-
-
-def test_the_columns_follow_the_terminal_when_it_changes_its_size() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        table = app.monitor_screen.query_one("#nodes", RowTable)
+        table = replicas(app).table
         wide = set(table.shown_columns)
+        assert wide == {column.key for column in table.columns}
         await pilot.resize_terminal(80, 24)
-        await pilot.pause()
+        await pilot.pause(0.05)
         assert set(table.shown_columns) < wide
         await pilot.resize_terminal(200, 50)
-        await pilot.pause()
+        await pilot.pause(0.05)
         assert set(table.shown_columns) == wide
 
-    drive(steps, feed_of(example_snapshot()), size=(200, 50))
+    drive(steps, size=(200, 50))
 
 
-def test_new_figures_replace_old_ones_and_a_node_that_goes_down_says_so() -> None:
-    model = ClusterModel([MASTER], interval_s=0.2)
-    model.observe(Sample(MASTER, at_s=1.0, status=master(1000)))
-    before = model.snapshot(1.0)
-    model.observe(Sample(MASTER, at_s=2.0, fault="Connection refused"))
-    down = model.snapshot(5.0)
-    model.observe(Sample(MASTER, at_s=6.0, status=master(2000)))
-    after = model.snapshot(6.0)
-
+def test_each_screen_has_a_key_and_a_name_to_click() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        seen = [nodes(app)[0]]
-        for _ in range(300):
-            await pilot.pause(0.01)
-            if nodes(app)[0] != seen[-1]:
-                seen.append(nodes(app)[0])
-            if len(seen) == 3:
-                break
-        assert [line.split()[1] for line in seen] == ["UP", "DOWN", "UP"]
-        assert "Connection refused" in seen[1]
-        assert "2,000" in seen[2]
+        for key, name in (("2", "slave"), ("3", "log"), ("4", "events"), ("1", "replicas")):
+            await pilot.press(key)
+            assert pane(app) == name
+        await pilot.click("#top", offset=(top(app).index("Log") + 1, 0))
+        assert pane(app) == "log"
 
-    drive(steps, feed_of(before, down, after, pause_s=0.3))
+    drive(steps)
 
 
-def test_the_arrow_keys_and_the_mouse_choose_the_connection_that_is_drawn() -> None:
+def test_the_chosen_replica_is_drawn_and_opened() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert title(app) == "Lag of 127.0.0.1:43112"
+        assert title(replicas(app).graph) == "Lag of broker-a #1"
         await pilot.press("down")
-        await pilot.pause()
-        assert title(app) == "Lag of 127.0.0.1:43188"
-        await pilot.press("down")
-        await pilot.pause()
-        assert title(app) == "Lag of 127.0.0.1:43188"
-        await pilot.click("#connections", offset=(5, 2))
-        await pilot.pause()
-        assert title(app) == "Lag of 127.0.0.1:43112"
+        await pilot.pause(0.02)
+        assert title(replicas(app).graph).startswith("Lag of 127.0.0.1:43112 · lacks bytes for 4.2 s")
+        await pilot.press("enter")
+        await pilot.pause(0.05)
+        assert pane(app) == "slave"
+        slave = app.monitor_screen.query_one(SlavePane)
+        assert title(slave.facts) == "127.0.0.1:43112"
+        assert "▲ FALL BEHIND" in slave.facts.lines[0]
+        assert title(slave.graph).startswith("Lag of 127.0.0.1:43112")
+        await pilot.press("right", "1")
+        await pilot.pause(0.05)
+        assert replicas(app).table.cursor == 3
+        await pilot.press("2", "left", "left")
+        await pilot.pause(0.05)
+        assert title(slave.facts) == "broker-a #1"
+        assert "p50 0.31 ms  p99 2.40 ms" in "\n".join(slave.facts.lines)
+        assert slave.ladder.lines[2].split()[:3] == ["acked", "196,933,333", "-59.8"]
 
-    drive(steps, feed_of(example_snapshot()))
+    drive(steps)
 
 
-def test_the_choice_survives_new_snapshots_and_goes_with_its_connection() -> None:
-    model = ClusterModel([MASTER], interval_s=0.2)
-    two = [connection(f"10.0.0.{n}:1", sent=10, ack=10, lag=0) for n in (1, 2)]
-    model.observe(Sample(MASTER, at_s=1.0, status=master(10, *two)))
-    first = model.snapshot(1.0)
-
+def test_the_mouse_chooses_a_row_opens_it_and_sorts_by_a_label() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("down")
-        app.monitor_screen.show(first)
-        await pilot.pause()
-        assert title(app) == "Lag of 10.0.0.2:1"
-        gone = ClusterModel([MASTER], interval_s=0.2)
-        gone.observe(Sample(MASTER, at_s=2.0, status=master(10, two[0])))
-        app.monitor_screen.show(gone.snapshot(2.0))
-        await pilot.pause()
-        assert title(app) == "Lag of 10.0.0.1:1"
-
-    drive(steps, feed_of(first))
-
-
-def test_many_connections_scroll_with_the_cursor() -> None:
-    model = ClusterModel([MASTER], interval_s=0.2)
-    crowd = [connection(f"10.0.0.{n}:1", sent=10, ack=10, lag=0) for n in range(60)]
-    model.observe(Sample(MASTER, at_s=1.0, status=master(10, *crowd)))
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        table = app.monitor_screen.query_one("#connections", RowTable)
-        await pilot.press("end")
-        await pilot.pause()
-        assert title(app) == "Lag of 10.0.0.59:1"
-        bottom = "".join(
-            segment.text for segment in table.render_line(table.scrollable_content_region.height - 1)
+        table = replicas(app).table
+        await pilot.click("#replicas-table", offset=(5, 4))
+        assert table.cursor == 3
+        diff = table.render_line(0).text.index("Diff")
+        await pilot.click("#replicas-table", offset=(2 + diff, 1))
+        assert table.sort_key == "diff"
+        assert [row.key for row in table.rows][:2] == [9, 1]
+        await pilot.click("#replicas-table", offset=(2 + diff, 1))
+        assert table.rows[0].key == 3
+        await pilot.click("#replicas-table", offset=(5, 2), times=2)
+        await pilot.pause(0.05)
+        assert (pane(app), app.monitor_screen.query_one(SlavePane).facts.lines[0].split()[1]) == (
+            "slave",
+            "△",
         )
-        assert "10.0.0.59:1" in bottom
-        await pilot.press("home")
-        await pilot.pause()
-        assert table.scroll_offset.y == 0
 
-    drive(steps, feed_of(model.snapshot(1.0)), size=(80, 24))
+    drive(steps)
 
 
-def test_without_a_slave_the_screen_says_so() -> None:
-    model = ClusterModel([SLAVE], interval_s=0.2)
-    model.observe(Sample(SLAVE, at_s=1.0, status=slave(10)))
+def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        table = replicas(app).table
+        await pilot.press("o")
+        assert (table.sort_key, table.rows[0].verdict.severity) == ("verdict", 3)
+        assert "by Verdict ↑" in title(table)
+        await pilot.press("O")
+        assert table.rows[0].verdict.severity < 2
+        keys = [column.key for column in table.columns if column.order and column.key in table.shown_columns]
+        await pilot.press(*["o"] * len(keys))
+        assert table.sort_key is None
+
+    drive(steps)
+
+
+def test_rows_change_places_once_a_second_at_most() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        table = replicas(app).table
+        table.sort_by("diff", descending=True)
+        view = app.monitor_screen.view
+        assert view is not None
+        before = [row.key for row in table.rows]
+        grown = evolve(view.replicas[0], diff_bytes=2 * END)
+        for later_ms, expected in ((500, before), (1600, [1, *[key for key in before if key != 1]])):
+            app.monitor_screen.show(
+                evolve(view, time_ms=NOW_MS + later_ms, replicas=(grown, *view.replicas[1:]))
+            )
+            assert [row.key for row in table.rows] == expected
+        assert rows(app)[0].startswith("● OK")
+
+    drive(steps)
+
+
+def test_the_filter_shows_rows_with_all_words_and_escape_drops_it() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"SYNC not")
+        assert [row.key for row in replicas(app).table.rows] == [3]
+        assert "1 of 9 with “SYNC not”" in title(replicas(app).table)
+        await pilot.press("enter")
+        await pilot.pause(0.02)
+        assert not app.monitor_screen.query_one("#filter", Input).display
+        assert replicas(app).table.has_focus
+        assert title(replicas(app).graph).startswith("Lag of 127.0.0.1:43113")
+        await pilot.press("slash", "escape")
+        assert len(rows(app)) == 9
+
+    drive(steps)
+
+
+def test_events_are_newest_first_and_can_be_filtered() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4")
+        await pilot.pause(0.05)
+        table = app.monitor_screen.query_one(EventsPane).table
+        assert [row.number for row in table.rows] == list(range(12, 0, -1))
+        await pilot.press("slash", *"refused 10.0.0.66")
+        assert ["a forged ack" in line for line in table.lines] == [True]
+        await pilot.press("escape")
+        assert len(table.rows) == 12
+        assert table.cursor == 12
+        view = app.monitor_screen.view
+        assert view is not None
+        event = TimelineEvent(NOW_MS, EventKind.MARK, "", "", "new", number=13)
+        app.monitor_screen.show(evolve(view, events=(*view.events, event)))
+        assert (table.cursor, table.rows[0].number) == (13, 13)
+        await pilot.press("down")
+        app.monitor_screen.show(evolve(view, events=(*view.events, event, evolve(event, number=14))))
+        assert (table.cursor, table.rows[0].number) == (12, 14)
+
+    drive(steps)
+
+
+def test_the_log_screen_shows_the_chosen_log_in_depth() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        await pilot.pause(0.05)
+        log = app.monitor_screen.query_one(LogPane)
+        facts = "\n".join(log.facts.lines)
+        assert "67,108,864 to 196,994,567" in facts
+        assert "✗ FLUSH_SLAVE_TIMEOUT 12  3/s" in facts
+        assert "files go after 3d 00h" in facts
+        assert "62% of 75%" in facts
+        await pilot.press("down")
+        await pilot.pause(0.05)
+        assert title(log.facts) == "broker-a #1"
+        assert "81%" in "\n".join(log.facts.lines)
+
+    drive(steps)
+
+
+def test_space_holds_the_tables_while_graphs_go_on() -> None:
+    later = evolve(
+        calm_view(NOW_MS + 5000),
+        replicas=(
+            replica(1, Verdict.STALLED, label="broker-a #1", diff_bytes=777, lag_history=lag_series("lost")),
+        ),
+    )
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert connections(app) == []
-        assert "No HA connection to draw." in drawn(app)
+        await pilot.press("space")
+        app.monitor_screen.show(later)
+        await pilot.pause(0.02)
+        assert rows(app)[0].startswith("● OK")
+        assert "PAUSED 5s" in top(app)
+        assert "now 777 B" in str(replicas(app).graph.border_subtitle)
+        await pilot.press("space")
+        await pilot.pause(0.02)
+        assert rows(app)[0].startswith("■ STALLED")
+        assert "PAUSED" not in top(app)
 
-    drive(steps, feed_of(model.snapshot(1.0)))
+    drive(steps, feed_of(calm_view()))
+
+
+def test_u_goes_through_the_units() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for said in ("59.8 KiB", "61.2 kB", "61,234 B", "59.8 KiB"):
+            assert said in rows(app)[0]
+            await pilot.press("u")
+
+    drive(steps)
+
+
+def test_c_copies_the_table_as_mqadmin_prints_it() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("c")
+        copied = app.clipboard
+        assert copied.startswith(
+            "\n#MasterAddr\t127.0.0.1:10911\n#MasterCommitLogMaxOffset\t196994567\n#SlaveNum\t7\n"
+        )
+        assert "Fall Behind" in copied
+
+    drive(steps)
+
+
+def test_s_saves_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("s")
+
+    drive(steps)
+    (picture,) = tmp_path.glob("trioha-monitor-*.svg")
+    assert "SYNC_MASTER" in picture.read_text()
 
 
 def test_plus_and_minus_change_the_time_that_is_drawn() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert "-2 min" in drawn(app)
+        def axis() -> str:
+            return replicas(app).graph.lines[-1]
+
+        assert "-2 min" in axis()
         await pilot.press("plus")
-        assert "-5 min" in drawn(app)
+        assert "-5 min" in axis()
         await pilot.press("plus", "plus", "plus")
-        assert "-15 min" in drawn(app)
+        assert "-15 min" in axis()
         await pilot.press(*["minus"] * 9)
-        assert "-30 s" in drawn(app)
+        assert "-30 s" in axis()
+        assert "Lag 30 s" in replicas(app).table.render_line(0).text
 
-    drive(steps, feed_of(example_snapshot()))
+    drive(steps)
 
 
-def test_help_names_every_key_and_every_column_while_the_monitor_goes_on() -> None:
-    snapshot = example_snapshot()
-
+def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("question_mark")
-        assert isinstance(app.screen, HelpScreen)
-        app.monitor_screen.show(snapshot)
-        await pilot.press("escape")
-        assert app.screen is app.monitor_screen
-        await pilot.press("question_mark", "q")
-        assert app.screen is app.monitor_screen
-        assert app.is_running
+        assert "haMaxGapNotInSync 256 MiB" in "\n".join(replicas(app).graph.lines)
+        await pilot.press("l")
+        assert "slaveTimeout 3.0 s ╌" in "\n".join(replicas(app).graph.lines)
+        assert "0 s └" in "\n".join(replicas(app).graph.lines)
 
-    drive(steps, feed_of(snapshot))
-    named = " ".join(key for key, _ in KEYS).split()
-    shown = {"q", "question_mark", "plus,equals_sign", "minus", "t"}
-    assert {binding.key for binding in MonitorApp.BINDINGS} == shown
-    assert {"q", "?", "+", "-", "t"} <= set(named)
+    drive(steps)
+
+
+def test_help_is_of_the_screen_in_sight_and_names_its_keys() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for key, title_of_it, term in (("1", "Verdicts", "▼ GAP: below min"), ("4", "Events", "Kind")):
+            await pilot.press(key, "question_mark")
+            screen = app.screen
+            assert isinstance(screen, HelpScreen)
+            named = {key for key, _ in screen.topics[0].terms}
+            assert {"1", "2", "3", "4", "space", "/", "+", "-", "u", "c", "s", "t", "q", "?", "o"} <= named
+            assert "[" not in named
+            topic = next(topic for topic in screen.topics if topic.title == title_of_it)
+            assert term in dict(topic.terms)
+            app.monitor_screen.show(busy_view())
+            await pilot.press("escape")
+            assert app.screen is app.monitor_screen
+
+    drive(steps)
+
+
+def test_the_command_palette_has_every_key_by_name() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        assert {"Log (3)", "Pause (space)", "Copy (c)", "Picture (s)", "Sort (o)"} <= set(commands)
+        result = commands["Log (3)"].callback()
+        if result is not None:
+            await result
+        assert pane(app) == "log"
+
+    drive(steps)
 
 
 def test_every_binding_has_an_id_of_its_own() -> None:
     ids = [
         binding.id
-        for bindings in (MonitorApp.BINDINGS, RowTable.BINDINGS, HelpScreen.BINDINGS)
-        for binding in bindings
+        for owner in (MonitorApp, MonitorScreen, ReplicasPane, SlavePane, RowTable, HelpScreen, AskScreen)
+        for binding in owner.BINDINGS
+        if not isinstance(binding, tuple)
     ]
     assert all(ids)
     assert len(set(ids)) == len(ids)
@@ -292,46 +440,203 @@ def test_every_binding_has_an_id_of_its_own() -> None:
 
 def test_t_goes_from_dark_to_light_and_back_and_the_rows_change_colour() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        table = app.monitor_screen.query_one("#nodes", RowTable)
+        table = replicas(app).nodes
         dark = [segment.style for segment in table.render_line(1)]
         await pilot.press("t")
         await pilot.pause(0.05)
         assert app.theme == "trioha-light"
         assert [segment.style for segment in table.render_line(1)] != dark
         await pilot.press("t")
-        assert app.theme == "trioha-dark"
+        await pilot.pause(0.05)
+        assert [segment.style for segment in table.render_line(1)] == dark
 
-    drive(steps, feed_of(example_snapshot()))
+    drive(steps)
 
 
 @pytest.mark.parametrize("theme", ["textual-light", "nord", "ansi-dark", "ansi-light"])
 def test_the_themes_of_the_command_palette_work(theme: str) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         app.theme = theme
-        await pilot.pause(0.05)
-        assert nodes(app)
-        assert drawn(app)
+        for key in "1234":
+            await pilot.press(key)
+            await pilot.pause(0.05)
+        assert rows(app)
 
-    drive(steps, feed_of(example_snapshot()))
+    drive(steps)
 
 
 def test_names_of_peers_are_text_and_never_markup() -> None:
-    model = ClusterModel([MASTER], interval_s=0.2)
-    evil = connection("[red]x[/]:[@click=app.quit]1", sent=1, ack=1, lag=0)
-    model.observe(Sample(MASTER, at_s=1.0, status=master(1, evil)))
+    evil = replica(1, Verdict.OK, label="[red]x[/]:[@click=app.quit]1")
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert "[red]x[/]:[@click=app.quit]1" in connections(app)[0]
-        assert "[red]x" in app.export_screenshot().replace("&#160;", " ")
+        assert "[red]x[/]:[@click=app.quit]1" in rows(app)[0]
+        for key in "12":
+            await pilot.press(key)
+            await pilot.pause(0.05)
+            assert "[red]x" in app.export_screenshot().replace("&#160;", " ")
 
-    drive(steps, feed_of(model.snapshot(1.0)))
+    drive(steps, feed_of(evolve(calm_view(), replicas=(evil,))))
+
+
+def test_new_figures_redraw_only_the_cells_that_differ() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        view = app.monitor_screen.view
+        assert view is not None
+        await pilot.pause(0.05)
+        table = replicas(app).table
+        table._dirty_regions.clear()
+        changed = evolve(view.replicas[1], lag_s=4.3)
+        app.monitor_screen.show(evolve(view, replicas=(view.replicas[0], changed, *view.replicas[2:])))
+        (region,) = table._dirty_regions
+        assert (region.height, region.width) == (1, 6)
+
+    drive(steps)
+
+
+def test_many_replicas_scroll_with_the_cursor() -> None:
+    crowd = tuple(replica(n, Verdict.OK, label=f"broker-{n:02d}") for n in range(60))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        table = replicas(app).table
+        await pilot.press("end")
+        await pilot.pause(0.05)
+        assert title(replicas(app).graph).startswith("Lag of broker-59")
+        assert "broker-59" in table.render_line(table.scrollable_content_region.height - 1).text
+        await pilot.press("home")
+        await pilot.pause(0.05)
+        assert table.scroll_offset.y == 0
+        assert "broker-00" in table.render_line(1).text
+
+    drive(steps, feed_of(evolve(calm_view(), replicas=crowd)), size=(80, 24))
+
+
+def test_without_a_replica_every_screen_says_so() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert rows(app) == []
+        assert "No replica to draw." in replicas(app).graph.lines[0]
+        await pilot.press("2")
+        await pilot.pause(0.05)
+        assert "No replica is known." in app.monitor_screen.query_one(SlavePane).facts.lines[0]
+
+    drive(steps, feed_of(evolve(calm_view(), replicas=())))
+
+
+def test_keys_of_a_replay_steer_it_and_mean_nothing_live() -> None:
+    playback = FakePlayback()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("space", "]", "[", "b", ".", ",", "n", "N")
+        assert playback.told == [
+            "toggle",
+            ("speed", 1),
+            ("speed", -1),
+            "turn",
+            ("step", 1),
+            ("step", -1),
+            ("event", 1),
+            ("event", -1),
+        ]
+        playback.told.clear()
+        bar = app.monitor_screen.query_one(ReplayBar)
+        assert "▌▌ 4x" in bar.lines[0]
+        assert "4m 00s of 5m 00s" in bar.lines[0]
+        assert bar.lines[2].count("┷") >= 8
+        await pilot.click("#replay", offset=(1, 2))
+        assert playback.told == [("seek", playback.now.start_ms)]
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
+
+    async def live(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("]", "b", ".", "n", "g", "f")
+        assert app.screen is app.monitor_screen
+
+    drive(live)
+
+
+def test_an_event_of_a_replay_is_a_moment_to_go_to() -> None:
+    playback = FakePlayback()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4")
+        await pilot.pause(0.05)
+        await pilot.press("down", "enter")
+        assert playback.told == [("seek", busy_events()[-2].time_ms)]
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
+
+
+def test_g_asks_for_a_moment_until_it_is_one_and_f_for_a_condition() -> None:
+    playback = FakePlayback()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("g", *"noon", "enter")
+        assert isinstance(app.screen, AskScreen)
+        assert playback.told == []
+        await pilot.press(*["backspace"] * 4, *"50%", "enter")
+        assert app.screen is app.monitor_screen
+        assert playback.told == [("seek", playback.now.start_ms + 150_000)]
+        await pilot.press("f", *"lag > 10 MiB", "enter")
+        assert playback.told[1:] == [("until", "lag > 10 MiB")]
+        await pilot.press("f", "escape")
+        assert app.screen is app.monitor_screen
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
+
+
+class FakeRecording:
+    def __init__(self, *, fails: bool = False) -> None:
+        self.noted: list[ClusterView] = []
+        self.stopped = 0
+        self.fails = fails
+
+    def start(self) -> Path:
+        if self.fails:
+            raise TriohaError("no room")
+        return Path("here")
+
+    def note(self, view: ClusterView) -> None:
+        self.noted.append(view)
+
+    def stop(self) -> Path:
+        self.stopped += 1
+        return Path("here")
+
+
+def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
+    recording = FakeRecording()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        app.monitor_screen.show(calm_view())
+        await pilot.press("r")
+        app.monitor_screen.show(calm_view(NOW_MS + 2000))
+        assert [view.time_ms for view in recording.noted] == [NOW_MS + 2000]
+        assert "● REC 2s" in top(app)
+        await pilot.press("r")
+        assert recording.stopped == 1
+        assert "REC" not in top(app)
+        await pilot.press("r", "q")
+
+    drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
+    assert recording.stopped == 2
+
+
+def test_a_recording_that_cannot_start_is_said_and_not_on() -> None:
+    recording = FakeRecording(fails=True)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("r")
+        app.monitor_screen.show(calm_view(NOW_MS + 2000))
+        assert recording.noted == []
+        assert "REC" not in top(app)
+
+    drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
 
 
 def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    async def feed(publish: Publish) -> None:
-        publish(example_snapshot())
+    async def feed(show: Show) -> None:
+        show(busy_view())
         try:
             await trio.sleep_forever()
         finally:
@@ -352,8 +657,8 @@ def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch: py
 
 
 def test_a_feed_that_crashes_ends_the_monitor_with_1_and_says_where() -> None:
-    async def feed(publish: Publish) -> None:
-        publish(example_snapshot())
+    async def feed(show: Show) -> None:
+        show(busy_view())
         await trio.sleep(0.05)
         raise ZeroDivisionError("boom")
 
@@ -370,8 +675,8 @@ def test_a_feed_that_crashes_ends_the_monitor_with_1_and_says_where() -> None:
 
 
 def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1() -> None:
-    async def feed(publish: Publish) -> None:
-        publish(example_snapshot())
+    async def feed(show: Show) -> None:
+        show(busy_view())
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.pause(0.1)
@@ -383,8 +688,8 @@ def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1() -> None:
 def test_a_crash_of_the_screen_stops_the_feed_too() -> None:
     stopped: list[str] = []
 
-    async def feed(publish: Publish) -> None:
-        publish(example_snapshot())
+    async def feed(show: Show) -> None:
+        show(busy_view())
         try:
             await trio.sleep_forever()
         finally:
@@ -402,27 +707,27 @@ def test_a_crash_of_the_screen_stops_the_feed_too() -> None:
     assert stopped == ["yes"]
 
 
-def test_a_fast_feed_does_not_pile_up_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = example_snapshot()
-    last = evolve(snapshot, nodes=snapshot.nodes[:1])
-    shown: list[Snapshot] = []
-    show = MonitorScreen.show
+def test_a_fast_feed_does_not_pile_up_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = busy_view()
+    last = evolve(view, nodes=view.nodes[:1])
+    shown: list[ClusterView] = []
+    show_it = MonitorScreen.show
 
-    def count(screen: MonitorScreen, snapshot: Snapshot) -> None:
-        shown.append(snapshot)
-        show(screen, snapshot)
+    def count(screen: MonitorScreen, view: ClusterView) -> None:
+        shown.append(view)
+        show_it(screen, view)
 
     monkeypatch.setattr(MonitorScreen, "show", count)
 
-    async def feed(publish: Publish) -> None:
+    async def feed(show: Show) -> None:
         for _ in range(500):
-            publish(snapshot)
-        publish(last)
+            show(view)
+        show(last)
         await trio.sleep_forever()
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.pause(0.1)
-        assert len(nodes(app)) == 1
+        assert len(replicas(app).nodes.lines) == 1
 
     drive(steps, feed)
     assert shown[-1] is last

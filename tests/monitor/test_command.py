@@ -85,12 +85,12 @@ def test_what_is_no_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("_on_a_terminal")
 def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_monitor(addresses: tuple[str, ...], *, interval_s: float) -> int:
-        assert (addresses, interval_s) == ((MASTER, "[::1]:10911"), 0.5)
+    def run_monitor(addresses: tuple[str, ...], *, name_servers: tuple[str, ...], interval_s: float) -> int:
+        assert (addresses, name_servers, interval_s) == ((MASTER, "[::1]:10911"), ("127.0.0.1:9876",), 0.5)
         return 7
 
     monkeypatch.setattr(trioha_monitor, "run_monitor", run_monitor)
-    assert monitor(MASTER, "[::1]:10911", interval=0.5) == 7
+    assert monitor(MASTER, "[::1]:10911", namesrv=("127.0.0.1:9876",), interval=0.5) == 7
 
 
 @contextmanager

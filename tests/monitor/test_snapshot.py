@@ -1,26 +1,67 @@
-"""What the screen looks like, cell by cell. `pytest --snapshot-update` takes a new picture: look at it."""
+"""What the screens look like, cell by cell. `pytest --snapshot-update` takes new pictures: look at them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 
+import pytest
 import trio
 from textual.pilot import Pilot
 
-from tests.monitor.builders import example_snapshot
+from tests.monitor.scenes import FakePlayback, busy_view
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.feed import Publish
-from trioha_monitor.widgets.row_table import RowTable
+from trioha_monitor.themes import LIGHT
+from trioha_monitor.view import Show
+
+SIZES = [(80, 24), (120, 40), (200, 50)]
+SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4"}
 
 
-def test_the_screen_at_120_by_40(snap_compare: Callable[..., bool]) -> None:
-    async def feed(publish: Publish) -> None:
-        publish(example_snapshot())
-        await trio.sleep_forever()
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
-    async def until_shown(pilot: Pilot[None]) -> None:
+
+async def feed(show: Show) -> None:
+    show(busy_view())
+    await trio.sleep_forever()
+
+
+def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
+    async def run(pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app, MonitorApp)
-        while not pilot.app.monitor_screen.query_one("#nodes", RowTable).lines:
+        while pilot.app.monitor_screen.view is None:
             await pilot.pause(0.01)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause(0.05)
+        await pilot.pause(0.1)
 
-    assert snap_compare(MonitorApp(feed), terminal_size=(120, 40), run_before=until_shown)
+    return run
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("source", ["live", "replay"])
+def test_screen(source: str, screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
+    app = MonitorApp(feed, playback=FakePlayback() if source == "replay" else None)
+    assert snap_compare(app, terminal_size=size, run_before=until_shown(SCREENS[screen]))
+
+
+def test_the_light_theme(snap_compare: Callable[..., bool]) -> None:
+    app = MonitorApp(feed)
+
+    async def run(pilot: Pilot[None]) -> None:
+        app.theme = LIGHT.name
+        await until_shown("l")(pilot)
+
+    assert snap_compare(app, terminal_size=(120, 40), run_before=run)
+
+
+def test_help(snap_compare: Callable[..., bool]) -> None:
+    assert snap_compare(MonitorApp(feed), terminal_size=(100, 60), run_before=until_shown("question_mark"))

@@ -1,4 +1,4 @@
-"""The pure parts of the widgets: bars, columns, rows."""
+"""The pure parts of the widgets: bars, columns, lines."""
 
 from __future__ import annotations
 
@@ -6,66 +6,114 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from tests.monitor.builders import MASTER, SLAVE, connection, example_snapshot, master, slave
-from trioha.remoting.status import BrokerStatus
-from trioha_monitor.history import Bucket, Grade
-from trioha_monitor.model import ClusterModel, Sample, Snapshot
+from tests.monitor.scenes import NOW_MS, busy_view, lag_series, replica
+from trioha_monitor.copying import ha_status_text
+from trioha_monitor.panes.log import log_columns
+from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.slave import ladder_of
+from trioha_monitor.series import Bucket, SeriesRecorder, Severity
 from trioha_monitor.themes import Palette
-from trioha_monitor.widgets.bars import area, full_scale, sparkline
-from trioha_monitor.widgets.row_table import GAP, Column, fit
-from trioha_monitor.widgets.rows import CONNECTION_COLUMNS, NODE_COLUMNS, connection_rows, node_rows, verdict
+from trioha_monitor.units import NOTHING
+from trioha_monitor.view import ClusterView, Verdict
+from trioha_monitor.widgets.bars import ColumnCache, area, bar, full_scale, round_above, runs, sparkline
+from trioha_monitor.widgets.curves import lag_curve
+from trioha_monitor.widgets.look import ByteUnits, Line, Look
+from trioha_monitor.widgets.nodes import node_columns
+from trioha_monitor.widgets.row_table import GAP, Column, fit, shorten
+from trioha_monitor.widgets.top_bar import in_short, whole
 
 GOOD, WARN, BAD = Style(color="green"), Style(color="yellow"), Style(color="red")
 PALETTE = Palette(
     text=Style(), strong=Style(bold=True), muted=Style(dim=True), faint=Style(dim=True), accent=Style(),
-    good=GOOD, warn=WARN, bad=BAD, good_body=GOOD, warn_body=WARN, bad_body=BAD,
+    reverse=Style(reverse=True), good=GOOD, notice=Style(), warn=WARN, bad=BAD, good_body=GOOD,
+    notice_body=Style(), warn_body=WARN, bad_body=BAD,
 )  # fmt: skip
+LOOK = Look(PALETTE, end_ms=NOW_MS)
 
 
-def good(lag_bytes: int) -> Bucket:
-    return Bucket(lag_bytes, Grade.GOOD)
+def plain(line: Line) -> str:
+    return "".join(text for text, _ in line)
 
 
-def snapshot_of(status: BrokerStatus) -> Snapshot:
-    model = ClusterModel([status.address], interval_s=0.2)
-    model.observe(Sample(status.address, at_s=1.0, status=status))
-    return model.snapshot(1.0)
-
-
-def note_of(status: BrokerStatus) -> str:
-    cell = node_rows(snapshot_of(status), PALETTE)[0].cells["note"]
-    assert not callable(cell)
-    return cell.plain
+def good(value: float) -> Bucket:
+    return Bucket(value)
 
 
 def test_a_sparkline_is_scaled_to_its_worst_and_any_lag_is_higher_than_none() -> None:
-    line = sparkline([None, good(0), good(1), good(500), good(1000)], PALETTE)
-    assert line.plain == " ▁▂▅█"
+    line = sparkline([None, good(0), good(1), good(500), good(1000)], PALETTE, least=1)
+    assert plain(line) == " ▁▂▅█"
 
 
-def test_a_sparkline_takes_the_colour_of_the_grade() -> None:
-    line = sparkline([good(5), Bucket(5, Grade.BEHIND), Bucket(0, Grade.LOST)], PALETTE)
-    assert [span.style for span in line.spans] == [GOOD, WARN, BAD]
+def test_a_little_lag_does_not_fill_a_sparkline() -> None:
+    assert plain(sparkline([good(1000), good(262_144)], PALETTE)) == "▂█"
+    assert plain(sparkline([good(1000)], PALETTE)) == "▂"
+
+
+def test_a_sparkline_takes_the_colour_of_the_severity() -> None:
+    line = sparkline([good(5), Bucket(5, Severity.WARNING), Bucket(0, Severity.BAD)], PALETTE)
+    assert [style for _, style in line] == [GOOD, WARN, BAD]
 
 
 def test_a_graph_fills_each_column_to_its_share() -> None:
-    lines = area([None, good(0), good(512), good(1024)], PALETTE, height=2, top_bytes=1024)
-    assert ["".join(glyph for glyph, _ in line) for line in lines] == ["┈┈┈█", " ▁██"]
+    lines = area([None, good(0), good(512), good(1024)], PALETTE, height=2, top=1024, grid=(0,))
+    assert [plain(tuple(line)) for line in lines] == ["┈┈┈█", " ▁██"]
 
 
-@given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_the_full_scale_holds_the_worst_and_is_not_twice_as_much(worst: int) -> None:
-    top = full_scale(worst)
-    assert worst <= top
-    assert top == 1024 or top < 2 * worst
-    assert top % 2 == 0
+@given(st.floats(min_value=0, max_value=2**62))
+def test_the_full_scale_holds_the_worst_and_is_not_far_above(worst: float) -> None:
+    for units in (ByteUnits.BINARY, ByteUnits.DECIMAL):
+        top = full_scale(worst, units=units)
+        assert worst <= top
+        assert top == 1024 or top <= 2.5 * worst + 2
+
+
+@given(st.floats(min_value=0.001, max_value=1e12))
+def test_a_rounded_top_is_near_and_above(worst: float) -> None:
+    assert worst <= round_above(worst) <= 2.5 * worst + 0.01
+
+
+@given(
+    lags=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 1000)), min_size=1, max_size=60),
+    width=st.integers(5, 80),
+    span_ms=st.sampled_from([5_000, 30_000, 120_000]),
+)
+def test_columns_that_were_kept_are_those_that_would_be_made_anew(
+    lags: list[tuple[int, int]], width: int, span_ms: int
+) -> None:
+    recorder, cache, now_ms = SeriesRecorder(500, 300), ColumnCache(), 1_000_000
+    for pause_ms, lag in lags:
+        now_ms += pause_ms
+        recorder.add(lag, Severity.GOOD, at_ms=now_ms)
+        series = recorder.freeze()
+        kept = cache.columns(series, width, end_ms=now_ms, span_ms=span_ms)
+        assert kept == series.columns(width, end_ms=now_ms, span_ms=span_ms)
+
+
+def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back() -> None:
+    series, cache = lag_series("peak"), ColumnCache()
+    first = cache.columns(series, 40, end_ms=NOW_MS, span_ms=120_000)
+    assert cache.columns(series, 40, end_ms=NOW_MS + 1, span_ms=120_000) is first
+    back = cache.columns(series, 40, end_ms=NOW_MS - 60_000, span_ms=120_000)
+    assert back == series.columns(40, end_ms=NOW_MS - 60_000, span_ms=120_000)
+
+
+def test_runs_join_what_has_one_style() -> None:
+    assert runs([("a", GOOD), ("b", GOOD), ("c", BAD)]) == (("ab", GOOD), ("c", BAD))
+    assert runs([]) == ()
+
+
+def test_a_bar_shows_anything_at_all_and_never_more_than_its_width() -> None:
+    assert bar(0.0, 4) == "    "
+    assert bar(0.0001, 4) == "▏   "
+    assert bar(0.5, 4) == "██  "
+    assert bar(7.0, 4) == "████"
 
 
 COLUMNS = (
-    Column("a", "a", ""),
-    Column("b", "b", "", rank=1),
-    Column("c", "c", "", rank=2),
-    Column("d", "d", "", flexible_min=4),
+    Column[None]("a", "a", "", None),
+    Column[None]("b", "b", "", None, rank=1),
+    Column[None]("c", "c", "", None, rank=2),
+    Column[None]("d", "d", "", None, flexible_min=4),
 )
 
 
@@ -90,43 +138,88 @@ def test_columns_never_take_more_than_there_is(content: tuple[int, ...], width: 
     assert sum(widths.values()) + GAP * (len(widths) - 1) <= width
 
 
-def test_every_row_has_a_cell_for_every_column() -> None:
-    snapshot = example_snapshot()
-    for row in node_rows(snapshot, PALETTE):
-        assert list(row.cells) == [column.key for column in NODE_COLUMNS]
-    for row in connection_rows(snapshot.connections, PALETTE, end_s=snapshot.at_s, span_s=120.0):
-        assert list(row.cells) == [column.key for column in CONNECTION_COLUMNS]
+def test_a_line_that_is_too_long_ends_in_an_ellipsis() -> None:
+    assert plain(shorten((("abc", GOOD), ("defg", BAD)), 5)) == "abcd…"
+    assert plain(shorten((("日本語", GOOD),), 4)) == "日… "
+    assert shorten((("abc", GOOD),), 0) == ()
 
 
-def test_a_master_says_how_many_slaves_are_in_sync() -> None:
-    one = connection("10.0.0.2:1", sent=1, ack=1, lag=0)
-    two = connection("10.0.0.2:2", sent=1, ack=0, lag=1, in_sync=False)
-    assert note_of(master(1)) == "0 slaves"
-    assert note_of(master(1, one)) == "1 slave, 1 in sync"
-    assert note_of(master(1, one, two)) == "2 slaves, 1 in sync"
+def test_every_column_writes_every_row_in_every_unit() -> None:
+    view = busy_view()
+    for units in ByteUnits:
+        look = Look(PALETTE, units, end_ms=NOW_MS)
+        for node in view.nodes:
+            for node_column in (*node_columns(), *log_columns()):
+                assert isinstance(node_column.write(node, look, 10), tuple)
+        for row in view.replicas:
+            for column in ReplicasPane().table.columns:
+                assert isinstance(column.write(row, look, 10), tuple)
 
 
-def test_a_slave_says_its_master_and_its_ack() -> None:
-    assert note_of(slave(5000, reported=4096)) == "← 127.0.0.1:10912 ack 4,096"
+def test_bytes_are_written_in_the_unit_that_was_chosen() -> None:
+    assert [Look(PALETTE, units).size(1_234_567) for units in ByteUnits] == [
+        "1.18 MiB",
+        "1.23 MB",
+        "1,234,567 B",
+    ]
+    assert Look(PALETTE).size(None) == NOTHING
+    assert Look(PALETTE, ByteUnits.DECIMAL).rate(-999_600) == "-1.00 MB/s"
 
 
-def test_a_broker_that_tells_nothing_of_its_slaves_is_not_said_to_have_none() -> None:
-    old = BrokerStatus(
-        address=MASTER, source="runtime-info", role="MASTER", version="V4_9_7", min_offset=0, max_offset=10,
-        cluster_name=None, broker_name=None, broker_id=None, flushed_offset=None, ha_address=None,
-        in_sync_slaves=None,
-    )  # fmt: skip
-    assert note_of(old) == "this version does not tell"
+def test_every_verdict_has_a_glyph_a_word_and_a_colour_of_its_own() -> None:
+    parts = [LOOK.verdict(verdict) for verdict in Verdict]
+    assert len({text.split()[0] for text, _ in parts}) == len(Verdict)
+    assert [text.partition(" ")[2] for text, _ in parts] == [verdict.value for verdict in Verdict]
+    assert dict(zip(Verdict, (style for _, style in parts), strict=True))[Verdict.GAP] is BAD
 
 
-def test_the_verdict_names_what_is_wrong() -> None:
-    assert verdict(example_snapshot(), PALETTE).plain == "● 2 up   ✗ 1 down   ✗ 1 lost"
-    assert verdict(ClusterModel([SLAVE], interval_s=0.2).snapshot(0.0), PALETTE).plain == "◌ connecting"
+def test_the_whole_names_the_worst_first() -> None:
+    view = busy_view()
+    words = [word for word in plain(whole(view, LOOK)).split("  ") if word]
+    assert words == [
+        "✗ 1 down", "◐ 1 late", "■ 1 stalled", "✗ 1 silent", "▼ 1 gap", "≠ 1 diverged", "▲ 1 fall behind",
+        "△ 1 not in sync", "◐ 1 stale",
+    ]  # fmt: skip
+    assert plain(in_short(view, LOOK)) == "✗ 5 bad ▲ 4 warn "
+    assert plain(whole(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
 
 
-def test_the_verdict_is_all_in_sync_only_if_it_is() -> None:
-    synced = connection("10.0.0.2:1", sent=1, ack=1, lag=0)
-    behind = connection("10.0.0.2:1", sent=1, ack=0, lag=1, in_sync=False)
-    assert verdict(snapshot_of(master(1, synced)), PALETTE).plain == "● 1 up   ✓ all in sync"
-    assert verdict(snapshot_of(master(1, behind)), PALETTE).plain == "● 1 up   ▲ 1 behind"
-    assert verdict(snapshot_of(master(1)), PALETTE).plain == "● 1 up"
+def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:
+    row = replica(1, Verdict.OK, flushed_offset=None, sent_offset=196_994_567)
+    lines = [plain(line) for line in ladder_of(row, LOOK, width=60)]
+    assert [line.split()[:2] for line in lines] == [
+        ["appended", "196,994,567"], ["sent", "196,994,567"], ["acked", "196,933,333"], ["flushed", NOTHING],
+        ["dispatched", NOTHING],
+    ]  # fmt: skip
+    assert "level" in lines[1]
+    assert "-59.8 KiB" in lines[2]
+
+
+def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None:
+    view = busy_view()
+    in_bytes = lag_curve(view.replicas[0], view, LOOK, in_seconds=False)
+    in_seconds = lag_curve(view.replicas[0], view, LOOK, in_seconds=True)
+    assert [limit.label for limit in in_bytes.limits] == ["haMaxGapNotInSync 256 MiB"]
+    assert [limit.value for limit in in_seconds.limits] == [3.0, 20.0]
+    assert len(in_bytes.marks) == 1
+
+
+def test_what_is_copied_is_what_mqadmin_prints() -> None:
+    view = busy_view()
+    text = ha_status_text(view, view.replicas[:3] + view.replicas[5:6])
+    assert text == (
+        "\n#MasterAddr\t127.0.0.1:10911\n#MasterCommitLogMaxOffset\t196994567\n"
+        "#SlaveNum\t3\n#InSyncSlaveNum\t4\n"
+        "#SlaveAddr                        #SlaveAckOffset             #Diff #TransferSpeed(KB/s)"
+        "          #Status #TransferFromWhere\n"
+        "127.0.0.1:43111                   196933333                   61234             0.12"
+        "               OK        196994567\n"
+        "127.0.0.1:43112                   191871111                 5123456             0.12"
+        "               OK        196994567\n"
+        "127.0.0.1:43113                   0                       294912000             0.12"
+        "      Fall Behind        196994567\n"
+    )
+    assert ha_status_text(view, view.replicas[7:8]).splitlines()[:5] == [
+        "", "#MasterAddr\t10.0.0.9:10911", "#MasterCommitLogMaxOffset\t-",
+        "#SlaveNum\t1", "#InSyncSlaveNum\t-",
+    ]  # fmt: skip

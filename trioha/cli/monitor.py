@@ -12,17 +12,19 @@ from cyclopts import Parameter, validators
 from trioha.errors import TriohaError
 from trioha.remoting.address import parse_address
 
+INTERVAL_S = 0.1
 INTERVAL_S_MIN = 0.05
 INTERVAL_S_MAX = 60.0
 
 
 def monitor(
     *addresses: Annotated[str, Parameter(name="HOST:PORT", negative=())],
+    namesrv: Annotated[tuple[str, ...], Parameter(name="--namesrv", negative=())] = (),
     interval: Annotated[
         float, Parameter(validator=validators.Number(gte=INTERVAL_S_MIN, lte=INTERVAL_S_MAX))
-    ] = 0.2,
+    ] = INTERVAL_S,
 ) -> int:
-    """Show nodes and their HA connections live: offsets, lag, rates, states.
+    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events.
 
     Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen.
 
@@ -30,20 +32,23 @@ def monitor(
     ----------
     addresses
         Listen addresses of the nodes.
+    namesrv
+        Name server, HOST:PORT: all brokers that it lists are shown, and found when they come and go.
     interval
         Pause between two questions to a node, in seconds.
     """
-    if not addresses:
+    if not addresses and not namesrv:
         raise TriohaError(
             "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
         )
     watched = tuple(str(parse_address(address)) for address in addresses)
+    name_servers = tuple(str(parse_address(address)) for address in namesrv)
     package = _monitor_package()
     # Textual reads the keyboard from stdin and draws on stderr; whoever redirects stdout wants text, too.
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
             raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
-    code: int = package.run_monitor(watched, interval_s=interval)
+    code: int = package.run_monitor(watched, name_servers=name_servers, interval_s=interval)
     return code
 
 

@@ -1,56 +1,67 @@
-"""A table that always fits its width, and redraws only the lines that changed.
+"""A table that always fits its width, and redraws only the cells that changed.
 
 Textual's DataTable draws everything anew with every changed cell and scrolls sideways when it does not fit.
-A monitor needs the opposite: five times a second a few figures change, and a narrow terminal should lose the
-least important column, not the rightmost.
+A monitor needs the opposite: ten times a second a few figures change, and a narrow terminal should lose the
+least important column, not the rightmost. Only rows that can be seen are written at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from attrs import frozen
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
 from rich.style import Style
-from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-Cell = Text | Callable[[int], Text]
-"""What a cell shows; a flexible column's cell may be drawn for the width that it got."""
+from trioha_monitor.widgets.look import Line, Look
+
+T = TypeVar("T")
 GAP = 2
 """Blanks between two columns."""
+MEASURED_MAX = 200
+"""Rows that columns are fitted to, beside those that can be seen."""
+SORT_PAUSE_MS = 1000
+"""Rows change their places no more often than this, however their figures dance."""
 
 
 @frozen
-class Column:
-    """One column of a table."""
+class Column(Generic[T]):
+    """One column of a table of T."""
 
     key: str
     label: str
     help: str
     """What it means, for the help screen."""
+    cell: Callable[[T, Look], Line] | None
+    """What it shows."""
     align: Literal["left", "right"] = "left"
     rank: int = 0
     """0 is always shown; of the others the highest rank gives way first."""
     flexible_min: int | None = None
     """None: as wide as its content. Else it takes what the others leave, and at least this many cells."""
+    picture: Callable[[T, Look, int], Line] | None = None
+    """Draws a flexible column that has no `cell`, for the width that it got."""
+    order: Callable[[T], Any] | None = None
+    """What rows are sorted by, ascending; None if that makes no sense."""
+
+    def write(self, item: T, look: Look, width: int) -> Line:
+        """What it shows of `item`."""
+        if self.cell is not None:
+            return self.cell(item, look)
+        assert self.picture is not None, "a column has a cell or a picture"
+        return self.picture(item, look, width)
 
 
-@frozen
-class Row:
-    """One row: `key` stays the same while its figures change."""
-
-    key: int
-    cells: Mapping[str, Cell]
-
-
-def fit(columns: Sequence[Column], content: Mapping[str, int], *, width: int) -> dict[str, int]:
+def fit(columns: Sequence[Column[Any]], content: Mapping[str, int], *, width: int) -> dict[str, int]:
     """The columns that fit into `width` cells, in their order, and how wide each is.
 
     `content` is the widest content of each column. Columns of the highest rank are left out until the rest
@@ -77,8 +88,8 @@ def fit(columns: Sequence[Column], content: Mapping[str, int], *, width: int) ->
     return widths
 
 
-class RowTable(ScrollView, can_focus=True):
-    """Rows under a fixed header, with a cursor if `has_cursor`."""
+class RowTable(ScrollView, Generic[T], can_focus=True):
+    """Rows under a fixed header, with a cursor, sorted and filtered as the user likes."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"row-table--header", "row-table--cursor"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -88,6 +99,11 @@ class RowTable(ScrollView, can_focus=True):
         Binding("pagedown", "move_page(1)", "Page down", show=False, id="table.page-down"),
         Binding("home", "move(-1000000)", "First row", show=False, id="table.first"),
         Binding("end", "move(1000000)", "Last row", show=False, id="table.last"),
+        Binding("enter", "choose", "Open row", show=False, id="table.open"),
+        Binding("o", "sort", "Sort", tooltip="Sort by the next column", id="table.sort"),
+        Binding(
+            "O", "turn_sort", "Turn sort", show=False, tooltip="The other way round", id="table.turn-sort"
+        ),
     ]
 
     cursor: reactive[int | None] = reactive(None)
@@ -96,34 +112,65 @@ class RowTable(ScrollView, can_focus=True):
     class Selected(Message):
         """The cursor is on another row, or there is none."""
 
-        def __init__(self, table: RowTable, key: int | None) -> None:
+        def __init__(self, table: RowTable[Any], key: int | None) -> None:
             super().__init__()
             self.table = table
             self.key = key
 
         @property
-        def control(self) -> RowTable:
+        def control(self) -> RowTable[Any]:
             """The table, so that handlers can tell tables apart."""
             return self.table
 
-    def __init__(self, columns: Sequence[Column], *, id: str, has_cursor: bool) -> None:  # noqa: A002 - Textual's name
+    class Opened(Selected):
+        """The user wants to see more of the row: return, or a double click."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column[T]],
+        *,
+        key_of: Callable[[T], int],
+        text_of: Callable[[T], str] | None = None,
+        id: str,  # noqa: A002 - Textual's name
+    ) -> None:
         super().__init__(id=id)
-        self._columns = tuple(columns)
-        self._has_cursor = has_cursor
-        self._rows: tuple[Row, ...] = ()
-        self._labels: dict[str, str] = {}
+        self.columns = tuple(columns)
+        self.filter_text = ""
+        """Rows are shown that have all its words in what `text_of` says of them."""
+        self.sort_key: str | None = None
+        """Key of the column that rows are sorted by; None: as they come."""
+        self.sort_is_descending = False
+        self._key_of, self._text_of = key_of, text_of
+        self._items: Sequence[T] = ()
+        self._look: Look | None = None
+        self._rows: tuple[T, ...] = ()
+        self._keys: tuple[int, ...] = ()
+        self._places: dict[int, int] = {}
+        self._sorted_ms = 0
+        self._labels: Mapping[str, str] = {}
         self._content: dict[str, int] = {}
         self._widths: dict[str, int] = {}
-        self._header = Text()
-        self._lines: list[Text] = []
+        self._cells: dict[int, dict[str, Line]] = {}
+        self._strips: dict[int, Strip] = {}
+        self._styles: tuple[Style, Style, Style] | None = None
+        self._top = 0
+        self._follows_top = True
 
-    def show_rows(self, rows: Sequence[Row], *, labels: Mapping[str, str] | None = None) -> None:
-        """Show `rows` in place of what was shown; `labels` replaces the labels of some columns."""
-        self._rows = tuple(rows)
-        self._labels = dict(labels or {})
-        keys = [row.key for row in self._rows]
-        if self._has_cursor and self.cursor not in keys:
-            self.cursor = keys[0] if keys else None
+    def show_rows(
+        self, items: Sequence[T], look: Look, *, labels: Mapping[str, str] | None = None, arrange: bool = True
+    ) -> None:
+        """Show `items` in place of what was shown; `labels` replaces the labels of some columns.
+
+        Without `arrange` the rows are those of the last time, in their places: only their figures are new.
+        """
+        if self._look is not None and look.palette is not self._look.palette:
+            self._forget()
+        self._items, self._look = items, look
+        if labels is not None and labels != self._labels:
+            self._labels = labels
+            self._widths = {}
+        if arrange:
+            self._arrange()
         self._draw()
 
     @property
@@ -132,103 +179,348 @@ class RowTable(ScrollView, can_focus=True):
         return tuple(self._widths)
 
     @property
+    def rows(self) -> tuple[T, ...]:
+        """What is left after the filter, sorted."""
+        return self._rows
+
+    @property
     def lines(self) -> list[str]:
-        """What the rows say at present, as plain text."""
-        return [line.plain for line in self._lines]
+        """What the rows say at present, as plain text; also those that had to be scrolled to."""
+        look = self._look
+        if look is None:
+            return []
+        return ["".join(text for text, _ in self._pad(self._row_cells(row, look))) for row in self._rows]
+
+    @property
+    def sort_label(self) -> str:
+        """How rows are sorted, in words; empty if they are as they come."""
+        column = next((column for column in self.columns if column.key == self.sort_key), None)
+        return "" if column is None else f"by {self._label(column)} {'↓' if self.sort_is_descending else '↑'}"
+
+    def filter_by(self, text: str) -> None:
+        """Show only rows that have all words of `text`, whichever case."""
+        self.filter_text = text
+        self._rearrange()
+
+    def sort_by(self, key: str | None, *, descending: bool = False) -> None:
+        """Sort by a column that has an order; None: as they come."""
+        self.sort_key, self.sort_is_descending = key, descending
+        self._rearrange()
 
     def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
-        if y == 0:
-            style = self.get_component_rich_style("row-table--header")
-            return self._strip(self._header, width=width, style=style)
-        index = y - 1 + self.scroll_offset.y
-        if index >= len(self._lines):
-            return Strip.blank(width, self.rich_style)
-        style = self.rich_style
-        if self._has_cursor and self._rows[index].key == self.cursor:
-            style += self.get_component_rich_style("row-table--cursor", partial=True)
-        return self._strip(self._lines[index], width=width, style=style)
+        """The header, or the row that is scrolled to this line."""
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._make_strip(y)
+        return strip
 
     def on_resize(self) -> None:
         """Fit the columns to the new width."""
         # Widths only grow while figures grow, so that columns stand still; a new width begins anew.
         self._content.clear()
+        self._widths = {}
+        self._draw()
+        if self.cursor in self._places:
+            self.call_after_refresh(self._reveal, self.cursor)
+
+    def notify_style_update(self) -> None:
+        """Other colours: nothing that was drawn can be kept."""
+        super().notify_style_update()
+        self._forget()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Other rows are to be seen."""
+        super().watch_scroll_y(old_value, new_value)
         self._draw()
 
     def on_click(self, event: events.Click) -> None:
-        """Put the cursor where the mouse is."""
-        index = event.get_content_offset(self)
-        if index is None or index.y == 0:
+        """Put the cursor where the mouse is; sort by the column whose label is clicked."""
+        at = event.get_content_offset(self)
+        if at is None:
             return
-        row = index.y - 1 + self.scroll_offset.y
-        if self._has_cursor and row < len(self._rows):
-            self.cursor = self._rows[row].key
+        if at.y == 0:
+            self._sort_at(at.x)
+            return
+        row = at.y - 1 + self._top
+        if row < len(self._keys):
+            self._put_cursor(row)
+            if event.chain == 2:
+                self.action_choose()
 
-    def watch_cursor(self) -> None:
+    def watch_cursor(self, before: int | None, now: int | None) -> None:
         """Tell whoever listens."""
-        self.refresh()
-        self.post_message(self.Selected(self, self.cursor))
+        if before != now:
+            for key in (before, now):
+                if key in self._places:
+                    self._touch(self._places[key] - self._top)
+            self.post_message(self.Selected(self, now))
+
+    def action_choose(self) -> None:
+        """Ask for more of the row under the cursor."""
+        if self.cursor is not None:
+            self.post_message(self.Opened(self, self.cursor))
 
     def action_move(self, rows: int) -> None:
-        """Move the cursor, or the view if there is no cursor."""
-        if not self._has_cursor or self.cursor is None:
-            self.scroll_relative(y=rows, animate=False)
-            return
-        keys = [row.key for row in self._rows]
-        index = min(max(keys.index(self.cursor) + rows, 0), len(keys) - 1)
-        self.cursor = keys[index]
-        height = self.scrollable_content_region.height - 1
-        if index < self.scroll_offset.y:
-            self.scroll_to(y=index, animate=False)
-        elif index >= self.scroll_offset.y + height:
-            self.scroll_to(y=index - height + 1, animate=False)
+        """Move the cursor."""
+        if self.cursor in self._places:
+            self._put_cursor(min(max(self._places[self.cursor] + rows, 0), len(self._keys) - 1))
 
     def action_move_page(self, pages: int) -> None:
         """Move by what is visible at once."""
-        self.action_move(pages * max(1, self.scrollable_content_region.height - 1))
+        self.action_move(pages * max(1, self._height))
+
+    def action_sort(self) -> None:
+        """Sort by the next column that is shown and has an order; after the last one as rows come."""
+        keys = [column.key for column in self.columns if column.order and column.key in self._widths]
+        index = keys.index(self.sort_key) + 1 if self.sort_key in keys else 0
+        self.sort_by(keys[index] if index < len(keys) else None, descending=self.sort_is_descending)
+
+    def action_turn_sort(self) -> None:
+        """Sort the other way round."""
+        self.sort_by(self.sort_key, descending=not self.sort_is_descending)
+
+    class Arranged(Message):
+        """The user sorts or filters otherwise."""
+
+        def __init__(self, table: RowTable[Any]) -> None:
+            super().__init__()
+            self.table = table
+
+        @property
+        def control(self) -> RowTable[Any]:
+            """The table, so that handlers can tell tables apart."""
+            return self.table
+
+    @property
+    def _height(self) -> int:
+        """Rows that can be seen at once."""
+        return max(0, self.scrollable_content_region.height - 1)
+
+    def _rearrange(self) -> None:
+        self._sorted_ms = -SORT_PAUSE_MS
+        self._keys = ()
+        self._arrange()
+        self._draw()
+        self.post_message(self.Arranged(self))
+
+    def _sort_at(self, x: int) -> None:
+        """The label at `x` was clicked."""
+        left = 0
+        for key, width in self._widths.items():
+            if left <= x < left + width + GAP:
+                column = next(column for column in self.columns if column.key == key)
+                if column.order is not None:
+                    again = self.sort_key == key
+                    self.sort_by(key, descending=not self.sort_is_descending if again else False)
+                return
+            left += width + GAP
+
+    def _put_cursor(self, row: int) -> None:
+        self._follows_top = row == 0
+        self.cursor = self._keys[row]
+        self._reveal(self.cursor)
+
+    def _reveal(self, key: int) -> None:
+        """Scroll as far as it takes to see the row."""
+        row = self._places.get(key, 0)
+        if row < self._top:
+            self.scroll_to(y=row, animate=False)
+        elif row >= self._top + self._height:
+            self.scroll_to(y=row - self._height + 1, animate=False)
+
+    def _arrange(self) -> None:
+        """Which rows, in which places."""
+        items: Sequence[T] = self._items
+        if self.filter_text and self._text_of is not None:
+            words, text_of = self.filter_text.casefold().split(), self._text_of
+            items = [
+                item
+                for item in items
+                if all(word in text for text in (text_of(item).casefold(),) for word in words)
+            ]
+        key_of = self._key_of
+        column = next((column for column in self.columns if column.key == self.sort_key), None)
+        if column is not None and column.order is not None:
+            now_ms = self._look.end_ms if self._look is not None else 0
+            places = self._places
+            if (
+                not 0 <= now_ms - self._sorted_ms < SORT_PAUSE_MS
+                or {key_of(item) for item in items} != places.keys()
+            ):
+                items = sorted(items, key=column.order, reverse=self.sort_is_descending)
+                self._sorted_ms = now_ms
+            else:
+                items = sorted(items, key=lambda item: places[key_of(item)])
+        elif self.sort_is_descending and self.sort_key is None:
+            items = items[::-1]
+        self._rows = tuple(items)
+        keys = tuple(key_of(item) for item in items)
+        if keys != self._keys:
+            before = self._places.get(self.cursor) if self.cursor is not None else None
+            self._keys = keys
+            self._places = {key: place for place, key in enumerate(keys)}
+            self._cells = {}
+            self._strips = {}
+            self.refresh()
+            if keys and (self.cursor not in self._places or (self._follows_top and before == 0)):
+                # A row that goes leaves the cursor at its place; on top, it stays on top.
+                self.cursor = keys[min(before or 0, len(keys) - 1)]
+            elif not keys:
+                self.cursor = None
 
     def _draw(self) -> None:
-        """Lay out the columns and redraw the lines that differ from what is on the screen."""
-        width = self.scrollable_content_region.width
-        if width <= 0:
+        """Write the rows that can be seen, and redraw the cells that differ from what is on the screen."""
+        look, width = self._look, self.scrollable_content_region.width
+        if look is None or width <= 0:
             return
-        for column in self._columns:
-            fixed = (row.cells[column.key] for row in self._rows)
-            widest = max((cell.cell_len for cell in fixed if isinstance(cell, Text)), default=0)
-            widest = max(widest, len(self._label(column)))
-            self._content[column.key] = max(widest, self._content.get(column.key, 0))
-        widths = fit(self._columns, self._content, width=width)
-        header = self._line({column.key: Text(self._label(column)) for column in self._columns}, widths)
-        lines = [self._line(row.cells, widths) for row in self._rows]
-        size = Size(width, len(lines) + 1)
+        size = Size(width, len(self._rows) + 1)
         if size != self.virtual_size:
             self.virtual_size = size
-        if header != self._header or len(lines) != len(self._lines):
+        top = self.scroll_offset.y
+        if top != self._top:
+            self._top = top
+            self._strips = {}
             self.refresh()
-        else:
-            for index, (new, old) in enumerate(zip(lines, self._lines, strict=True)):
-                if new != old:
-                    self.refresh_line(index + 1)
-        self._widths, self._header, self._lines = widths, header, lines
+        seen = self._rows[top : top + self._height]
+        rows = [self._row_cells(row, look, everything=not self._widths) for row in seen]
+        if not self._widths or self._has_outgrown(rows):
+            everything = [
+                self._row_cells(row, look, everything=True) for row in (*self._rows[:MEASURED_MAX], *seen)
+            ]
+            self._lay_out(everything, width)
+            rows = [self._row_cells(row, look) for row in seen]
+        for y, (row, cells) in enumerate(zip(seen, rows, strict=True), start=1):
+            key = self._key_of(row)
+            before = self._cells.get(key)
+            if before == cells:
+                continue
+            self._cells[key] = cells
+            self._touch(y - 1, before, cells)
 
-    def _label(self, column: Column) -> str:
+    def _touch(
+        self, index: int, before: Mapping[str, Line] | None = None, now: Mapping[str, Line] | None = None
+    ) -> None:
+        """Redraw a line, or what differs of it."""
+        y = index + 1
+        if not 0 < y <= self._height:
+            return
+        self._strips.pop(y, None)
+        left = first = 0
+        last = self.scrollable_content_region.width
+        if before is not None and now is not None and before.keys() == now.keys():
+            first = -1
+            for key, width in self._widths.items():
+                if before[key] != now[key]:
+                    first = left if first < 0 else first
+                    last = left + width
+                left += width + GAP
+        self.refresh(Region(first, y, last - first, 1))
+
+    def _row_cells(self, row: T, look: Look, *, everything: bool = False) -> dict[str, Line]:
+        widths = self._widths
+        return {
+            column.key: column.write(row, look, widths.get(column.key, column.flexible_min or 0))
+            for column in self.columns
+            if everything or column.key in widths
+        }
+
+    def _has_outgrown(self, rows: Sequence[Mapping[str, Line]]) -> bool:
+        content = self._content
+        fixed = [
+            column.key
+            for column in self.columns
+            if column.flexible_min is None and column.key in self._widths
+        ]
+        return any(_length(cells[key]) > content[key] for cells in rows for key in fixed)
+
+    def _lay_out(self, rows: Sequence[Mapping[str, Line]], width: int) -> None:
+        """Choose the columns that fit, and their widths."""
+        for column in self.columns:
+            widest = cell_len(self._label(column))
+            if column.flexible_min is None:
+                widest = max([widest, *(_length(cells[column.key]) for cells in rows)])
+            self._content[column.key] = max(widest, self._content.get(column.key, 0))
+        widths = fit(self.columns, self._content, width=width)
+        self._widths = widths
+        self._cells, self._strips = {}, {}
+        self.refresh()
+
+    def _label(self, column: Column[T]) -> str:
         return self._labels.get(column.key, column.label)
 
-    def _line(self, cells: Mapping[str, Cell], widths: Mapping[str, int]) -> Text:
-        line = Text(no_wrap=True, end="")
-        for column in self._columns:
-            width = widths.get(column.key)
+    def _forget(self) -> None:
+        self._cells, self._strips, self._styles = {}, {}, None
+
+    def _pad(self, cells: Mapping[str, Line]) -> list[tuple[str, Style]]:
+        """One row, every column as wide as it is."""
+        parts: list[tuple[str, Style]] = []
+        plain = Style.null()
+        for column in self.columns:
+            width = self._widths.get(column.key)
             if width is None:
                 continue
-            cell = cells[column.key]
-            text = cell.copy() if isinstance(cell, Text) else cell(width)
-            text.truncate(width, overflow="ellipsis")
-            text.align(column.align, width)
-            if line:
-                line.append(" " * GAP)
-            line.append_text(text)
-        return line
+            if parts:
+                parts.append((" " * GAP, plain))
+            line = cells[column.key]
+            spare = width - _length(line)
+            if spare < 0:
+                line, spare = shorten(line, width), 0
+            if spare and column.align == "right":
+                parts.append((" " * spare, plain))
+            parts.extend(line)
+            if spare and column.align == "left":
+                parts.append((" " * spare, plain))
+        return parts
 
-    def _strip(self, line: Text, *, width: int, style: Style) -> Strip:
-        segments = line.render(self.app.console)
-        return Strip(segments).adjust_cell_length(width).apply_style(style)
+    def _make_strip(self, y: int) -> Strip:
+        if self._styles is None:
+            base = self.rich_style
+            self._styles = (
+                base,
+                self.get_component_rich_style("row-table--header"),
+                base + self.get_component_rich_style("row-table--cursor", partial=True),
+            )
+        base, header, cursor = self._styles
+        width = self.scrollable_content_region.width
+        look = self._look
+        if y == 0 and look is not None:
+            labels: dict[str, Line] = {}
+            for column in self.columns:
+                sign = ("↓" if self.sort_is_descending else "↑") if column.key == self.sort_key else ""
+                labels[column.key] = ((f"{self._label(column)}{sign}", header),)
+            return Strip([Segment(text, style) for text, style in self._pad(labels)]).adjust_cell_length(
+                width, header
+            )
+        index = y - 1 + self._top
+        if look is None or not 0 <= index < len(self._rows):
+            return Strip.blank(width, base)
+        row = self._rows[index]
+        key = self._key_of(row)
+        cells = self._cells.get(key)
+        if cells is None or cells.keys() != self._widths.keys():
+            cells = self._cells[key] = self._row_cells(row, look)
+        style = cursor if key == self.cursor else base
+        # What the cursor paints is the background: the part's own colour stays.
+        segments = [Segment(text, style + own) for text, own in self._pad(cells)]
+        return Strip(segments).adjust_cell_length(width, style)
+
+
+def shorten(line: Line, width: int) -> Line:
+    """`line` cut to `width` cells, with an ellipsis for what is lost."""
+    if width <= 0:
+        return ()
+    kept: list[tuple[str, Style]] = []
+    room = width - 1
+    for text, style in line:
+        length = cell_len(text)
+        if length > room:
+            kept.append((set_cell_size(text, room).rstrip() + "…", style))
+            break
+        kept.append((text, style))
+        room -= length
+    missing = width - _length(tuple(kept))
+    return (*kept, (" " * missing, Style.null())) if missing > 0 else tuple(kept)
+
+
+def _length(line: Line) -> int:
+    return sum(cell_len(text) for text, _ in line)

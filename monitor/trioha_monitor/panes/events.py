@@ -1,0 +1,140 @@
+"""Events: what happened, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+
+from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.units import format_age
+from trioha_monitor.view import TimelineEvent
+from trioha_monitor.widgets.look import SEVERITY_GLYPHS, Line, Look
+from trioha_monitor.widgets.row_table import Column, RowTable
+
+
+class EventsPane(Pane):
+    """A list of events that can be filtered by any text."""
+
+    def __init__(self) -> None:
+        super().__init__(id="events")
+        self._events: tuple[TimelineEvent, ...] | None = None
+        self._newest_first: tuple[TimelineEvent, ...] = ()
+        self.table = RowTable[TimelineEvent](
+            event_columns(), key_of=lambda event: event.number, text_of=_text_of, id="events-table"
+        )
+
+    def compose(self) -> ComposeResult:
+        """One table."""
+        yield self.table
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The events."""
+        return self.table
+
+    @property
+    def help_topics(self) -> Sequence[HelpTopic]:
+        """Columns, and what the filter knows."""
+        return (
+            HelpTopic("Events", terms_of(self.table)),
+            HelpTopic(
+                "Kinds to filter by",
+                [
+                    (
+                        "connect lost",
+                        "a replica's connection began, or ended; the text has the reason if known",
+                    ),
+                    ("refused", "a master closed a connection for what the peer said, as a forged ack"),
+                    (
+                        "in-sync gap verdict",
+                        "the master counts it or no longer; its log does not continue; else",
+                    ),
+                    ("role node", "another role or name; a node is gone, back, new or restarted"),
+                    ("puts disk config clock", "failing puts, disk trouble, settings, a clock that jumped"),
+                ],
+            ),
+        )
+
+    def show(self, scene: Scene) -> None:
+        """Show `scene`."""
+        events = scene.held.events
+        is_new = events is not self._events
+        if is_new:
+            self._events, self._newest_first = events, events[::-1]
+        self.table.show_rows(self._newest_first, scene.look, arrange=is_new)
+        title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
+        if title != str(self.table.border_title):
+            self.table.border_title = Text(title)
+        dropped = events[0].number - 1 if events else 0
+        subtitle = (
+            f"{dropped:,} older ones are forgotten" if dropped else "" if events else "nothing happened yet"
+        )
+        if subtitle != str(self.table.border_subtitle):
+            self.table.border_subtitle = subtitle
+
+    @on(RowTable.Opened, "#events-table")
+    def _open(self, message: RowTable.Opened) -> None:
+        message.stop()
+        event = next((event for event in self.table.rows if event.number == message.key), None)
+        if event is not None:
+            self.post_message(self.MomentChosen(event.time_ms))
+
+
+def event_columns() -> tuple[Column[TimelineEvent], ...]:
+    """An event in a row."""
+    return (
+        Column("time", "Time", "when it was seen, and how long ago", _time),
+        Column("age", "Ago", "how long ago", _age, align="right", rank=3),
+        Column(
+            "kind",
+            "Kind",
+            "what it is about: see below",
+            lambda event, look: (
+                (f"{SEVERITY_GLYPHS[event.severity]} {event.kind.value}", look.palette.of(event.severity)),
+            ),
+            order=lambda event: event.kind.value,
+        ),
+        Column(
+            "node",
+            "Node",
+            "the node that it is about or that told it",
+            lambda event, look: ((event.node, look.palette.strong),),
+            rank=1,
+            order=lambda event: event.node,
+        ),
+        Column(
+            "replica",
+            "Replica",
+            "the replica that it is about",
+            lambda event, look: ((event.replica, look.palette.text),),
+            rank=2,
+            order=lambda event: event.replica,
+        ),
+        Column(
+            "text",
+            "What",
+            "in a line",
+            lambda event, look: (
+                (event.text, look.palette.bad if event.severity == 3 else look.palette.text),
+            ),
+            flexible_min=24,
+        ),
+    )
+
+
+def _time(event: TimelineEvent, look: Look) -> Line:
+    moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
+    return ((f"{moment:%H:%M:%S}", look.palette.text), (f".{event.time_ms % 1000:03d}", look.palette.muted))
+
+
+def _age(event: TimelineEvent, look: Look) -> Line:
+    return ((format_age(max(0, look.end_ms - event.time_ms) / 1000), look.palette.muted),)
+
+
+def _text_of(event: TimelineEvent) -> str:
+    return f"{event.kind.value} {event.node} {event.replica} {event.text} {event.severity.name}"

@@ -1,0 +1,288 @@
+"""Log: every node's log and disk, and one of them in depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.units import NOTHING, format_duration, format_offset
+from trioha_monitor.view import ClusterView, LogView, NodeView
+from trioha_monitor.widgets.bars import bar
+from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity
+from trioha_monitor.widgets.line_view import LineView
+from trioha_monitor.widgets.look import Line, Look, Part, count
+from trioha_monitor.widgets.nodes import identity_columns, is_old, node_key, node_text, rate_cell
+from trioha_monitor.widgets.row_table import Column, RowTable
+
+LABEL_WIDTH = 11
+DISK_BAR = 20
+
+
+class LogPane(Pane):
+    """A table of logs, facts on the chosen one, and how fast it grows."""
+
+    def __init__(self) -> None:
+        super().__init__(id="log")
+        self._scene: Scene | None = None
+        self.table = RowTable[NodeView](log_columns(), key_of=node_key, text_of=node_text, id="log-table")
+        self.facts = LineView(id="log-facts")
+        self.graph = Graph(id="log-graph", empty="No log to draw.")
+
+    def compose(self) -> ComposeResult:
+        """Top to bottom."""
+        yield self.table
+        with Horizontal(id="log-below"):
+            yield self.facts
+            yield self.graph
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The nodes."""
+        return self.table
+
+    @property
+    def help_topics(self) -> Sequence[HelpTopic]:
+        """Columns and facts."""
+        return (
+            HelpTopic("Logs", terms_of(self.table)),
+            HelpTopic(
+                "Chosen log",
+                [
+                    ("Puts", "what became of messages that were sent to it, where it tells"),
+                    ("Disk", "used part of the disk; above the mark old files are deleted early"),
+                    ("Keeps", "the oldest message that it still has, and the age at which files are deleted"),
+                    ("Ended", "HA connections that ended since its start, by reason"),
+                    ("Graph", "the fastest that its log grew in each stretch of time"),
+                ],
+            ),
+        )
+
+    def show(self, scene: Scene) -> None:
+        """Show `scene`."""
+        self._scene = scene
+        nodes = scene.held.nodes
+        self.table.show_rows(nodes, scene.look)
+        title = title_of("Logs", self.table, shown=len(self.table.rows), of=len(nodes))
+        if title != str(self.table.border_title):
+            self.table.border_title = Text(title)
+        self._draw_chosen()
+
+    @on(RowTable.Selected, "#log-table")
+    def _draw_chosen(self) -> None:
+        scene = self._scene
+        if scene is None:
+            return
+        chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
+        if chosen is None:
+            self.facts.show_lines([])
+            self.graph.show(None, scene.look)
+            return
+        if str(self.facts.border_title) != chosen.label:
+            self.facts.border_title = Text(chosen.label)
+        self.facts.show_lines(log_facts(chosen, scene.held, scene.look))
+        newest = scene.view.node(chosen.address) or chosen
+        rate = newest.log.append_bytes_per_s
+        marks = tuple(
+            Mark(event.time_ms, event.severity)
+            for event in scene.view.events
+            if event.node == chosen.label and event.time_ms > scene.look.end_ms - scene.look.span_ms
+        )
+        curve = Curve(
+            title="Growth of the log",
+            key=newest.address,
+            series=newest.log.append_history,
+            quantity=Quantity.BYTES_PER_S,
+            marks=marks,
+            now="" if rate is None else scene.look.rate(rate),
+        )
+        self.graph.show(curve, scene.look)
+
+
+def log_columns() -> tuple[Column[NodeView], ...]:
+    """A node's log in a row."""
+    return (
+        *identity_columns(),
+        Column(
+            "min",
+            "Min offset",
+            "first byte that it still holds",
+            lambda node, look: look.offset(node.log.min_offset, is_old=is_old(node)),
+            align="right",
+            rank=4,
+            order=lambda node: _or_less(node.log.min_offset),
+        ),
+        Column(
+            "max",
+            "Max offset",
+            "its end, in bytes",
+            lambda node, look: look.offset(node.log.max_offset, is_old=is_old(node)),
+            align="right",
+            order=lambda node: _or_less(node.log.max_offset),
+        ),
+        Column(
+            "files",
+            "Files",
+            "how many files, and the size of each",
+            _files,
+            align="right",
+            rank=6,
+            order=lambda node: _or_less(node.log.files),
+        ),
+        Column(
+            "unflushed",
+            "To flush",
+            "how much is not on disk yet",
+            lambda node, look: _waiting(node, node.log.unflushed_bytes, look),
+            align="right",
+            rank=1,
+            order=lambda node: _or_less(node.log.unflushed_bytes),
+        ),
+        Column(
+            "undispatched",
+            "To dispatch",
+            "how much is not in consume queues and index yet",
+            lambda node, look: _waiting(node, node.log.undispatched_bytes, look),
+            align="right",
+            rank=3,
+            order=lambda node: _or_less(node.log.undispatched_bytes),
+        ),
+        Column(
+            "rate",
+            "Rate",
+            "how fast it grows, mean of the last seconds",
+            rate_cell,
+            align="right",
+            order=lambda node: _or_less(node.log.append_bytes_per_s),
+        ),
+        Column(
+            "puts",
+            "Puts/s",
+            "messages that were put, by the node's own count",
+            lambda node, look: look.figure(count(node.log.put_messages_per_s), is_old=is_old(node)),
+            align="right",
+            rank=1,
+            order=lambda node: _or_less(node.log.put_messages_per_s),
+        ),
+        Column(
+            "disk",
+            "Disk",
+            "used part of the disk that holds it",
+            _disk,
+            align="right",
+            rank=1,
+            order=lambda node: _or_less(node.log.disk_ratio),
+        ),
+    )
+
+
+def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
+    """What is known of a node's log, one fact a line."""
+    log, palette = node.log, look.palette
+
+    def row(label: str, *parts: Part) -> Line:
+        return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
+
+    def text(said: str) -> Part:
+        return (said, palette.muted if said == NOTHING else palette.text)
+
+    def small(said: str) -> Part:
+        return (said, palette.muted)
+
+    def stage(label: str, offset: int | None, waiting: int | None) -> Line:
+        left = () if waiting is None else (small("  level" if waiting == 0 else f"  {look.size(-waiting)}"),)
+        return row(label, text(format_offset(offset)), *left)
+
+    lines = [
+        row(
+            "Holds",
+            text(format_offset(log.min_offset)),
+            small(" to "),
+            text(format_offset(log.max_offset)),
+            small("  "),
+            text(look.size(log.size_bytes)),
+        ),
+        row("Files", text(count(log.files)), small(" of "), text(look.size(log.file_bytes))),
+        stage("Flushed", log.flushed_offset, log.unflushed_bytes),
+        stage("Dispatched", log.dispatched_offset, log.undispatched_bytes),
+        row("Disk", *_disk_facts(log, look)),
+        row("Keeps", *_retention(log, view, look)),
+    ]
+    if log.dispatch_fault:
+        lines.append(row("", (f"✗ {log.dispatch_fault}", palette.bad)))
+    if not log.puts:
+        lines.append(row("Puts", text(NOTHING)))
+    for index, put in enumerate(log.puts):
+        style = palette.good if put.status == "PUT_OK" else palette.bad if put.per_s else palette.warn
+        glyph = "●" if put.status == "PUT_OK" else "✗"
+        rate = small("") if put.per_s is None else small(f"  {put.per_s:,.0f}/s")
+        lines.append(
+            row("" if index else "Puts", (f"{glyph} {put.status} ", style), text(count(put.count)), rate)
+        )
+    for index, (reason, ended) in enumerate(
+        sorted(node.ended_connections.items(), key=lambda item: -item[1])
+    ):
+        lines.append(row("" if index else "Ended", text(f"{ended:,} "), small(reason)))
+    lines.extend(((f"▲ {warning}", palette.warn),) for warning in node.warnings)
+    if node.reason:
+        lines.append(((f"✗ {node.reason}", palette.bad),))
+    return lines
+
+
+def _disk_facts(log: LogView, look: Look) -> tuple[Part, ...]:
+    palette, ratio = look.palette, log.disk_ratio
+    if ratio is None:
+        return ((NOTHING, palette.muted),)
+    limit = log.disk_ratio_max
+    style = (
+        palette.good
+        if limit is None or ratio < limit * 0.9
+        else palette.warn
+        if ratio < limit
+        else palette.bad
+    )
+    cells = list(bar(ratio, DISK_BAR).replace(" ", "░"))
+    if limit is not None:
+        cells[min(DISK_BAR - 1, int(limit * DISK_BAR))] = "┃"
+    said = "" if limit is None else f" of {limit:.0%}"
+    free = "" if log.disk_free_bytes is None else f"  {look.size(log.disk_free_bytes)} free"
+    return (("".join(cells), style), (f" {ratio:.0%}", palette.text), (said + free, palette.muted))
+
+
+def _retention(log: LogView, view: ClusterView, look: Look) -> tuple[Part, ...]:
+    palette = look.palette
+    parts: list[Part] = []
+    if log.earliest_ms is not None and log.earliest_ms > 0:
+        parts.append((format_duration(max(0, view.time_ms - log.earliest_ms) / 1000), palette.text))
+    else:
+        parts.append((NOTHING, palette.muted))
+    if log.retention_s is not None:
+        parts.append((f"  files go after {format_duration(log.retention_s)}", palette.muted))
+    return tuple(parts)
+
+
+def _files(node: NodeView, look: Look) -> Line:
+    return look.figure(count(node.log.files), is_old=is_old(node))
+
+
+def _disk(node: NodeView, look: Look) -> Line:
+    ratio, limit = node.log.disk_ratio, node.log.disk_ratio_max
+    if ratio is None:
+        return ((NOTHING, look.palette.muted),)
+    if limit is not None and ratio >= limit:
+        return ((f"▲ {ratio:.0%}", look.palette.bad),)
+    return ((f"{ratio:.0%}", look.palette.muted if is_old(node) else look.palette.text),)
+
+
+def _waiting(node: NodeView, waiting: int | None, look: Look) -> Line:
+    return look.figure(look.size(waiting), is_old=is_old(node) or not waiting)
+
+
+def _or_less(number: float | None) -> float:
+    """What is not known comes first."""
+    return -1.0 if number is None else number

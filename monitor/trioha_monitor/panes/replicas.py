@@ -1,0 +1,334 @@
+"""Replicas: every replica of every master in one table, and the lag of the chosen one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from attrs import evolve
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.units import NOTHING, format_age, format_duration, format_span
+from trioha_monitor.view import ClusterView, NodeView, ReplicaView, Verdict
+from trioha_monitor.widgets.bars import Sparkline
+from trioha_monitor.widgets.curves import lag_curve
+from trioha_monitor.widgets.graph import Graph
+from trioha_monitor.widgets.look import VERDICT_GLYPHS, Line, Look, seconds
+from trioha_monitor.widgets.nodes import node_columns, node_key
+from trioha_monitor.widgets.row_table import Column, RowTable
+
+VERDICT_HELP = {
+    Verdict.OK: "it follows",
+    Verdict.OBSERVER: "takes everything, acknowledges nothing, as it is meant to",
+    Verdict.FALL_BEHIND: "what it lacks is older than the master waits for replicas (slaveTimeout)",
+    Verdict.NOT_IN_SYNC: "the master does not count it (haMaxGapNotInSync), or it has not asked yet",
+    Verdict.STALE: "not known: its master does not answer; for how long",
+    Verdict.STALLED: "connected, bytes wait for it, and its ack does not move",
+    Verdict.SILENT: "not connected, or not heard of for two heartbeats",
+    Verdict.GAP: "it asks for bytes that its master has deleted: it will never follow again by itself",
+    Verdict.DIVERGED: "its log is not the master's",
+}
+
+
+class ReplicasPane(Pane):
+    """Nodes, replicas, and a graph."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "l", "toggle_quantity", "Lag in s", tooltip="Draw lag in bytes or in seconds", id="replicas.lag"
+        ),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="replicas")
+        self._sparklines: defaultdict[int, Sparkline] = defaultdict(Sparkline)
+        self._in_seconds = False
+        self._scene: Scene | None = None
+        self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
+        self.table = RowTable[ReplicaView](
+            self._columns(), key_of=lambda replica: replica.key, text_of=_text_of, id="replicas-table"
+        )
+        self.graph = Graph(id="replicas-graph", empty="No replica to draw.")
+
+    def compose(self) -> ComposeResult:
+        """Top to bottom."""
+        yield self.nodes
+        yield self.table
+        yield self.graph
+
+    def on_mount(self) -> None:
+        """What never changes."""
+        self.nodes.border_title = "Nodes"
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The replicas."""
+        return self.table
+
+    @property
+    def help_topics(self) -> Sequence[HelpTopic]:
+        """Verdicts and columns."""
+        verdicts = [
+            (f"{VERDICT_GLYPHS[verdict]} {verdict.value}", text) for verdict, text in VERDICT_HELP.items()
+        ]
+        return (
+            HelpTopic("Verdicts", verdicts),
+            HelpTopic("Replicas", terms_of(self.table)),
+            HelpTopic("Nodes", terms_of(self.nodes)),
+            HelpTopic(
+                "Graph",
+                [
+                    ("bars", "the worst lag of each stretch of time, in the colour of the worst verdict"),
+                    ("╌╌╌", "the broker's own limits; one that is far above is named at the top"),
+                    ("▾", "something happened: see Events"),
+                ],
+            ),
+        )
+
+    def show(self, scene: Scene) -> None:
+        """Show `scene`."""
+        self._scene = scene
+        look, held = scene.look, scene.held
+        self.nodes.show_rows(held.nodes, look)
+        replicas = _with_histories(held, scene.view) if scene.is_paused else held.replicas
+        labels = {"history": f"Lag {format_span(look.span_ms / 1000)}"}
+        self.table.show_rows(replicas, look, labels=labels)
+        title = title_of("Replicas", self.table, shown=len(self.table.rows), of=len(replicas))
+        if title != self.table.border_title:
+            self.table.border_title = Text(title)
+        subtitle = "" if replicas else "no replica is known"
+        if subtitle != self.table.border_subtitle:
+            self.table.border_subtitle = subtitle
+        self._draw_graph()
+
+    def action_toggle_quantity(self) -> None:
+        """Bytes or seconds."""
+        self._in_seconds = not self._in_seconds
+        self._draw_graph()
+
+    def _draw_graph(self) -> None:
+        scene = self._scene
+        if scene is None:
+            return
+        replica = None if self.table.cursor is None else scene.view.replica(self.table.cursor)
+        curve = (
+            None
+            if replica is None
+            else lag_curve(replica, scene.view, scene.look, in_seconds=self._in_seconds)
+        )
+        self.graph.show(curve, scene.look)
+
+    @on(RowTable.Selected, "#replicas-table")
+    def _select(self, message: RowTable.Selected) -> None:
+        message.stop()
+        if message.key is not None:
+            self.post_message(self.ReplicaChosen(message.key))
+        self._draw_graph()
+
+    @on(RowTable.Opened, "#replicas-table")
+    def _open(self, message: RowTable.Opened) -> None:
+        message.stop()
+        if message.key is not None:
+            self.post_message(self.ReplicaChosen(message.key, open_it=True))
+
+    def _columns(self) -> tuple[Column[ReplicaView], ...]:
+        def history(replica: ReplicaView, look: Look, width: int) -> Line:
+            return self._sparklines[replica.key].draw(
+                replica.lag_history, width, end_ms=look.end_ms, span_ms=look.span_ms, palette=look.palette
+            )
+
+        return (
+            Column(
+                "verdict", "Verdict", "how it does, in a word: see above", verdict_cell, order=_worst_first
+            ),
+            Column(
+                "slave",
+                "Replica",
+                "broker name and id of the slave, else its socket's address",
+                lambda replica, look: ((replica.label, look.palette.strong),),
+                order=lambda r: r.label,
+            ),
+            Column(
+                "address",
+                "Address",
+                "the slave's socket at its master",
+                lambda replica, look: ((replica.address, look.palette.muted),),
+                rank=7,
+                order=lambda r: r.address,
+            ),
+            Column(
+                "master",
+                "Master",
+                "the node that it copies",
+                lambda replica, look: ((replica.master_label, look.palette.muted),),
+                rank=9,
+                order=lambda r: r.master_label,
+            ),
+            Column(
+                "state",
+                "State",
+                "RocketMQ's connection state, and for how long it has been connected or not",
+                _state,
+                rank=6,
+                order=lambda r: r.state,
+            ),
+            Column(
+                "sent",
+                "Sent",
+                "first byte that was not sent to it yet",
+                lambda r, look: look.offset(r.sent_offset, is_old=_is_old(r)),
+                align="right",
+                rank=8,
+                order=lambda r: -1 if r.sent_offset is None else r.sent_offset,
+            ),
+            Column(
+                "ack",
+                "Ack",
+                "what it acknowledged, in bytes",
+                lambda r, look: look.offset(r.ack_offset, is_old=_is_old(r)),
+                align="right",
+                rank=4,
+                order=lambda r: -1 if r.ack_offset is None else r.ack_offset,
+            ),
+            Column(
+                "flushed",
+                "Flushed",
+                "how far its log is on its own disk, where it tells",
+                lambda r, look: look.offset(r.flushed_offset, is_old=_is_old(r)),
+                align="right",
+                rank=10,
+                order=lambda r: -1 if r.flushed_offset is None else r.flushed_offset,
+            ),
+            Column(
+                "diff",
+                "Diff",
+                "the master's max offset minus the ack, as mqadmin haStatus has it",
+                _diff,
+                align="right",
+                order=lambda r: -1 if r.diff_bytes is None else r.diff_bytes,
+            ),
+            Column(
+                "lag",
+                "Lag",
+                "age of the oldest byte that it has not acknowledged",
+                _lag,
+                align="right",
+                order=lambda r: -1.0 if r.lag_s is None else r.lag_s,
+            ),
+            Column(
+                "speed",
+                "Speed",
+                "how fast it acknowledges, mean of the last seconds",
+                lambda r, look: look.figure(look.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s),
+                align="right",
+                rank=2,
+                order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
+            ),
+            Column(
+                "eta",
+                "Caught up",
+                "when it will have caught up at the present speeds, or that it is not closing",
+                eta_cell,
+                align="right",
+                rank=3,
+                order=_eta_order,
+            ),
+            Column(
+                "history",
+                "Lag",
+                "drawn: the worst lag of each stretch of time, newest on the right",
+                None,
+                picture=history,
+                flexible_min=10,
+                rank=1,
+            ),
+        )
+
+
+def verdict_cell(replica: ReplicaView, look: Look) -> Line:
+    """Glyph, word and colour; with the age of the data where that is all there is to say."""
+    part = look.verdict(replica.verdict)
+    if replica.verdict is Verdict.STALE:
+        return (part, (f" {format_age(replica.age_s)}", look.palette.muted))
+    if replica.verdict is Verdict.SILENT and not replica.is_connected:
+        return (part, (f" {format_age(replica.for_s)}", look.palette.muted))
+    return (part,)
+
+
+def eta_cell(replica: ReplicaView, look: Look) -> Line:
+    """When it has caught up."""
+    if replica.is_closing is False:
+        return (("not closing", look.palette.warn),)
+    if replica.eta_s is None:
+        return ((NOTHING, look.palette.muted),)
+    if replica.eta_s == 0:
+        return (("in step", look.palette.muted),)
+    eta = seconds(replica.eta_s) if replica.eta_s < 10 else format_duration(replica.eta_s)
+    return ((f"in {eta}", look.palette.text),)
+
+
+def _eta_order(replica: ReplicaView) -> float:
+    if replica.is_closing is False:
+        return float("inf")
+    return -1.0 if replica.eta_s is None else replica.eta_s
+
+
+def _worst_first(replica: ReplicaView) -> tuple[int, str]:
+    return (-replica.verdict.severity, replica.verdict.value)
+
+
+def _is_old(replica: ReplicaView) -> bool:
+    return replica.verdict is Verdict.STALE or not replica.is_connected
+
+
+def _state(replica: ReplicaView, look: Look) -> Line:
+    if not replica.is_connected:
+        return ((f"gone {format_age(replica.for_s)}", look.palette.bad),)
+    return ((replica.state, look.palette.text), (f" {format_age(replica.for_s)}", look.palette.muted))
+
+
+def _diff(replica: ReplicaView, look: Look) -> Line:
+    diff, palette = replica.diff_bytes, look.palette
+    if diff is None:
+        return ((NOTHING, palette.muted),)
+    if diff < 0:
+        style = palette.bad
+    elif diff == 0 or _is_old(replica):
+        style = palette.muted
+    else:
+        style = palette.text if not replica.verdict.severity else palette.of(replica.verdict.severity)
+    return ((look.size(diff), style),)
+
+
+def _lag(replica: ReplicaView, look: Look) -> Line:
+    if replica.lag_s is None:
+        return ((NOTHING, look.palette.muted),)
+    late = replica.lag_s > replica.limits.slave_timeout_s
+    style = (
+        look.palette.warn
+        if late
+        else look.palette.muted
+        if _is_old(replica) or not replica.lag_s
+        else look.palette.text
+    )
+    return ((seconds(replica.lag_s), style),)
+
+
+def _text_of(replica: ReplicaView) -> str:
+    """What the filter looks at."""
+    who = f"{replica.label} {replica.address} {replica.master_label}"
+    return f"{who} {replica.state} {replica.verdict.value} {replica.why}"
+
+
+def _with_histories(held: ClusterView, view: ClusterView) -> tuple[ReplicaView, ...]:
+    """Paused: old figures, and graphs that go on."""
+    newest = {replica.key: replica for replica in view.replicas}
+    return tuple(
+        evolve(replica, lag_history=newest[replica.key].lag_history) if replica.key in newest else replica
+        for replica in held.replicas
+    )

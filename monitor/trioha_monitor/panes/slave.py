@@ -1,0 +1,238 @@
+"""Slave: one replica in depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+
+from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
+from trioha_monitor.panes.replicas import eta_cell, verdict_cell
+from trioha_monitor.units import NOTHING, format_duration, format_offset
+from trioha_monitor.view import NodeView, ReplicaView, Spread
+from trioha_monitor.widgets.bars import bar
+from trioha_monitor.widgets.curves import lag_curve
+from trioha_monitor.widgets.graph import Graph
+from trioha_monitor.widgets.line_view import LineView
+from trioha_monitor.widgets.look import Line, Look, Part, count, milliseconds, seconds
+
+LABEL_WIDTH = 10
+STAGES = (
+    ("appended", "end of the master's log"),
+    ("sent", "first byte that was not sent to it yet"),
+    ("acked", "what it acknowledged"),
+    ("flushed", "how far its log is on its own disk"),
+    ("dispatched", "how far its log is in its consume queues and index"),
+)
+
+
+class SlavePane(Pane, can_focus=True):
+    """Facts, the ladder of its offsets, and its lag in bytes and in seconds."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "right,down", "other(1)", "Next", key_display="→", tooltip="The next replica", id="slave.next"
+        ),
+        Binding(
+            "left,up", "other(-1)", "Previous", key_display="←", tooltip="The one before", id="slave.previous"
+        ),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="slave")
+        self._scene: Scene | None = None
+        self.facts = LineView(id="slave-facts")
+        self.ladder = LineView(id="slave-ladder")
+        self.graph = Graph(id="slave-bytes", empty="No replica to draw.")
+        self.seconds_graph = Graph(id="slave-seconds", empty="")
+
+    def compose(self) -> ComposeResult:
+        """Facts on the left or on top, graphs beside or below."""
+        with Vertical(id="slave-figures"):
+            yield self.facts
+            yield self.ladder
+        with Vertical(id="slave-graphs"):
+            yield self.graph
+            yield self.seconds_graph
+
+    def on_mount(self) -> None:
+        """What never changes."""
+        self.ladder.border_title = "Offsets"
+
+    @property
+    def help_topics(self) -> Sequence[HelpTopic]:
+        """Stages and facts."""
+        return (
+            HelpTopic(
+                "Slave",
+                [
+                    ("Ack time", "from sending a frame to its ack, where the master tells it"),
+                    ("Frames", "bytes of log in a frame, likewise"),
+                    (
+                        "Own side",
+                        "what the slave itself says: its state, how fast it takes bytes, when it last read",
+                    ),
+                    ("Caught up", "when it has caught up at the present speeds"),
+                ],
+            ),
+            HelpTopic("Offsets", STAGES),
+        )
+
+    def show(self, scene: Scene) -> None:
+        """Show the chosen replica, or the first one."""
+        self._scene = scene
+        look = scene.look
+        replica = _chosen(scene.held.replicas, scene.replica)
+        if replica is None:
+            self._entitle("Slave", "")
+            self.facts.show_lines([(("No replica is known.", look.palette.muted),)])
+            self.ladder.show_lines([])
+            self.graph.show(None, look)
+            self.seconds_graph.show(None, look)
+            return
+        place = scene.held.replicas.index(replica) + 1
+        self._entitle(replica.label, f"{place} of {len(scene.held.replicas)}")
+        node = scene.held.node(replica.node) if replica.node is not None else None
+        self.facts.show_lines(facts_of(replica, node, look))
+        self.ladder.show_lines(ladder_of(replica, look, width=self.ladder.size.width))
+        newest = scene.view.replica(replica.key) or replica
+        self.graph.show(lag_curve(newest, scene.view, look, in_seconds=False), look)
+        self.seconds_graph.show(lag_curve(newest, scene.view, look, in_seconds=True), look)
+
+    def action_other(self, steps: int) -> None:
+        """The next or the previous replica."""
+        scene = self._scene
+        if scene is None or not scene.held.replicas:
+            return
+        replicas = scene.held.replicas
+        chosen = _chosen(replicas, scene.replica)
+        assert chosen is not None
+        place = min(max(replicas.index(chosen) + steps, 0), len(replicas) - 1)
+        self.post_message(self.ReplicaChosen(replicas[place].key))
+
+    def _entitle(self, title: str, subtitle: str) -> None:
+        if str(self.facts.border_title) != title or str(self.facts.border_subtitle) != subtitle:
+            self.facts.border_title, self.facts.border_subtitle = Text(title), Text(subtitle)
+
+
+def _chosen(replicas: Sequence[ReplicaView], key: int | None) -> ReplicaView | None:
+    return next((replica for replica in replicas if replica.key == key), replicas[0] if replicas else None)
+
+
+def facts_of(replica: ReplicaView, node: NodeView | None, look: Look) -> list[Line]:
+    """What is known of a replica, one fact a line."""
+    palette = look.palette
+
+    def row(label: str, *parts: Part) -> Line:
+        return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
+
+    def text(said: str) -> Part:
+        return (said, palette.muted if said == NOTHING else palette.text)
+
+    def small(said: str) -> Part:
+        return (said, palette.muted)
+
+    since = f"{replica.state or 'connected'} for" if replica.is_connected else "gone for"
+    sync = {
+        True: ("  ● in sync", palette.good),
+        False: ("  △ not in sync", palette.warn),
+        None: ("", palette.text),
+    }
+    in_sync = replica.in_sync if replica.is_connected else None
+    lines = [
+        row("Verdict", *verdict_cell(replica, look), small(f"  {replica.why}")),
+        row(
+            "Link",
+            text(f"{since} {format_duration(replica.for_s)}"),
+            sync[in_sync],
+            small("  reconnects "),
+            text(count(replica.reconnects)),
+        ),
+        row("Address", text(replica.address), small("  of  "), text(replica.master_label)),
+        row(
+            "Lag",
+            text(seconds(replica.lag_s)),
+            small("  diff "),
+            text(look.size(replica.diff_bytes)),
+            small("  caught up "),
+            *eta_cell(replica, look),
+        ),
+        row(
+            "Speed",
+            small("sent "),
+            text(look.rate(replica.sent_bytes_per_s)),
+            small("  acked "),
+            text(look.rate(replica.ack_bytes_per_s)),
+        ),
+        row("Ack time", *_spread(replica.ack_latency_ms, milliseconds, text, small)),
+        row("Frames", *_spread(replica.frame_bytes, look.size, text, small)),
+    ]
+    if node is not None and node.slave is not None:
+        slave = node.slave
+        side = row(
+            "Own side",
+            text(slave.state or NOTHING),
+            small("  takes "),
+            text(look.rate(slave.received_bytes_per_s)),
+            small("  read "),
+            text(NOTHING if slave.read_age_s is None else f"{seconds(slave.read_age_s)} ago"),
+        )
+        lines.append(side)
+        if slave.complaint:
+            lines[0] = row("Verdict", *verdict_cell(replica, look), (f"  {slave.complaint}", palette.bad))
+    else:
+        lines.append(row("Own side", small("the slave itself is not watched")))
+    return lines
+
+
+def _spread(
+    spread: Spread | None,
+    write: Callable[[float], str],
+    text: Callable[[str], Part],
+    small: Callable[[str], Part],
+) -> tuple[Part, ...]:
+    if spread is None:
+        return (text(NOTHING),)
+    return (
+        small("p50 "),
+        text(write(spread.p50)),
+        small("  p99 "),
+        text(write(spread.p99)),
+        small("  max "),
+        text(write(spread.largest)),
+        small(f"  of {spread.count:,}"),
+    )
+
+
+def ladder_of(replica: ReplicaView, look: Look, *, width: int) -> list[Line]:
+    """Every stage with its offset and how far it is behind the master's end, drawn to one scale."""
+    palette = look.palette
+    top = replica.master_offset
+    offsets = (
+        top,
+        replica.sent_offset,
+        replica.ack_offset,
+        replica.flushed_offset,
+        replica.dispatched_offset,
+    )
+    behind = [None if top is None or offset is None else top - offset for offset in offsets]
+    worst = max((distance for distance in behind if distance is not None), default=0)
+    digits = max(len(format_offset(offset)) for offset in offsets)
+    room = max(0, width - 11 - digits - 14)
+    lines: list[Line] = []
+    for (stage, _), offset, distance in zip(STAGES, offsets, behind, strict=True):
+        line: list[Part] = [
+            (stage.ljust(11), palette.muted),
+            (format_offset(offset).rjust(digits), palette.muted if offset is None else palette.text),
+        ]
+        if distance is not None and stage != "appended":
+            style = palette.muted if distance == 0 else palette.bad if distance < 0 else palette.text
+            line.append((f"{look.size(-distance) if distance else 'level':>12}  ", style))
+            if distance > 0 and room > 4:
+                line.append((bar(distance / worst, room), palette.of(replica.verdict.severity)))
+        lines.append(tuple(line))
+    return lines

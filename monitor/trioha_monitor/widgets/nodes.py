@@ -1,0 +1,153 @@
+"""How a node is written as a table row. Pure."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from trioha_monitor.units import NOTHING, format_age, format_offset
+from trioha_monitor.view import Health, NodeView
+from trioha_monitor.widgets.look import Line, Look, seconds
+from trioha_monitor.widgets.row_table import Column
+
+
+def node_key(node: NodeView) -> int:
+    """A number that stays the same for the same node."""
+    return crc32(node.address.encode())
+
+
+def node_text(node: NodeView) -> str:
+    """What a filter looks at."""
+    return f"{node.health.value} {node.role} {node.label} {node.address} {node.version} {node.reason}"
+
+
+def is_old(node: NodeView) -> bool:
+    """Whether its figures are out of date."""
+    return node.health in {Health.DOWN, Health.CONNECTING}
+
+
+def node_columns() -> tuple[Column[NodeView], ...]:
+    """Who it is, how it does, and whom it replicates with."""
+    return (
+        *identity_columns(),
+        Column(
+            "max",
+            "Max offset",
+            "end of its log, in bytes",
+            lambda node, look: look.offset(node.log.max_offset, is_old=is_old(node)),
+            align="right",
+        ),
+        Column(
+            "flushed",
+            "Flushed",
+            "how far its log is on disk, in bytes",
+            lambda node, look: look.offset(node.log.flushed_offset, is_old=is_old(node)),
+            align="right",
+            rank=3,
+        ),
+        Column(
+            "rate",
+            "Rate",
+            "how fast its log grows, mean of the last seconds",
+            rate_cell,
+            align="right",
+            rank=1,
+        ),
+        Column(
+            "note",
+            "Replication",
+            "a master's slaves; a slave's master and what it last reported; why it is DOWN",
+            _note,
+            flexible_min=28,
+        ),
+    )
+
+
+def identity_columns() -> tuple[Column[NodeView], ...]:
+    """Who it is and how it does."""
+    return (
+        Column(
+            "health",
+            "State",
+            "UP answers, LATE takes long, DOWN does not answer; and for how long",
+            _health,
+            order=lambda node: -node.health.severity,
+        ),
+        Column(
+            "role",
+            "Role",
+            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where it does not tell which",
+            lambda node, look: (
+                (node.role or NOTHING, look.palette.muted if is_old(node) else look.palette.accent),
+            ),
+            order=lambda node: node.role,
+            rank=2,
+        ),
+        Column(
+            "name",
+            "Node",
+            "broker name and broker id; its address while they are unknown",
+            lambda node, look: ((node.label, look.palette.strong),),
+            order=lambda node: node.label,
+        ),
+        Column(
+            "address",
+            "Address",
+            "where it was asked",
+            lambda node, look: ((node.address, look.palette.muted),),
+            rank=5,
+            order=lambda node: node.address,
+        ),
+        Column(
+            "version",
+            "Version",
+            "version that it tells",
+            lambda node, look: ((node.version or NOTHING, look.palette.muted),),
+            rank=7,
+            order=lambda node: node.version,
+        ),
+    )
+
+
+def rate_cell(node: NodeView, look: Look) -> Line:
+    """How fast its log grows."""
+    rate = node.log.append_bytes_per_s
+    return look.figure(look.rate(rate), is_old=is_old(node) or not rate)
+
+
+def _health(node: NodeView, look: Look) -> Line:
+    if node.health is Health.CONNECTING:
+        return (look.health(node.health),)
+    text, style = look.health(node.health)
+    return ((f"{text:<6}", style), (f" {format_age(node.for_s)}", look.palette.muted))
+
+
+def _note(node: NodeView, look: Look) -> Line:
+    palette = look.palette
+    if node.health is Health.DOWN:
+        return ((node.reason, palette.bad),)
+    if node.health is Health.CONNECTING:
+        return (("waiting for its first answer", palette.muted),)
+    if node.slave is not None:
+        slave = node.slave
+        if slave.complaint:
+            return ((f"✗ {slave.complaint}", palette.bad),)
+        transfers = slave.state in {"", "TRANSFER"} and slave.master_address is not None
+        start = ("← ", palette.good) if transfers else (f"▲ {slave.state or 'READY'} ", palette.warn)
+        line = [start, (f"{slave.master_address or 'no master'} ", palette.text)]
+        if slave.reported_offset is not None:
+            line += [("reported ", palette.muted), (format_offset(slave.reported_offset), palette.text)]
+        if slave.read_age_s is not None and slave.read_age_s > node.limits.heartbeat_s:
+            line.append((f" silent for {seconds(slave.read_age_s)}", palette.warn))
+        return tuple(line)
+    if not node.tells_replicas:
+        return (("this version does not tell its replicas", palette.muted),)
+    count = node.connected_replicas
+    line = [(f"{count} slave{'' if count == 1 else 's'}", palette.text if count else palette.warn)]
+    if count and node.in_sync_replicas is not None:
+        style = palette.good if node.in_sync_replicas >= count else palette.warn
+        line += [(", ", palette.muted), (f"{node.in_sync_replicas} in sync", style)]
+    if node.hidden_replicas:
+        line.append((f", {node.hidden_replicas} not shown", palette.warn))
+    if node.warnings:
+        line.append((f" ▲ {node.warnings[0]}", palette.warn))
+    return tuple(line)

@@ -1,0 +1,383 @@
+"""Views made by hand for the tests of screens: a busy moment, with every kind of trouble in it."""
+
+from __future__ import annotations
+
+from math import sin
+
+from attrs import evolve
+
+from trioha_monitor.series import Series, SeriesRecorder, Severity
+from trioha_monitor.source import PlaybackState, Tick
+from trioha_monitor.view import (
+    ClusterView,
+    EventKind,
+    Health,
+    Limits,
+    LogView,
+    NodeView,
+    PutRate,
+    ReplicaView,
+    SlaveView,
+    Spread,
+    TimelineEvent,
+    Verdict,
+)
+
+NOW_MS = 1_767_323_045_600
+"""2026-01-02 03:04:05.6 UTC."""
+END = 196_994_567
+MASTER, FIRST, SECOND, GONE = "127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931", "10.0.0.9:10911"
+LIMITS = Limits(are_told=True)
+
+
+def lag_series(kind: str, *, unit: float = 1.0, end_ms: int = NOW_MS) -> Series:
+    """Fifteen minutes of lag: `calm`, with a `peak` a minute ago, or `lost` half a minute ago."""
+    recorder = SeriesRecorder(500, 1801)
+    for tick in range(1800):
+        at_ms = end_ms - (1800 - tick) * 500
+        value, severity = 60_000 + 50_000 * sin(tick / 9), Severity.GOOD
+        if kind == "peak" and 1660 <= tick < 1700:
+            value, severity = 60_000.0 + (tick - 1660) * 400_000, Severity.WARNING
+        if kind == "lost" and tick >= 1740:
+            value, severity = (tick - 1740) * 300_000.0, Severity.BAD
+        if kind == "none":
+            value = 0.0
+        recorder.add(value * unit, severity, at_ms=at_ms)
+    return recorder.freeze()
+
+
+def replica(key: int, verdict: Verdict, *, why: str = "", **changes: object) -> ReplicaView:
+    """A replica of the master, in step unless `changes` say otherwise."""
+    base = ReplicaView(
+        key=key,
+        master=MASTER,
+        master_label="broker-a #0",
+        address=f"127.0.0.1:4311{key}",
+        node=None,
+        label=f"127.0.0.1:4311{key}",
+        verdict=verdict,
+        why=why,
+        state="TRANSFER",
+        is_connected=True,
+        for_s=3725.0,
+        age_s=0.04,
+        master_offset=END,
+        sent_offset=END,
+        ack_offset=END - 61_234,
+        flushed_offset=None,
+        dispatched_offset=None,
+        diff_bytes=61_234,
+        lag_s=0.021,
+        in_sync=True,
+        sent_bytes_per_s=1_234_000.0,
+        ack_bytes_per_s=1_230_000.0,
+        transferred_bytes_per_s=120,
+        eta_s=0.0,
+        is_closing=True,
+        reconnects=0,
+        lag_history=lag_series("calm"),
+        lag_s_history=lag_series("calm", unit=3e-7),
+        limits=LIMITS,
+    )
+    return evolve(base, **changes)
+
+
+def busy_view() -> ClusterView:
+    """A master with slaves in every state, one of them watched itself, and a node that is down."""
+    master = NodeView(
+        address=MASTER,
+        health=Health.UP,
+        for_s=3800.0,
+        age_s=0.04,
+        role="SYNC_MASTER",
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=0,
+        version="trioha 0.1.0",
+        ha_address="127.0.0.1:10912",
+        told_by="907",
+        tells_replicas=True,
+        connected_replicas=6,
+        in_sync_replicas=4,
+        limits=LIMITS,
+        ended_connections={"REMOTE_CLOSED": 3, "HOUSEKEEPING": 1},
+        warnings=("inSyncReplicas=3 needs two slaves that follow",),
+        log=LogView(
+            min_offset=67_108_864,
+            max_offset=END,
+            flushed_offset=END - 4_096,
+            dispatched_offset=END,
+            append_bytes_per_s=1_236_000.0,
+            append_history=lag_series("peak", unit=8.0),
+            file_bytes=67_108_864,
+            files=2,
+            put_messages_per_s=1204.0,
+            puts=(PutRate("PUT_OK", 182_345, 1201.0), PutRate("FLUSH_SLAVE_TIMEOUT", 12, 3.0)),
+            disk_ratio=0.62,
+            disk_total_bytes=500_000_000_000,
+            disk_free_bytes=190_000_000_000,
+            earliest_ms=NOW_MS - 7_200_000,
+            retention_s=259_200.0,
+            disk_ratio_max=0.75,
+        ),
+    )
+    slave = NodeView(
+        address=FIRST,
+        health=Health.UP,
+        for_s=3720.0,
+        age_s=0.05,
+        role="SLAVE",
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=1,
+        version="trioha 0.1.0",
+        told_by="907",
+        tells_replicas=True,
+        log=LogView(
+            min_offset=67_108_864,
+            max_offset=END - 61_234,
+            flushed_offset=END - 120_000,
+            dispatched_offset=END - 90_000,
+            append_bytes_per_s=1_230_000.0,
+            append_history=lag_series("calm"),
+            file_bytes=67_108_864,
+            files=2,
+            disk_ratio=0.81,
+            disk_ratio_max=0.75,
+        ),
+        slave=SlaveView("127.0.0.1:10912", "TRANSFER", END - 61_234, 1_231_000.0, 0.02, 2, False, ""),
+        limits=LIMITS,
+    )
+    stuck = NodeView(
+        address=SECOND,
+        health=Health.LATE,
+        for_s=2.0,
+        age_s=1.4,
+        role="SLAVE",
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=2,
+        version="trioha 0.1.0",
+        told_by="907",
+        tells_replicas=True,
+        log=LogView(
+            min_offset=0, max_offset=50_000_000, flushed_offset=50_000_000, dispatched_offset=50_000_000
+        ),
+        slave=SlaveView(
+            "127.0.0.1:10912", "READY", 50_000_000, 0.0, 31.0, 7, False, "GAP: 50000000 is deleted"
+        ),
+        limits=LIMITS,
+    )
+    down = NodeView(address=GONE, health=Health.DOWN, reason="Connection refused", for_s=10.0)
+    replicas = (
+        replica(
+            1,
+            Verdict.OK,
+            label="broker-a #1",
+            node=FIRST,
+            flushed_offset=END - 120_000,
+            dispatched_offset=END - 90_000,
+            reconnects=2,
+            ack_latency_ms=Spread(0.31, 2.4, 18.0, 182_345),
+            frame_bytes=Spread(1204.0, 32_768.0, 32_768.0, 182_345),
+            lag_history=lag_series("peak"),
+            lag_s_history=lag_series("peak", unit=3e-7),
+        ),
+        replica(
+            2,
+            Verdict.FALL_BEHIND,
+            why="lacks bytes for 4.2 s, puts wait 3 s",
+            diff_bytes=5_123_456,
+            ack_offset=END - 5_123_456,
+            lag_s=4.2,
+            eta_s=None,
+            is_closing=False,
+            ack_bytes_per_s=900_000.0,
+        ),
+        replica(
+            3,
+            Verdict.NOT_IN_SYNC,
+            why="lacks 281 MiB, haMaxGapNotInSync is 256 MiB",
+            diff_bytes=294_912_000,
+            ack_offset=0,
+            lag_s=240.0,
+            eta_s=93.0,
+            in_sync=False,
+            ack_bytes_per_s=4_400_000.0,
+        ),
+        replica(
+            4,
+            Verdict.OBSERVER,
+            ack_offset=0,
+            diff_bytes=END,
+            lag_s=None,
+            eta_s=None,
+            is_closing=None,
+            ack_bytes_per_s=None,
+        ),
+        replica(
+            5,
+            Verdict.STALLED,
+            why="no ack for 12 s, 61 KiB wait",
+            ack_bytes_per_s=0.0,
+            lag_s=12.4,
+            eta_s=None,
+            is_closing=False,
+        ),
+        replica(
+            6,
+            Verdict.SILENT,
+            why="connection lost 31 s ago",
+            is_connected=False,
+            state="",
+            for_s=31.0,
+            in_sync=None,
+            lag_s=31.0,
+            sent_bytes_per_s=None,
+            ack_bytes_per_s=None,
+            eta_s=None,
+            is_closing=None,
+            diff_bytes=18_000_000,
+            lag_history=lag_series("lost"),
+            lag_s_history=lag_series("lost", unit=3e-7),
+        ),
+        replica(
+            7,
+            Verdict.GAP,
+            why="asks for 50,000,000, the log begins at 67,108,864",
+            label="broker-a #2",
+            node=SECOND,
+            sent_offset=None,
+            ack_offset=50_000_000,
+            diff_bytes=END - 50_000_000,
+            lag_s=None,
+            eta_s=None,
+            is_closing=None,
+            in_sync=False,
+            sent_bytes_per_s=None,
+            ack_bytes_per_s=None,
+            reconnects=7,
+        ),
+        replica(
+            8,
+            Verdict.STALE,
+            master=GONE,
+            master_label=GONE,
+            age_s=10.2,
+            lag_s=None,
+            eta_s=None,
+            is_closing=None,
+            ack_bytes_per_s=None,
+            in_sync=None,
+        ),
+        replica(
+            9,
+            Verdict.DIVERGED,
+            why="acknowledged 4,096 more than the master has",
+            ack_offset=END + 4096,
+            diff_bytes=-4096,
+            lag_s=None,
+            eta_s=None,
+            is_closing=None,
+            ack_bytes_per_s=None,
+        ),
+    )
+    return ClusterView(
+        time_ms=NOW_MS,
+        nodes=(master, slave, stuck, down),
+        replicas=replicas,
+        events=busy_events(),
+        is_live=True,
+    )
+
+
+def busy_events() -> tuple[TimelineEvent, ...]:
+    """One event of each kind, the last one a second ago."""
+    told = (
+        (EventKind.NODE, "broker-a #0", "", "answers: trioha 0.1.0, SYNC_MASTER", Severity.GOOD),
+        (EventKind.CONNECT, "broker-a #0", "127.0.0.1:43111", "connected", Severity.GOOD),
+        (
+            EventKind.CONFIG,
+            "broker-a #0",
+            "",
+            "inSyncReplicas=3 needs two slaves that follow",
+            Severity.WARNING,
+        ),
+        (
+            EventKind.SYNC,
+            "broker-a #0",
+            "127.0.0.1:43113",
+            "no longer in sync: lacks 281 MiB",
+            Severity.WARNING,
+        ),
+        (EventKind.PUTS, "broker-a #0", "", "12 puts ended with FLUSH_SLAVE_TIMEOUT", Severity.BAD),
+        (
+            EventKind.REFUSED,
+            "broker-a #0",
+            "10.0.0.66:50000",
+            "a forged ack: beyond what was sent",
+            Severity.BAD,
+        ),
+        (EventKind.LOST, "broker-a #0", "127.0.0.1:43116", "connection lost: housekeeping", Severity.BAD),
+        (EventKind.GAP, "broker-a #2", "", "GAP: 50000000 is deleted", Severity.BAD),
+        (EventKind.VERDICT, "broker-a #0", "127.0.0.1:43112", "OK → FALL BEHIND", Severity.WARNING),
+        (EventKind.ROLE, "broker-a #1", "", "SLAVE, was SYNC_MASTER", Severity.NOTICE),
+        (EventKind.DISK, "broker-a #1", "", "disk 81 % full, files are deleted from 75 %", Severity.WARNING),
+        (EventKind.CLOCK, "", "", "this machine's clock was set by 2 s", Severity.NOTICE),
+    )
+    first_ms = NOW_MS - 1000 - 9_000 * (len(told) - 1)
+    return tuple(
+        TimelineEvent(first_ms + 9_000 * index, kind, node, who, text, severity, index + 1)
+        for index, (kind, node, who, text, severity) in enumerate(told)
+    )
+
+
+def calm_view(time_ms: int = NOW_MS) -> ClusterView:
+    """The same cluster without trouble: the first two nodes and the first replica."""
+    view = busy_view()
+    return evolve(
+        view, time_ms=time_ms, nodes=view.nodes[:2], replicas=view.replicas[:1], events=view.events[:2]
+    )
+
+
+class FakePlayback:
+    """A replay that notes what it was told; five minutes long, at its fourth minute."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        start_ms = NOW_MS - 240_000
+        ticks = tuple(Tick(event.time_ms, event.severity) for event in busy_events())
+        self.now = PlaybackState(
+            start_ms=start_ms,
+            end_ms=start_ms + 300_000,
+            time_ms=NOW_MS,
+            speed=4.0,
+            is_playing=True,
+            lag=lag_series("peak", end_ms=start_ms + 300_000),
+            ticks=ticks,
+        )
+
+    def state(self) -> PlaybackState:
+        return self.now
+
+    def toggle(self) -> None:
+        self.told.append("toggle")
+        self.now = evolve(self.now, is_playing=not self.now.is_playing)
+
+    def change_speed(self, steps: int) -> None:
+        self.told.append(("speed", steps))
+
+    def turn(self) -> None:
+        self.told.append("turn")
+
+    def step(self, steps: int) -> None:
+        self.told.append(("step", steps))
+
+    def seek(self, time_ms: int) -> None:
+        self.told.append(("seek", time_ms))
+
+    def seek_event(self, steps: int) -> None:
+        self.told.append(("event", steps))
+
+    def run_until(self, condition: str) -> None:
+        self.told.append(("until", condition))
