@@ -20,7 +20,7 @@ SEEDS_TO_FIND_A_BUG = 100
 REPLAYED_SEEDS = (1, 13, 25, 76)
 MORE_SEEDS = (261, 383)
 """Beyond the first ones: power losses that keep some sectors of a record and lose others."""
-PAST_FINDINGS = (261, 919, 382)
+PAST_FINDINGS = (261, 919, 382, 404)
 """Seeds beyond the others that found something once: a last record longer than the tail check (twice), and a
 verdict that stayed while the log grew."""
 ROOT = Path(__file__).parent.parent.parent

@@ -77,6 +77,8 @@ class FrameCheck:
         self._file_bytes = file_bytes
         self._fail = on_violation
         self._reader = FrameReader()
+        self.named_offset = -1
+        """Offset that the last heartbeat said, if no byte of the log was sent yet; -1 before."""
 
     @property
     def sent_offset(self) -> int:
@@ -95,6 +97,8 @@ class FrameCheck:
             self._fail(f"frame at {offset}, the one before ended at {expected}")
         if offset % self._file_bytes + size > self._file_bytes:
             self._fail(f"frame of {size} bytes at {offset} crosses a file's end")
+        if not size and self.sent_offset < 0:
+            self.named_offset = offset
 
     def _body(self, offset: int, body: bytes) -> None:
         if not self._history.holds(offset, body):
