@@ -17,7 +17,7 @@ from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.standing import Standing, stands
-from trioha.recording.tape import Counts, Tape
+from trioha.recording.tape import Counts, Tape, marks_of
 
 
 def tape_of(path: Path, chunk_records: int = 8) -> Tape:
@@ -81,17 +81,6 @@ def test_state_at_any_position_is_that_of_all_events_before_it(
             )
         elif counts is not None:
             assert counts == tape.counts_between(0, position)
-    first, last = sorted(lot.sample(range(len(array) + 1), 2))
-    wanted = (Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED)
-    marks = tape.marks_between(first, last)
-    assert plain(marks[marks["kind"] != Kind.WAIT_END]) == plain(
-        array[first:last][np.isin(array[first:last]["kind"], wanted)]
-    )
-    assert np.concatenate([marks[:0], *tape.marks_around(first, forward=True)])[: len(marks)].tobytes() == (
-        marks.tobytes()
-    )
-    back = [part[::-1] for part in tape.marks_around(last, forward=False)]
-    assert np.concatenate([marks[:0], *back])[: len(marks)].tobytes() == marks[::-1].tobytes()
 
 
 @settings(max_examples=60)
@@ -158,15 +147,11 @@ def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
 def test_failed_waits_are_marks_and_the_first_good_one_behind_them(tmp_path: Path) -> None:
     ok, late = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT
     flags = [ok, ok, late, late, ok, ok, late]
-    path = write_session(
-        tmp_path / "s", [Event(n, Kind.WAIT_END, aux=n, flags=status) for n, status in enumerate(flags)]
-    )
-    assert plain(tape_of(path).marks_between(0, 100), "seq", "flags") == [
-        (2, late),
-        (3, late),
-        (4, ok),
-        (6, late),
-    ]
+    events = [Event(n, Kind.WAIT_END, aux=n, flags=status) for n, status in enumerate(flags)]
+    events.insert(3, Event(2, Kind.CLOSED, conn=1))
+    array = read_records(open_session(write_session(tmp_path / "s", events))).array
+    assert plain(marks_of(array), "kind", "aux") == [(21, 2), (16, 0), (21, 3), (21, 4), (21, 6)]
+    assert plain(marks_of(array[:2], was_failing=True), "aux") == [(0,)]
 
 
 def test_a_missing_segment_is_told_and_the_next_ones_keyframes_stand_for_it(tmp_path: Path) -> None:

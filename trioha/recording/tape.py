@@ -3,10 +3,9 @@
 Theory of operation. A position is a seq: the state at position `p` is what all records before `p` say. It is
 the standing (`trioha.recording.standing`) at the begin of p's segment, which its KEYFRAMEs give, and the
 records from there. A segment is read in chunks of `CHUNK_RECORDS`. Whoever passes a chunk leaves behind where
-everything stood at its begin, its marks (the few records that an operator cares about: connects, ends, failed
-waits) and its counts, so that the next one need not pass it again. Opening reads the segments' headers and
-the facts; the first question about a segment passes at most that segment; `scan` passes everything, chunk by
-chunk, for whoever has time.
+everything stood at its begin and which connections ended in it, so that the next one need not pass it again.
+Opening reads the segments' headers and the facts; the first question about a segment passes at most that
+segment; `scan` passes everything, chunk by chunk, for whoever has time.
 
 The answer to a question depends on its position only, never on what was asked before. What is known only
 after all was passed (`Counts`) is None until then.
@@ -89,15 +88,14 @@ class _Passed:
     stood: list[Standing]
     """Where everything stood at the begin of each chunk, and of the next one to be passed."""
     counted: list[Counts]
-    """From the segment's begin to there."""
+    """From the segment's begin to there; only `scan` counts."""
     first_seq: int
     """Seq of its first record that is no KEYFRAME."""
-    marks: list[Array] = field(factory=list)
     ended: list[tuple[Ended, ...]] = field(factory=list)
 
     @property
     def chunks(self) -> int:
-        return len(self.marks)
+        return len(self.ended)
 
 
 @frozen(eq=False)
@@ -249,9 +247,7 @@ class Tape:
         while passed.chunks < number:
             records = self._chunk(index, passed.chunks)
             standing, ended = passed.stood[-1].after(records)
-            passed.marks.append(marks_of(records))
             passed.ended.append(ended)
-            passed.counted.append(passed.counted[-1] + _counts_of(records))
             passed.stood.append(standing)
         return passed
 
@@ -452,29 +448,6 @@ class Tape:
                 found += passed.stood[number].after(self._chunk(index, number))[1]
         return [ended for ended in found if first <= ended.seq < last]
 
-    def marks_between(self, first: int, last: int) -> Array:
-        """The records from `first` to before `last` that an operator cares about, in their order.
-
-        STATE, REQUESTED, REFUSED, CLOSED, LINK, DROPPED; and of WAIT_END the failed ones, and the first good
-        one behind a failed one of its chunk.
-        """
-        marks = [self._marks(index, number) for index, number in self._places(first, last)]
-        every = np.concatenate([np.zeros(0, self.dtype), *marks])
-        inside: Array = every[(every["seq"] >= first) & (every["seq"] < last)]
-        return inside
-
-    def marks_around(self, position: int, *, forward: bool) -> Iterator[Array]:
-        """The marks at or behind `position`, or those before it, chunk by chunk as they come that way."""
-        first, last = (position, self.end_seq) if forward else (self.first_seq, position)
-        places = list(self._places(first, last))
-        for index, number in places if forward else reversed(places):
-            marks = self._marks(index, number)
-            yield marks[(marks["seq"] >= first) & (marks["seq"] < last)]
-
-    def _marks(self, index: int, number: int) -> Array:
-        passed = self._pass_to(index, 0)
-        return passed.marks[number] if passed.chunks > number else marks_of(self._chunk(index, number))
-
     def _places(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Segment and number of each chunk that has records from `first` to before `last`."""
         if not self.segments or first >= last:
@@ -522,7 +495,7 @@ class Tape:
         for index in range(last_index + 1):
             number = last_number if index == last_index else self._whole_chunks(index)
             passed = self._passed.get(self.segments[index].base_seq)
-            if passed is None or passed.chunks < number:
+            if passed is None or len(passed.counted) <= number:
                 return None
             counts += passed.counted[number]
         return counts + _counts_of(self._before(last_index, last_number, position))
@@ -545,8 +518,12 @@ class Tape:
         What can still grow is shown as far as it goes now.
         """
         for index, number in self._places(max(position, self.first_seq), self.end_seq):
-            passed = self._pass_to(index, number + self._is_whole(index, number))
-            yield Chunk(index, number, self._chunk(index, number), passed.stood[number])
+            is_whole = self._is_whole(index, number)
+            passed = self._pass_to(index, number + is_whole)
+            records = self._chunk(index, number)
+            if is_whole and len(passed.counted) == number + 1:
+                passed.counted.append(passed.counted[-1] + _counts_of(records))
+            yield Chunk(index, number, records, passed.stood[number])
 
     def chunks_around(self, position: int, *, forward: bool) -> Iterator[Chunk]:
         """The chunks from the one that holds `position` on, or back from it; whole ones."""
@@ -557,7 +534,11 @@ class Tape:
 
 
 def marks_of(records: Array, *, was_failing: bool = False) -> Array:
-    """The marks (`Tape.marks_between`) of records; `was_failing`: whether the last wait before failed."""
+    """The few of `records` that an operator cares about, in their order.
+
+    STATE, REQUESTED, REFUSED, CLOSED, LINK, DROPPED; and of WAIT_END the failed ones, and the first good one
+    behind a failed one. `was_failing`: whether the last wait before these records failed.
+    """
     kind = records["kind"]
     is_mark = _IS_MARK[kind]
     ends = np.flatnonzero(kind == Kind.WAIT_END)

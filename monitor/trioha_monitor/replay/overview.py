@@ -247,17 +247,34 @@ class Overview:
 
     # -- lag -----------------------------------------------------------------------------------------------
 
-    def lag_columns(self, count: int) -> tuple[int | None, ...]:
-        """The whole axis as `count` columns: worst lag in bytes of any replica, None where none is known."""
-        start_ns, end_ns = self._reel.start_ns, self._reel.end_ns
+    def _worst(self) -> tuple[int, Ints]:
+        """Number of the axis's first bucket, and the worst lag in bytes of any replica in each bucket."""
         bucket_ns = self.bucket_ms * NS_PER_MS
-        first, last = start_ns // bucket_ns, end_ns // bucket_ns
+        first, last = self._reel.start_ns // bucket_ns, self._reel.end_ns // bucket_ns
         worst = np.full(last - first + 1, _UNKNOWN, np.int64)
         for (number, _), lane in self._lanes.items():
             values = lane.until(self._passed_bucket[number], self._own_max[number])
             begin = lane.first - first
             part = worst[max(0, begin) : begin + len(values)]
             np.maximum(part, values[max(0, -begin) :][: len(part)], out=part)
+        return first, worst
+
+    def lag_whole(self) -> Series:
+        """Worst lag in bytes of any replica over the whole axis, as far as it was passed."""
+        limits = self._reel.takes[0].limits
+        first, worst = self._worst()
+        known = np.flatnonzero(worst >= 0)
+        if not len(known):
+            return Series(self.bucket_ms)
+        begin, end = int(known[0]), int(known[-1]) + 1
+        buckets = [None if value < 0 else _bucket(value, limits) for value in worst[begin:end].tolist()]
+        return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
+
+    def lag_columns(self, count: int) -> tuple[int | None, ...]:
+        """The whole axis as `count` columns: worst lag in bytes of any replica, None where none is known."""
+        start_ns, end_ns = self._reel.start_ns, self._reel.end_ns
+        bucket_ns = self.bucket_ms * NS_PER_MS
+        first, worst = self._worst()
         edges = [start_ns + (end_ns + 1 - start_ns) * column // count for column in range(count + 1)]
         columns = []
         for begin_ns, stop_ns in pairwise(edges):

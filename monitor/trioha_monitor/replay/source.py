@@ -22,6 +22,7 @@ from trioha_monitor.replay.player import Bearing, Player
 from trioha_monitor.replay.reel import NS_PER_MS, Reel
 from trioha_monitor.replay.state import State
 from trioha_monitor.replay.until import AtEvent, AtTime, parse_until
+from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView, EventKind, Show
 
 FRAME_S = 0.05
@@ -47,6 +48,8 @@ class ReplaySource:
         self._hunt: Iterator[int | None] | None = None
         self._hunted = ""
         self._grew = False
+        self._lag: Series | None = None
+        self._lag_share = 0.0
         self.player = Player(reel.start_ns, max(reel.start_ns, reel.end_ns), clock_s=clock_s)
         """Plays, pauses, jumps, turns: call its methods as keys come."""
         self.notice = ""
@@ -95,7 +98,48 @@ class ReplaySource:
         """The view of any moment, nanoseconds since 1970."""
         return self._state.view(at_ns, is_growing=self._grew and at_ns >= self._reel.end_ns)
 
+    def lag_whole(self) -> Series:
+        """The same as buckets: the worst lag over the whole session; kept until a good deal more is known."""
+        share = self._overview.share
+        if self._lag is None or share - self._lag_share >= 0.05 or (share == 1.0 != self._lag_share):
+            self._lag, self._lag_share = self._overview.lag_whole(), share
+        return self._lag
+
     # -- moving --------------------------------------------------------------------------------------------
+
+    def toggle(self) -> None:
+        """Play or pause; ends a search."""
+        self.stop_search()
+        self.player.toggle()
+
+    def change_speed(self, steps: int) -> None:
+        """The next faster (1) or slower (-1) speed."""
+        self.player.change_speed(steps)
+
+    def turn(self) -> None:
+        """Play the other way."""
+        self.player.turn()
+
+    def step(self, steps: int) -> None:
+        """Stand still so many intervals of 0.1 s farther, or back if negative."""
+        self.stop_search()
+        self.player.step(steps)
+
+    def seek(self, time_ms: int) -> None:
+        """Go to the end of a millisecond, on the axis of `ClusterView.time_ms`."""
+        self.stop_search()
+        self.player.jump(time_ms * NS_PER_MS + NS_PER_MS - 1)
+
+    def seek_event(self, steps: int) -> None:
+        """Go to the next (1) or previous (-1) event."""
+        if steps > 0:
+            self.next_event()
+        else:
+            self.previous_event()
+
+    def run_until(self, condition: str) -> None:
+        """As `go_until`."""
+        self.go_until(condition)
 
     def next_event(self, kind: EventKind | None = None) -> None:
         """Go to the next event (of a kind)."""
@@ -205,6 +249,7 @@ class ReplaySource:
             self._grew = False
             return
         self._grew = True
+        self._lag = None
         at_end = self.player.bearing.at_ns == self.player.bearing.end_ns
         self.player.extend(self._reel.end_ns)
         if at_end:

@@ -95,6 +95,8 @@ class State:
         self._overview = overview
         self._twins = Twins(reel)
         self._moments: OrderedDict[tuple[int, int], Moment] = OrderedDict()
+        self._spreads_of: Moment | None = None
+        self._spreads: dict[int, tuple[Spread | None, Spread | None]] = {}
 
     def view(self, at_ns: int, *, is_growing: bool = False) -> ClusterView:
         """Everything at `at_ns`. `is_growing`: the sessions are still written, and this is their end."""
@@ -475,15 +477,22 @@ class State:
         """Ack latency in ms and frame sizes of a connection."""
         if moment.take.is_sampled:
             return None, None
+        if self._spreads_of is not moment:
+            self._spreads_of, self._spreads = moment, self._spreads_at(moment)
+        return self._spreads.get(conn, (None, None))
+
+    def _spreads_at(self, moment: Moment) -> dict[int, tuple[Spread | None, Spread | None]]:
         _, records = self._recent(moment, moment.at_ns - LATELY_NS)
-        own = records[records["conn"] == conn]
-        if not len(own):
-            return None, None
-        grid = Grid.over(int(own["ts_ns"][0]), int(own["ts_ns"].max()), steps=1)
-        part = fold(own, is_slave=False, grid=grid).connections.get(conn)
-        latency = Histogram() if part is None else part.finished(grid).latency
-        sizes = own["size"][own["kind"] == Kind.TRANSFER].astype(np.int64)
-        return _spread(latency, per=1e6), _spread(Histogram.of(np.maximum(sizes, 0)))
+        if not len(records):
+            return {}
+        grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
+        sent = records["kind"] == Kind.TRANSFER
+        spreads = {}
+        for conn, part in fold(records, is_slave=False, grid=grid).connections.items():
+            sizes = records["size"][sent & (records["conn"] == conn)].astype(np.int64)
+            latency = part.finished(grid).latency
+            spreads[conn] = (_spread(latency, per=1e6), _spread(Histogram.of(np.maximum(sizes, 0))))
+        return spreads
 
     def _moment_lag(self, moment: Moment, row: Row) -> int | None:
         """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
