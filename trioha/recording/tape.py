@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from operator import add
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +77,7 @@ class Counts:
             self.puts + later.puts,
             self.put_bytes + later.put_bytes,
             self.waits_begun + later.waits_begun,
-            tuple(a + b for a, b in zip(self.waits, later.waits, strict=True)),
+            tuple(map(add, self.waits, later.waits)),
             self.dropped + later.dropped,
         )
 
@@ -486,19 +487,30 @@ class Tape:
         # Told by KEYFRAMEs only: what came before the first segment that is there.
         return self.first_ts_ns if self._pass_to(0, 0).stood[0].own_max_offset > offset else None
 
-    def counts_at(self, position: int) -> Counts | None:
-        """What happened before `position`; None until everything before it was passed (`scan`)."""
+    def knows_all_before(self, position: int) -> bool:
+        """Whether everything before `position` was passed (`scan`)."""
         if not self.segments:
-            return Counts()
+            return True
         last_index, last_number = self._place(position)
-        counts = Counts()
         for index in range(last_index + 1):
             number = last_number if index == last_index else self._whole_chunks(index)
             passed = self._passed.get(self.segments[index].base_seq)
             if passed is None or len(passed.counted) <= number:
-                return None
-            counts += passed.counted[number]
-        return counts + _counts_of(self._before(last_index, last_number, position))
+                return False
+        return True
+
+    def counts_at(self, position: int) -> Counts | None:
+        """What happened before `position`; None until everything before it was passed (`scan`)."""
+        if not self.knows_all_before(position):
+            return None
+        if not self.segments:
+            return Counts()
+        last_index, last_number = self._place(position)
+        counts = _counts_of(self._before(last_index, last_number, position))
+        for index in range(last_index + 1):
+            number = last_number if index == last_index else self._whole_chunks(index)
+            counts += self._passed[self.segments[index].base_seq].counted[number]
+        return counts
 
     def counts_between(self, first: int, last: int) -> Counts:
         """What happened from `first` to before `last`; reads all of it."""

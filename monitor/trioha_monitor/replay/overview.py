@@ -146,6 +146,8 @@ class Overview:
         """Position behind what was passed, by take."""
         self._passed_bucket: dict[int, int] = {}
         """And the bucket of its last record."""
+        self._series: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, int, int, bool], Series]] = {}
+        """Histories made last, with what they were made for."""
         self._failing: dict[int, bool] = {}
         """Whether the last wait that was passed failed, by take."""
 
@@ -293,6 +295,24 @@ class Overview:
         """
         bucket_ns = self.bucket_ms * NS_PER_MS
         current = at_ns // bucket_ns
+        key = (current, self._records, span_ms, now is None)
+        known_key, series = self._series.get((take.number, conns), (None, None))
+        if known_key != key or series is None:
+            series = self._finished(take, conns, at_ns=at_ns, span_ms=span_ms, limits=limits)
+            self._series[take.number, conns] = (key, series)
+        if now is None:
+            return series
+        begin = series.first if series.current is not None else current
+        # What was finished ends with a bucket that has a value; behind it there may be some without.
+        gap = current - begin - len(series.buckets)
+        return Series(self.bucket_ms, begin, (*series.buckets, *[None] * gap), _bucket(now, limits))
+
+    def _finished(
+        self, take: Take, conns: tuple[int, ...], *, at_ns: int, span_ms: int, limits: Limits
+    ) -> Series:
+        """The buckets before that of `at_ns`, up to the last one that has a value."""
+        bucket_ns = self.bucket_ms * NS_PER_MS
+        current = at_ns // bucket_ns
         first = max(current - span_ms // self.bucket_ms, take.start_ns // bucket_ns)
         values = np.full(max(0, current - first), _UNKNOWN, np.int64)
         for conn in conns:
@@ -305,18 +325,10 @@ class Overview:
             np.maximum(part, own[max(0, -begin) :][: len(part)], out=part)
         known = np.flatnonzero(values >= 0)
         if not len(known):
-            return (
-                Series(self.bucket_ms)
-                if now is None
-                else Series(self.bucket_ms, current, (), _bucket(now, limits))
-            )
-        begin = int(known[0])
-        finished = tuple(None if value < 0 else _bucket(value, limits) for value in values[begin:].tolist())
-        if now is None:
-            # A series ends with a bucket that has a value.
-            finished = finished[: int(known[-1]) + 1 - begin]
-            return Series(self.bucket_ms, first + begin, finished[:-1], finished[-1])
-        return Series(self.bucket_ms, first + begin, finished, _bucket(now, limits))
+            return Series(self.bucket_ms)
+        begin, end = int(known[0]), int(known[-1]) + 1
+        buckets = [None if value < 0 else _bucket(value, limits) for value in values[begin:end].tolist()]
+        return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
 
     # -- events --------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from trioha.recording.fold import fold
 from trioha.recording.histogram import Histogram
 from trioha.recording.lags import lags
 from trioha.recording.standing import Ended, Standing, Stands, stands
-from trioha.recording.tape import Array, Counts
+from trioha.recording.tape import Counts
 from trioha_monitor.replay.happenings import GAP_REASONS
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, RecordedNode, Reel, Take
@@ -47,6 +47,8 @@ LOST_NS: Final = 300 * NS_PER_S
 """How long a lost connection is shown."""
 LATELY_NS: Final = 10 * NS_PER_S
 """Latencies and frame sizes are those of this time."""
+LATELY_STEP_NS: Final = NS_PER_S // 2
+"""They change once in this time."""
 LATELY_RECORDS_MAX: Final = 8192
 """And of so many records at most."""
 HISTORY_MS: Final = 15 * 60 * 1000
@@ -95,8 +97,11 @@ class State:
         self._overview = overview
         self._twins = Twins(reel)
         self._moments: OrderedDict[tuple[int, int], Moment] = OrderedDict()
-        self._spreads_of: Moment | None = None
-        self._spreads: dict[int, tuple[Spread | None, Spread | None]] = {}
+        self._spreads_key: dict[int, tuple[int, int]] = {}
+        self._spreads: dict[int, dict[int, tuple[Spread | None, Spread | None]]] = {}
+        """Of each take at `_spreads_key`."""
+        self._worst_of: Moment | None = None
+        self._worst: dict[int, int] = {}
 
     def view(self, at_ns: int, *, is_growing: bool = False) -> ClusterView:
         """Everything at `at_ns`. `is_growing`: the sessions are still written, and this is their end."""
@@ -253,7 +258,7 @@ class State:
 
     def _ended_reasons(self, moment: Moment) -> dict[str, int]:
         tape = moment.take.tape
-        if tape.counts_at(moment.position) is None:
+        if not tape.knows_all_before(moment.position):
             return {}
         reasons: dict[str, int] = {}
         for ended in tape.ended_between(tape.first_seq, moment.position):
@@ -311,7 +316,7 @@ class State:
     @staticmethod
     def _ended_from(moment: Moment) -> int:
         tape = moment.take.tape
-        if tape.counts_at(moment.position) is not None:
+        if tape.knows_all_before(moment.position):
             return tape.first_seq
         return moment.take.position_at(moment.at_ns - LOST_NS)
 
@@ -468,21 +473,22 @@ class State:
             return sent_rate, ack_rate, None, False
         return sent_rate, ack_rate, diff / shrinks_per_s, True
 
-    def _recent(self, moment: Moment, from_ns: int) -> tuple[int, Array]:
-        take = moment.take
-        first = max(take.position_at(from_ns), moment.position - LATELY_RECORDS_MAX)
-        return first, take.tape.records_between(first, moment.position)
-
     def _lately(self, moment: Moment, conn: int) -> tuple[Spread | None, Spread | None]:
-        """Ack latency in ms and frame sizes of a connection."""
-        if moment.take.is_sampled:
+        """Ack latency in ms and frame sizes of a connection, in `LATELY_NS` before the last half second."""
+        take = moment.take
+        if take.is_sampled:
             return None, None
-        if self._spreads_of is not moment:
-            self._spreads_of, self._spreads = moment, self._spreads_at(moment)
-        return self._spreads.get(conn, (None, None))
+        key = (take.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
+        if self._spreads_key.get(take.number) != key:
+            self._spreads_key[take.number] = key
+            self._spreads[take.number] = self._spreads_at(take, key[1])
+        return self._spreads[take.number].get(conn, (None, None))
 
-    def _spreads_at(self, moment: Moment) -> dict[int, tuple[Spread | None, Spread | None]]:
-        _, records = self._recent(moment, moment.at_ns - LATELY_NS)
+    @staticmethod
+    def _spreads_at(take: Take, at_ns: int) -> dict[int, tuple[Spread | None, Spread | None]]:
+        last = take.position_at(at_ns)
+        first = max(take.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
+        records = take.tape.records_between(first, last)
         if not len(records):
             return {}
         grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
@@ -496,17 +502,26 @@ class State:
 
     def _moment_lag(self, moment: Moment, row: Row) -> int | None:
         """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
+        if self._worst_of is not moment:
+            self._worst_of, self._worst = moment, self._worst_lags(moment)
+        worst = self._worst.get(row.conn, -1)
+        if row.ended is None:
+            ack = moment.connections[row.conn].ack_offset
+            worst = max(worst, (moment.own_max or 0) - ack if ack >= 0 else -1)
+        return worst if worst >= 0 else None
+
+    def _worst_lags(self, moment: Moment) -> dict[int, int]:
+        """By connection, from the begin of the bucket that holds the moment."""
         take = moment.take
         bucket_ns = self._overview.bucket_ms * NS_PER_MS
         begin_ns = moment.at_ns - moment.at_ns % bucket_ns
-        first, records = self._recent(moment, begin_ns - 1)
-        own = records[records["conn"] == row.conn]
-        found = lags(own, take.tape.standing_at(first), is_sampled=take.is_sampled)
-        worst = [int(found.worst.max(initial=-1)), int(found.stood.max(initial=-1))]
-        if row.ended is None:
-            ack = moment.connections[row.conn].ack_offset
-            worst.append(max(0, (moment.own_max or 0) - ack) if ack >= 0 else -1)
-        return max(worst) if max(worst) >= 0 else None
+        first = max(take.position_at(begin_ns - 1), moment.position - LATELY_RECORDS_MAX)
+        records = take.tape.records_between(first, moment.position)
+        found = lags(records, take.tape.standing_at(first), is_sampled=take.is_sampled)
+        worst: dict[int, int] = {}
+        for conn, lag in zip(found.conn.tolist(), found.worst.tolist(), strict=True):
+            worst[conn] = max(worst.get(conn, -1), lag)
+        return worst
 
     def _lone_slave(self, node: RecordedNode, moment: Moment) -> list[ReplicaView]:
         """A slave's session as a replica, where no master's session of its group is there at the moment."""
