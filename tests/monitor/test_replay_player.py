@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.replay.player import INTERVAL_NS, SPEEDS, Player
+from trioha_monitor.replay.player import INTERVAL_NS, Player
 from trioha_monitor.replay.until import AtEvent, AtLag, AtTime, UntilError, parse_until
+from trioha_monitor.source import SPEEDS
 from trioha_monitor.view import EventKind
 
 S = 10**9

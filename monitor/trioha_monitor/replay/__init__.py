@@ -1,26 +1,21 @@
 """Recorded sessions, shown again: the same views as the live feed's, of any moment.
 
-`open_replay(paths)` gives a `ReplaySource`, which is a `trioha_monitor.view.ViewFeed` as the live feed is:
-`await source(show)` in the feed's trio shows a `ClusterView` whenever there is a new one, until cancelled.
-Screens call, in the same thread and at any time:
+`open_replay(paths)` gives a `ReplaySource`. It is a `trioha_monitor.view.ViewFeed` as the live feed is: in
+the feed's trio `await source(show)` shows a `ClusterView` whenever there is a new one, until cancelled. And it
+is a `trioha_monitor.source.Playback`: `state`, `toggle`, `change_speed`, `turn`, `step`, `seek`, `seek_event`
+and `run_until` (`until` has the language of conditions) are called in the same thread, at any time. Beyond
+that protocol there are `step_record` (one recorded event), `names` and `damage`. Lag and ticks of the state
+become exact while it runs: `overview_share`.
 
-- `source.player`: `toggle`, `play`, `pause`, `change_speed(+1 or -1)`, `turn` (reverse), `step(intervals)`,
-  `jump(ns)`, `jump_to_share(0 to 1)`;
-- `source.bearing`, where it stands: `at_ns`, `start_ns`, `end_ns`, `share`, `speed`, `is_playing`,
-  `is_reverse`;
-- `source.next_event()`, `previous_event()`, `step_record(+1 or -1)`;
-- `source.go_until(text)`: jump, or as fast as possible until (`until` has the language; raises UntilError,
-  whose text can be shown); `searching` says what is being looked for, `stop_search()` ends it, `notice` says
-  that nothing was found;
-- `source.lag_columns(n)` and `ticks()` for the time axis; they become exact while it runs: `overview_share`;
-- `source.names`, `damage`: which sessions, and what of them cannot be read.
+`MonitorRecording(directory)` is the `trioha_monitor.source.Recording` behind the key `r`.
 
 `reel` puts sessions on one axis, `state` makes the views, `overview` passes everything once, `player` moves,
-`hunt` searches. None of it imports Textual.
+`hunt` searches, `capture` records. None of it imports Textual.
 """
 
 from __future__ import annotations
 
+from trioha_monitor.replay.capture import MonitorRecording
 from trioha_monitor.replay.source import ReplaySource, open_replay
 
-__all__ = ["ReplaySource", "open_replay"]
+__all__ = ["MonitorRecording", "ReplaySource", "open_replay"]

@@ -12,10 +12,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 from numpy.typing import NDArray
 
 from trioha.recording.events import Kind, PutStatus
@@ -24,6 +23,7 @@ from trioha.recording.tape import Array, Chunk, marks_of, own_max_of
 from trioha_monitor.replay.happenings import happenings, session_marks, sync_changes
 from trioha_monitor.replay.reel import NS_PER_MS, Reel, Take
 from trioha_monitor.series import Bucket, Series, Severity
+from trioha_monitor.source import Tick
 from trioha_monitor.view import Limits, TimelineEvent
 
 Ints = NDArray[np.int64]
@@ -113,15 +113,6 @@ class Lane(Curve):
         return self.values[: min(self.used, max(0, last + 1 - self.first))]
 
 
-@frozen
-class Tick:
-    """A place on the time axis where something happened."""
-
-    share: float
-    """How much of the axis lies before it, 0 to 1."""
-    event: TimelineEvent
-
-
 class Overview:
     """Fed by `work`; see the module's text."""
 
@@ -135,6 +126,7 @@ class Overview:
         self._is_sorted = True
         self._shown: tuple[TimelineEvent, ...] = ()
         self._shown_at = (0, 0)
+        self._ticks: tuple[Tick, ...] = ()
         self._damage: set[tuple[int, TimelineEvent]] = set()
         self._records = 0
         self._total = 1
@@ -272,20 +264,6 @@ class Overview:
         buckets = [None if value < 0 else _bucket(value, limits) for value in worst[begin:end].tolist()]
         return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
 
-    def lag_columns(self, count: int) -> tuple[int | None, ...]:
-        """The whole axis as `count` columns: worst lag in bytes of any replica, None where none is known."""
-        start_ns, end_ns = self._reel.start_ns, self._reel.end_ns
-        bucket_ns = self.bucket_ms * NS_PER_MS
-        first, worst = self._worst()
-        edges = [start_ns + (end_ns + 1 - start_ns) * column // count for column in range(count + 1)]
-        columns = []
-        for begin_ns, stop_ns in pairwise(edges):
-            low = begin_ns // bucket_ns - first
-            high = max(low + 1, -(-stop_ns // bucket_ns) - first)
-            value = int(worst[low:high].max(initial=_UNKNOWN))
-            columns.append(None if value < 0 else value)
-        return tuple(columns)
-
     def lag_series(
         self, take: Take, conns: tuple[int, ...], *, at_ns: int, span_ms: int, now: int | None, limits: Limits
     ) -> Series:
@@ -366,15 +344,12 @@ class Overview:
             self._shown_at = (count, len(events))
         return self._shown
 
-    def ticks(self, *, severity: Severity = Severity.GOOD) -> list[Tick]:
-        """The events as places on the axis: those that are at least as bad as `severity`."""
-        start_ns = self._reel.start_ns
-        span_ns = max(1, self._reel.end_ns - start_ns)
-        return [
-            Tick(min(1.0, max(0.0, (event.time_ms * NS_PER_MS - start_ns) / span_ns)), event)
-            for event in self.events()
-            if event.severity >= severity
-        ]
+    def ticks(self) -> tuple[Tick, ...]:
+        """The events as marks on the axis; the same object until there are more."""
+        events = self.events()
+        if len(self._ticks) != len(events):
+            self._ticks = tuple(Tick(event.time_ms, event.severity) for event in events)
+        return self._ticks
 
 
 def _bucket(value: int, limits: Limits) -> Bucket:

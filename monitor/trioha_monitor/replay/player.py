@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""Times real time."""
+from trioha_monitor.source import SPEEDS
+
 INTERVAL_NS = 100_000_000
 """A step by interval: what the live monitor asks in, 0.1 s."""
 

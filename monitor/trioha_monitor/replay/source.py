@@ -1,9 +1,10 @@
 """The source of a replay's views: what the live feed is for nodes that run now.
 
-`ReplaySource(...)` is a `ViewFeed`: called with `show`, it shows the view of the moment at which its player
-stands, again and again until it is cancelled. What a screen does with keys are its methods; they return at
-once and are called in the feed's thread. Between two views it passes more of the sessions (`Overview.work`),
-goes on with a search, and now and then looks whether the sessions have grown.
+`ReplaySource(...)` is a `ViewFeed` and a `trioha_monitor.source.Playback`: called with `show`, it shows the
+view of the moment at which its player stands, again and again until it is cancelled. What a screen does with
+keys are its methods; they return at once and are called in the feed's thread. Between two views it passes more
+of the sessions (`Overview.work`), goes on with a search, and now and then looks whether the sessions have
+grown.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import trio
 
 from trioha.recording.reader import Damage
 from trioha_monitor.replay.hunt import hunt_lag
-from trioha_monitor.replay.overview import Overview, Tick
+from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.player import Bearing, Player
 from trioha_monitor.replay.reel import NS_PER_MS, Reel
 from trioha_monitor.replay.state import State
 from trioha_monitor.replay.until import AtEvent, AtTime, parse_until
 from trioha_monitor.series import Series
+from trioha_monitor.source import PlaybackState
 from trioha_monitor.view import ClusterView, EventKind, Show
 
-FRAME_S = 0.05
+FRAME_S = 0.1
 """Pause between two looks at the player."""
 WORK_S = 0.02
 """Longest time between two looks that goes into the overview or a search; one chunk at least."""
@@ -82,13 +84,21 @@ class ReplaySource:
         """What is being looked for; empty if nothing is."""
         return self._hunted
 
-    def lag_columns(self, count: int) -> tuple[int | None, ...]:
-        """The lag under the time axis: worst lag in bytes of any replica in each of `count` columns."""
-        return self._overview.lag_columns(count)
-
-    def ticks(self) -> list[Tick]:
-        """What happened, as places on the time axis."""
-        return self._overview.ticks()
+    def state(self) -> PlaybackState:
+        """Where it stands, for the screens."""
+        bearing = self.player.bearing
+        return PlaybackState(
+            start_ms=bearing.start_ns // NS_PER_MS,
+            end_ms=bearing.end_ns // NS_PER_MS,
+            time_ms=bearing.at_ns // NS_PER_MS,
+            speed=bearing.speed,
+            is_backward=bearing.is_reverse,
+            is_playing=bearing.is_playing,
+            goal=self._hunted,
+            note=self.notice,
+            lag=self.lag_whole(),
+            ticks=self._overview.ticks(),
+        )
 
     def view(self) -> ClusterView:
         """The view of the moment at which the player stands. May read the disk for some milliseconds."""
@@ -99,7 +109,7 @@ class ReplaySource:
         return self._state.view(at_ns, is_growing=self._grew and at_ns >= self._reel.end_ns)
 
     def lag_whole(self) -> Series:
-        """The same as buckets: the worst lag over the whole session; kept until a good deal more is known."""
+        """Worst lag in bytes over the whole session; the same object until a good deal more is known."""
         share = self._overview.share
         if self._lag is None or share - self._lag_share >= 0.05 or (share == 1.0 != self._lag_share):
             self._lag, self._lag_share = self._overview.lag_whole(), share
@@ -180,7 +190,7 @@ class ReplaySource:
 
     def stop_search(self) -> None:
         """Look no further."""
-        self._hunt, self._hunted = None, ""
+        self._hunt, self._hunted, self.notice = None, "", ""
 
     def _begin(self, hunt: Iterator[int | None], what: str) -> None:
         self.player.pause()
@@ -211,7 +221,7 @@ class ReplaySource:
             if self._clock_s() - looked_s >= GROWTH_S:
                 looked_s = self._clock_s()
                 self.look_for_growth()
-            state = (self.player.bearing.at_ns, self._overview.share, self._reel.end_ns, self._hunted)
+            state = (self.player.bearing, self._overview.share, self._hunted, self.notice)
             if state != shown:
                 shown = state
                 show(self.view())
@@ -237,8 +247,9 @@ class ReplaySource:
         assert self._hunt is not None
         found = next(self._hunt, _DONE)
         if found is _DONE:
-            self.notice = f"not found: {self._hunted}"
+            notice = f"not found: {self._hunted}"
             self.stop_search()
+            self.notice = notice
         elif isinstance(found, int):
             self.stop_search()
             self.player.jump(found)
