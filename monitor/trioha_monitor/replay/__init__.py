@@ -1,11 +1,11 @@
 """Recorded sessions, shown again: the same views as the live feed's, of any moment.
 
-`open_replay(paths)` gives a `ReplaySource`. It is a `trioha_monitor.view.ViewFeed` as the live feed is: in
-the feed's trio `await source(show)` shows a `ClusterView` whenever there is a new one, until cancelled. And
-it is a `trioha_monitor.source.Playback`: `state`, `toggle`, `change_speed`, `turn`, `step`, `seek`, `seek_event`
-and `run_until` (`until` has the language of conditions) are called in the same thread, at any time. Beyond
-that protocol there are `step_record` (one recorded event), `names` and `damage`. Lag and ticks of the state
-become exact while it runs: `overview_share`.
+`open_replay(paths)` gives a `ReplaySource`. It is a `trioha_monitor.view.ViewFeed` as the live feed is:
+in the feed's trio `await source(show)` shows a `ClusterView` whenever there is a new one, until
+cancelled. And it is a `trioha_monitor.source.Playback`: `state`, `toggle`, `change_speed`, `turn`,
+`step`, `seek`, `seek_event` and `run_until` (`until` has the language of conditions) are called in the
+same thread, at any time. Beyond that protocol there are `step_record` (one recorded event), `names` and
+`damage`. Lag and ticks of the state become exact while it runs: `overview_share`.
 
 `MonitorRecording(directory)` is the `trioha_monitor.source.Recording` behind the key `r`.
 

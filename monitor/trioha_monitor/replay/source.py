@@ -3,8 +3,8 @@
 `ReplaySource(...)` is a `ViewFeed` and a `trioha_monitor.source.Playback`: called with `show`, it shows the
 view of the moment at which its player stands, again and again until it is cancelled. What a screen does with
 keys are its methods; they return at once and are called in the feed's thread. Between two views it passes
-more of the sessions (`Overview.work`), goes on with a search, and now and then looks whether the sessions have
-grown.
+more of the sessions (`Overview.work`), goes on with a search, and now and then looks whether the sessions
+have grown.
 """
 
 from __future__ import annotations
