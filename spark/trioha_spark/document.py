@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from trioha.recording.figures import Percentiles
+from trioha.recording.judging import Violation
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
 
 
 def document(result: ReplayResult) -> dict[str, list[Row]]:
-    """`sessions`, `connections` and `waits` of a replay, one row for each."""
+    """`sessions`, `connections`, `waits`, `invariants` and `violations` of a replay, one row for each."""
     return {
         "sessions": [session_row(session) for session in result.sessions],
         "connections": [
@@ -23,6 +24,8 @@ def document(result: ReplayResult) -> dict[str, list[Row]]:
             for connection in session.connections
         ],
         "waits": [row for session in result.sessions for row in wait_rows(session)],
+        "invariants": [row for session in result.sessions for row in invariant_rows(session)],
+        "violations": [row for session in result.sessions for row in violation_rows(session)],
     }
 
 
@@ -100,6 +103,54 @@ def wait_rows(replay: SessionReplay) -> list[Row]:
         }
         for wait in replay.node.waits
     ]
+
+
+def invariant_rows(replay: SessionReplay) -> list[Row]:
+    """The invariants of a session, a row for each, whether it holds or not.
+
+    `checked`: records that were judged by it; null if it cannot be judged in this session.
+    """
+    return [
+        {
+            **_whose(replay),
+            "invariant": verdict.invariant.name,
+            "severity": verdict.invariant.severity.value,
+            "sentence": verdict.invariant.sentence,
+            "checked": verdict.checked if verdict.is_judged else None,
+            "violations": verdict.count,
+        }
+        for verdict in replay.verdicts
+    ]
+
+
+def violation_rows(replay: SessionReplay) -> list[Row]:
+    """The violations of a session in the order of their records, the first ones of each invariant."""
+    found = [violation for verdict in replay.verdicts for violation in verdict.violations]
+    return [
+        {
+            **_whose(replay),
+            "invariant": violation.invariant,
+            "severity": violation.severity.value,
+            "seq": violation.seq,
+            "atMs": _wall_ms(replay, violation.ts_ns),
+            "conn": violation.conn,
+            "sentence": violation.sentence,
+        }
+        for violation in sorted(found, key=_seq)
+    ]
+
+
+def _seq(violation: Violation) -> int:
+    return violation.seq
+
+
+def _whose(replay: SessionReplay) -> Row:
+    identity = replay.session.identity
+    return {
+        "session": replay.name,
+        "brokerName": identity.broker_name,
+        "brokerId": identity.broker_id,
+    }
 
 
 def _percentiles(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:

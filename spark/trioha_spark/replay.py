@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from attrs import frozen
 from pyspark.sql import SparkSession
 
@@ -13,6 +14,7 @@ from trioha.recording.curves import Grid
 from trioha.recording.events import NO_CONNECTION
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha.recording.fold import ConnectionPart
+from trioha.recording.judging import Setting, Verdict, judge, verdicts
 from trioha.recording.reader import (
     Damage,
     Segments,
@@ -22,7 +24,7 @@ from trioha.recording.reader import (
     read_facts,
     read_segments,
 )
-from trioha.recording.records import read_segment
+from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
 from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
 from trioha_spark.session import LOCAL, spark_session
@@ -55,6 +57,8 @@ class SessionReplay:
     """What could not be read."""
     grid: Grid
     """Time steps of the connections' curves."""
+    verdicts: tuple[Verdict, ...]
+    """On every invariant."""
 
     @property
     def name(self) -> str:
@@ -151,7 +155,7 @@ def _session_replay(
         for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
         if session_index == index and conn != NO_CONNECTION
     )
-    node_part = joined.nodes.get(index, NodePart(NodeTally(), ()))
+    node_part = joined.nodes.get(index) or _nothing(session)
     node = node_result(node_part.tally)
     reconnects = max(0, node.connects - 1) if session.is_slave else _reconnects(connections)
     return SessionReplay(
@@ -161,7 +165,13 @@ def _session_replay(
         reconnects=reconnects,
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
+        verdicts=verdicts(node_part.judgement),
     )
+
+
+def _nothing(session: Session) -> NodePart:
+    """What a session without any record says."""
+    return NodePart(NodeTally(), (), judge(np.zeros(0, record_dtype(session)), Setting.of(session)))
 
 
 def _reconnects(connections: Iterable[ConnectionReplay]) -> int:

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from trioha.recording.curves import Grid
 from trioha.recording.events import NO_CONNECTION
 from trioha.recording.fold import ConnectionPart, Part, fold
+from trioha.recording.judging import Judgement, Setting, combine, judge
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment
 from trioha.recording.tallies import NodeTally
@@ -58,6 +59,8 @@ class NodePart:
 
     tally: NodeTally
     damage: tuple[Damage, ...]
+    judgement: Judgement
+    """Of all of the session's invariants, connections' too: some look at more than one."""
 
 
 def ranges_of(
@@ -102,7 +105,9 @@ def _fold_batches(ranges: Sequence[Range], batches: Iterable[pa.RecordBatch]) ->
 def _fold_range(work: Range) -> pa.RecordBatch:
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
     part: Part = fold(records.array, is_slave=work.session.is_slave, grid=work.grid, cold=work.cold)
-    rows: dict[int, object] = {NO_CONNECTION: NodePart(part.node, records.damage), **part.connections}
+    judgement = judge(records.array, Setting.of(work.session), cold=work.cold)
+    node = NodePart(part.node, records.damage, judgement)
+    rows: dict[int, object] = {NO_CONNECTION: node, **part.connections}
     return pa.RecordBatch.from_pydict(
         {
             "session": [work.session_index] * len(rows),
@@ -144,6 +149,7 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
     return NodePart(
         reduce(NodeTally.__add__, (part.tally for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
+        combine(part.judgement for part in parts),
     )
 
 

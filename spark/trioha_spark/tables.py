@@ -28,6 +28,14 @@ CONNECTIONS_SCHEMA: Final = (
 WAITS_SCHEMA: Final = (
     f"session string, brokerName string, brokerId long, status string, count long, waitedMs {_PERCENTILES}"
 )
+INVARIANTS_SCHEMA: Final = (
+    "session string, brokerName string, brokerId long, invariant string, severity string, sentence string, "
+    "checked long, violations long"
+)
+VIOLATIONS_SCHEMA: Final = (
+    "session string, brokerName string, brokerId long, invariant string, severity string, seq long, "
+    "atMs long, conn long, sentence string"
+)
 
 
 @frozen(eq=False)
@@ -37,6 +45,8 @@ class ReplayTables:
     sessions: DataFrame
     connections: DataFrame
     waits: DataFrame
+    invariants: DataFrame
+    violations: DataFrame
 
 
 def tables(spark: SparkSession, result: ReplayResult) -> ReplayTables:
@@ -50,4 +60,6 @@ def tables(spark: SparkSession, result: ReplayResult) -> ReplayTables:
         sessions=spark.createDataFrame(rows["sessions"], SESSIONS_SCHEMA),
         connections=spark.createDataFrame(rows["connections"], CONNECTIONS_SCHEMA),
         waits=spark.createDataFrame(rows["waits"], WAITS_SCHEMA),
+        invariants=spark.createDataFrame(rows["invariants"], INVARIANTS_SCHEMA),
+        violations=spark.createDataFrame(rows["violations"], VIOLATIONS_SCHEMA),
     )

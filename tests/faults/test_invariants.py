@@ -130,14 +130,15 @@ def test_a_traceback_in_a_log_is_found(tmp_path):
     ]
 
 
-def master_events(*, ack_offset=300, put_ok_offset=300):
+def master_events(*, ack_offset=300, put_ok_offset=300, copies_needed=1):
     """A slave asks from 100, gets 200 bytes, acknowledges them, and a put is released."""
     return [
         Event(1, Kind.REQUESTED, conn=1, offset=100, aux=100),
         Event(2, Kind.ACK, conn=1, offset=100, aux=100),
         Event(3, Kind.TRANSFER, conn=1, offset=100, aux=300, size=200),
         Event(4, Kind.ACK, conn=1, offset=ack_offset, aux=300),
-        Event(5, Kind.WAIT_END, offset=put_ok_offset, flags=PutStatus.PUT_OK),
+        Event(5, Kind.WAIT_BEGIN, offset=put_ok_offset, aux=1, size=copies_needed + 1),
+        Event(5, Kind.WAIT_END, offset=put_ok_offset, aux=1, flags=PutStatus.PUT_OK),
         Event(6, Kind.CLOSED, conn=1, offset=ack_offset, aux=300),
     ]
 
@@ -153,11 +154,21 @@ def problems_of(folder, *, end_offset=300, copies_needed=1, unclean_ends=1):
     ("events", "problem"),
     [
         (master_events(), None),
-        (master_events(ack_offset=301), "ack 301 on connection 1: sent 300, log 300"),
-        (master_events(ack_offset=99), "ack 99 after 100 on connection 1"),
-        (master_events(put_ok_offset=301), "PUT_OK for 301, 1 copies had reached 300"),
-        (master_events(ack_offset=250), "PUT_OK for 300, 1 copies had reached 250"),
-        ([Event(1, Kind.DROPPED, aux=3)], "events were dropped"),
+        (master_events(ack_offset=301), "ack-within-sent: ack 301, sent was 300"),
+        (master_events(ack_offset=99), "acks-go-forward: ack 99 after 100"),
+        (
+            master_events(put_ok_offset=301),
+            "put-ok-has-copies: PUT_OK of request 1 at 301, which needed 1 acks and did not have them",
+        ),
+        (
+            master_events(ack_offset=250),
+            "put-ok-has-copies: PUT_OK of request 1 at 300, which needed 1 acks and did not have them",
+        ),
+        (master_events(copies_needed=0), "1 puts waited for less than 1 copies"),
+        (
+            [Event(1, Kind.DROPPED, aux=3)],
+            "nothing-dropped: 3 events were dropped: the disk was too slow for the recording",
+        ),
     ],
 )
 def test_a_master_that_records_what_cannot_be_is_found(tmp_path, events, problem):
@@ -174,8 +185,8 @@ def test_a_master_whose_last_acks_are_not_its_logs_end_is_found(tmp_path):
     ("reports", "problem"),
     [
         ([(200, 300), (300, 300)], None),
-        ([(300, 300), (200, 300)], "reported 200 after 300 on connection 1"),
-        ([(300, 299)], "reported 300, the own log ends at 299"),
+        ([(300, 300), (200, 300)], "reports-go-forward: reported 200 after 300"),
+        ([(300, 299)], "report-within-log: reported 300, the own log ends at 299"),
         ([(200, 300)], "the highest report was 200, not 300"),
     ],
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import trioha_spark
-from tests.recording.sessions import slave_events, write_session
+from tests.recording.sessions import Event, slave_events, write_session
 from trioha.cli import main
+from trioha.recording.events import Kind
 
 SPARK_FOLDER = Path(trioha_spark.__file__).parent.parent
 
@@ -39,7 +40,7 @@ def test_replay_prints_json_and_writes_the_report_and_nothing_else(session: Path
     done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert set(document) == {"sessions", "connections", "waits"}
+    assert set(document) == {"sessions", "connections", "waits", "invariants", "violations"}
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
     assert report.stat().st_size > 1_000_000
 
@@ -51,6 +52,16 @@ def test_replay_prints_tables(session: Path) -> None:
     assert "Sessions" in done.stdout
     assert "Connections" in done.stdout
     assert "READY EOF" in done.stdout
+
+
+@pytest.mark.spark
+def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path: Path) -> None:
+    back = Event(200, Kind.REPORTED, conn=2, offset=1299, aux=1500)
+    path = write_session(tmp_path / "session", [*slave_events(), back], role="SLAVE", broker_id=1)
+    done = trioha("replay", path, "--master", "local[1]")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "reports-go-forward: reported 1299 after 1300" in " ".join(done.stdout.split())
+    assert "1 do not" in done.stdout
 
 
 @pytest.mark.spark

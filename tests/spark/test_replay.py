@@ -139,6 +139,28 @@ def test_waits_are_counted_by_put_status(result: ReplayResult) -> None:
     ]
 
 
+def test_invariants_are_judged_and_their_violations_told(result: ReplayResult) -> None:
+    rows = document(result)
+    assert [
+        (row["brokerId"], row["invariant"], row["violations"])
+        for row in rows["invariants"]
+        if row["violations"]
+    ] == [(0, "nothing-dropped", 1)]
+    (dropped,) = rows["violations"]
+    assert (dropped["severity"], dropped["seq"], dropped["conn"]) == ("warning", 21, None)
+    assert dropped["atMs"] == WALL_NS // MS + 45
+    assert dropped["sentence"].startswith("3 events were dropped")
+    # This session does not say its settings; the slave's has no acks.
+    unjudged = {(row["brokerId"], row["invariant"]) for row in rows["invariants"] if row["checked"] is None}
+    assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
+
+
+def test_violations_are_rows_for_spark_too(spark: SparkSession, result: ReplayResult) -> None:
+    found = tables(spark, result)
+    joined = found.violations.join(found.invariants, ["session", "invariant"]).select("seq", "violations")
+    assert [tuple(row) for row in joined.collect()] == [(21, 1)]
+
+
 def test_document_is_json(result: ReplayResult) -> None:
     assert json.loads(json.dumps(document(result))) == document(result)
 
@@ -157,7 +179,12 @@ def test_ranges_and_segments_change_nothing(spark: SparkSession, tmp_path: Path)
     rolled = write_session(tmp_path / "b" / "session", events, segment_records=150, addresses=addresses)
     whole = document(replay([plain], spark=spark))
     cut = document(replay([rolled], spark=spark, range_records=70))
-    # Keyframes are records too.
+    # Keyframes are records too, and have numbers.
+    for row in (*whole["violations"], *cut["violations"]):
+        del row["seq"]
+    for row in (*whole["invariants"], *cut["invariants"]):
+        if row["invariant"] in {"no-record-missing", "clock-goes-forward"}:
+            del row["checked"]
     assert cut["sessions"][0].pop("events") > whole["sessions"][0].pop("events")
     assert cut == whole
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -38,7 +39,9 @@ def replay(
     report
         HTML file to write: curves of offsets and lag, histograms; it needs nothing else to be looked at.
     json
-        Print one JSON object with `sessions`, `connections` and `waits`.
+        Print one JSON object with `sessions`, `connections`, `waits`, `invariants` and `violations`.
+
+    Exits with 1 if an invariant of severity error does not hold.
     """
     # What is wrong with the input is found before Spark is started.
     for path in find_sessions(sessions):
@@ -58,7 +61,8 @@ def replay(
         _print(document)
         if report is not None:
             out().print(f"report: {escape(str(report))}", soft_wrap=True)
-    return 0
+    is_broken = any(row["violations"] and row["severity"] == "error" for row in document["invariants"])
+    return 1 if is_broken else 0
 
 
 def _spark_module(name: str) -> ModuleType:
@@ -78,11 +82,8 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
         out().print("lag: bytes, weighted by time; ack: ms from a frame's transfer to its ack", style="dim")
     if document["waits"]:
         _print_waits(document["waits"])
+    _print_violations(document)
     for row in document["sessions"]:
-        if row["dropped"]:
-            out().print(
-                f"{row['session']}: {row['dropped']:,} events were dropped while recording", markup=False
-            )
         for line in row["damage"]:
             out().print(f"damage: {line}", markup=False, soft_wrap=True)
 
@@ -126,6 +127,38 @@ def _print_waits(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(_node(row), escape(row["status"]), _number(row["count"]), _percentiles(row["waitedMs"]))
     out().print(table)
+
+
+VIOLATIONS_SHOWN = 20
+
+
+def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
+    rows = document["violations"]
+    if rows:
+        table = Table(title="Violations", title_justify="left", box=box.SIMPLE_HEAD)
+        for column in ("node", "severity", "time", "seq", "conn", "what"):
+            table.add_column(
+                column, justify="right" if column in {"seq", "conn"} else "left", overflow="fold"
+            )
+        for row in rows[:VIOLATIONS_SHOWN]:
+            at = datetime.fromtimestamp(row["atMs"] / 1000, UTC)
+            table.add_row(
+                _node(row),
+                row["severity"],
+                f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}",
+                _number(row["seq"]),
+                _number(row["conn"]),
+                escape(f"{row['invariant']}: {row['sentence']}"),
+            )
+        out().print(table)
+    judged = [row for row in document["invariants"] if row["checked"] is not None]
+    count = sum(row["violations"] for row in judged)
+    if count > min(len(rows), VIOLATIONS_SHOWN):
+        out().print(f"{count:,} violations in all", style="dim")
+    held = sum(1 for row in judged if not row["violations"])
+    out().print(
+        f"invariants: {held} hold, {len(judged) - held} do not", style="red" if held < len(judged) else "dim"
+    )
 
 
 def _table(title: str, *columns: str) -> Table:

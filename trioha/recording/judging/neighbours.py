@@ -1,0 +1,57 @@
+"""Rules that compare each record with the one before it, whatever the two are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.judging.findings import Findings
+from trioha.recording.judging.scene import Array, Scene, Setting
+
+
+@frozen(eq=False)
+class Border:
+    """First and last record of a part."""
+
+    first: Array
+    last: Array
+    findings: Findings
+    checked: int
+
+
+@frozen
+class NeighbourRule:
+    """Judges a column (`ts_ns` or `seq`) of each record by that of the record before."""
+
+    column: str
+    fault: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    """Which differences to the record before break the rule."""
+
+    def judge(self, scene: Scene) -> Border:
+        """What the records of a part say."""
+        raw = scene.raw
+        broken = np.flatnonzero(self.fault(np.diff(raw[self.column])))
+        return Border(raw[:1], raw[-1:], Findings.of(raw[broken + 1], raw[broken]), max(0, len(raw) - 1))
+
+    def join(self, earlier: Border, later: Border, setting: Setting, *, gap: bool) -> Border:
+        """What two parts that follow each other say together."""
+        del setting, gap
+        if not len(earlier.first) or not len(later.first):
+            return later if len(later.first) else earlier
+        difference = later.first[self.column] - earlier.last[self.column]
+        broken = self.fault(difference)
+        between = Findings.of(later.first[broken], earlier.last[broken])
+        return Border(
+            earlier.first,
+            later.last,
+            earlier.findings + between + later.findings,
+            earlier.checked + 1 + later.checked,
+        )
+
+    def finish(self, border: Border, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations, and how many records were judged."""
+        del is_whole
+        return border.findings, border.checked

@@ -1,0 +1,182 @@
+"""Rules that compare a record with an earlier one of the same connection, wait or node.
+
+Theory of operation. Of each key (a connection, the request id of a wait, the whole node) some records tell
+something (they are told by `sets`), and some are judged by the last such record before them (`checks`). A
+record that may be both is judged first. A part that begins in the middle of a session keeps its judged
+records that come before the first telling one of their key (`head`), and the last telling record of each key
+(`last`); who joins two parts judges the later one's head by the earlier one's last. There are about as many
+of these as frames are in flight, or connections are open.
+
+Where events were dropped or are missing, what was told before is not believed any more, and what is judged
+by it is passed over, unless the rule outlives that (`outlives_holes`): an ack that goes back does so whatever
+happened between. So a hole never makes a violation, and never hides one that both sides of it show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from trioha.recording.judging.findings import Findings
+from trioha.recording.judging.scene import Array, Bools, Ints, Rows, Scene, Setting, stable_order
+
+Fault = Callable[[Rows, Rows, Setting], Bools]
+"""Which of the judged records (first) break the rule, given what each is judged by (second)."""
+
+_SETS: Final = 1
+_CHECKS: Final = 2
+
+
+def _codes(codes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(map(int, codes))
+
+
+@frozen(eq=False)
+class Trail:
+    """What a rule knows of some records."""
+
+    head: Array
+    """Judged records that nothing before them was told of, in their order."""
+    last: Array
+    """The last telling record of each key, by key."""
+    has_hole: bool
+    findings: Findings
+    checked: int
+    """How many records were judged."""
+
+
+@frozen
+class TrailRule:
+    """Judges records of the kinds `checks` by the last one of the kinds `sets` with the same `key`."""
+
+    fault: Fault
+    checks: tuple[int, ...] = field(converter=_codes)
+    """Kinds (codes of a `Scene`)."""
+    sets: tuple[int, ...] = field(converter=_codes, default=())
+    """Kinds; without any, a record is judged by itself alone."""
+    key: str | None = None
+    """`conn`, `aux`, or None for the node as a whole."""
+    outlives_holes: bool = False
+    needs_origin: bool = False
+    """Whether a record that nothing was told of is a violation, in a session that has its begin."""
+    opens: int | None = None
+    """If given, only records of this kind are judged by, and each by at most one record: waits."""
+
+    def _roles(self) -> NDArray[np.uint8]:
+        roles = np.zeros(256, np.uint8)
+        roles[list(self.sets)] |= _SETS
+        roles[list(self.checks)] |= _CHECKS
+        return roles
+
+    def judge(self, scene: Scene) -> Trail:
+        """What the records of a part say."""
+        records, roles = scene.records, self._roles()
+        if self.key == "conn":
+            places, keys, codes = scene.by_connection
+            chosen = np.flatnonzero(roles[codes])
+            places, keys, role = places[chosen], keys[chosen], roles[codes[chosen]]
+        else:
+            places = np.flatnonzero(roles[scene.codes])
+            keys = np.zeros(len(places), np.int64)
+            if self.key is not None:
+                keys = records[self.key][places].astype(np.int64)
+                order = stable_order(keys)
+                places, keys = places[order], keys[order]
+            role = roles[scene.codes[places]]
+        if scene.repeated is not None:
+            role = np.where(scene.repeated[places], role & _SETS, role)
+        is_checked = role & _CHECKS > 0
+        if not self.sets:
+            places = places[is_checked]
+            rows = Rows(records, places)
+            broken = places[self.fault(rows, rows, scene.setting)]
+            none = records[:0]
+            return Trail(none, none, False, Findings.of(records[broken], records[broken]), len(places))
+        holes = np.zeros(0, np.int64) if self.outlives_holes else scene.holes
+        behind = np.searchsorted(holes, places, side="right")
+        """How many holes lie before each."""
+        told, last = _references(keys, role & _SETS > 0)
+        told[(told >= 0) & (behind[told] != behind)] = -1
+        if self.opens is not None:
+            is_open = scene.codes[places] == self.opens
+            told[(told >= 0) & ~is_open[told]] = -1
+            last = last[is_open[last]]
+        last = last[behind[last] == len(holes)]
+        judged = np.flatnonzero(is_checked & (told >= 0))
+        by = places[told[judged]]
+        judged = places[judged]
+        broken = np.flatnonzero(self.fault(Rows(records, judged), Rows(records, by), scene.setting))
+        head = np.sort(places[is_checked & (told < 0) & (behind == 0)])
+        return Trail(
+            records[head],
+            records[places[last]],
+            bool(len(holes)),
+            Findings.of(records[judged[broken]], records[by[broken]]),
+            len(judged),
+        )
+
+    def join(self, earlier: Trail, later: Trail, setting: Setting, *, gap: bool) -> Trail:
+        """What two parts that follow each other say together; `gap`: records between them are missing."""
+        findings, checked = earlier.findings + later.findings, earlier.checked + later.checked
+        if not self.sets:
+            return Trail(earlier.head, earlier.last, False, findings, checked)
+        if gap and not self.outlives_holes:
+            return Trail(earlier.head, later.last, True, findings, checked)
+        name = self.key
+        known = earlier.last[name] if name else np.zeros(len(earlier.last), np.int64)
+        asked = later.head[name] if name else np.zeros(len(later.head), np.int64)
+        place = np.searchsorted(known, asked)
+        is_told = place < len(known)
+        is_told[is_told] = known[place[is_told]] == asked[is_told]
+        if self.opens is not None:
+            # A second end of the same wait finds nothing to end.
+            _, first = np.unique(asked, return_index=True)
+            is_first = np.zeros(len(asked), np.bool_)
+            is_first[first] = True
+            is_told &= is_first
+        new, old = later.head[is_told], earlier.last[place[is_told]]
+        broken = self.fault(Rows(new), Rows(old), setting)
+        head = earlier.head
+        if not earlier.has_hole:
+            head = np.concatenate((head, later.head[~is_told]))
+        last = later.last
+        if not later.has_hole:
+            kept = earlier.last
+            if self.opens is not None:
+                kept = np.delete(kept, place[is_told])
+            kept = kept[~np.isin(kept[name], later.last[name])] if name else kept[: 1 - len(later.last)]
+            last = np.concatenate((kept, later.last))
+            if name:
+                last = last[np.argsort(last[name], kind="stable")]
+        return Trail(
+            head,
+            last,
+            earlier.has_hole or later.has_hole,
+            findings + Findings.of(new[broken], old[broken]),
+            checked + len(new),
+        )
+
+    def finish(self, trail: Trail, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations and how many records were judged; `is_whole`: the session's begin is among them."""
+        if not (self.needs_origin and is_whole):
+            return trail.findings, trail.checked
+        return trail.findings + Findings.of(trail.head, trail.head), trail.checked + len(trail.head)
+
+
+def _references(keys: Ints, sets: Bools) -> tuple[Ints, Ints]:
+    """Of rows sorted by key: place of the last setting row of the same key before each, or -1; and the place
+    of the last setting row of each key that has one."""
+    if not len(keys):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    places = np.arange(len(keys))
+    begins = np.diff(keys, prepend=keys[0] - 1) != 0
+    begin = np.maximum.accumulate(np.where(begins, places, 0))
+    latest = np.maximum.accumulate(np.where(sets, places, -1))
+    before = np.concatenate(([-1], latest[:-1]))
+    ends = np.append(np.flatnonzero(begins)[1:] - 1, len(keys) - 1)
+    last = latest[ends]
+    return np.where(before >= begin, before, -1), last[last >= begin[ends]]

@@ -1,0 +1,40 @@
+"""Group-commit waits of a part: which end belongs to which begin."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from trioha.recording.events import Kind
+from trioha.recording.judging.scene import Ints, Scene, stable_order
+
+
+@frozen(eq=False)
+class Waits:
+    """Places in the records of a scene."""
+
+    ends: Ints
+    """WAIT_END records, ascending; shape (n,)."""
+    begins: Ints
+    """The WAIT_BEGIN of each, -1 if it is not in the part or has ended before; shape (n,)."""
+    open_: Ints
+    """WAIT_BEGIN records that did not end; shape (m,)."""
+
+
+def pair_waits(scene: Scene) -> Waits:
+    """The waits of a part."""
+    codes = scene.codes
+    places = np.flatnonzero((codes == Kind.WAIT_BEGIN) | (codes == Kind.WAIT_END))
+    ids = scene.records["aux"][places]
+    order = stable_order(ids)
+    places, ids = places[order], ids[order]
+    is_begin = codes[places] == Kind.WAIT_BEGIN
+    follows = np.zeros(len(places), np.bool_)
+    follows[1:] = (ids[1:] == ids[:-1]) & is_begin[:-1]
+    ended = np.flatnonzero(~is_begin)
+    begins = np.where(follows[ended], places[np.maximum(ended - 1, 0)], -1)
+    ends = places[ended]
+    sequence = np.argsort(ends, kind="stable")
+    is_open = is_begin.copy()
+    is_open[:-1] &= ~((ids[1:] == ids[:-1]) & ~is_begin[1:])
+    return Waits(ends[sequence], begins[sequence], places[is_open])
