@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import outcome
@@ -21,6 +22,7 @@ from textual.screen import Screen
 from trioha.errors import TriohaError
 from trioha_monitor.guest import TrioGuest
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
+from trioha_monitor.replay import MonitorRecording, open_replay
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.source import Playback, Recording
 from trioha_monitor.themes import DARK, LIGHT
@@ -159,11 +161,20 @@ class MonitorApp(App[None]):
             loop.add_signal_handler(number, self.exit)
 
 
-def run(addresses: Sequence[str], *, name_servers: Sequence[str], interval_s: float) -> int:
+def run(
+    addresses: Sequence[str], *, name_servers: Sequence[str], interval_s: float, record_into: Path
+) -> int:
     """See `trioha_monitor.run_monitor`."""
     times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
-    settings = LiveSettings(times=times)
-    return _run(MonitorApp(live_views(addresses, name_servers=name_servers, settings=settings)))
+    feed = live_views(addresses, name_servers=name_servers, settings=LiveSettings(times=times))
+    return _run(MonitorApp(feed, recording=MonitorRecording(record_into)))
+
+
+def run_again(sessions: Sequence[Path]) -> int:
+    """See `trioha_monitor.run_replay`."""
+    source = open_replay(list(sessions))
+    source.toggle()
+    return _run(MonitorApp(source, playback=source))
 
 
 def _run(app: MonitorApp) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import ClassVar
 
 from attrs import evolve
@@ -10,11 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Footer, Input
 
 from trioha.errors import TriohaError
 from trioha_monitor.copying import ha_status_text
-from trioha_monitor.moments import HINT, parse_moment
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
@@ -31,10 +32,14 @@ from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import TopBar
 
+DRAW_PAUSE_S = 0.25
+"""Views that come faster are drawn no faster: nobody reads figures that change ten times a second, and
+drawing is what costs most. Graphs lose nothing: histories keep the worst of what was not drawn. Seconds."""
 SPANS_S = (30, 60, 120, 300, 900)
 """The stretches of time to choose from, in seconds."""
 PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
-UNTIL_HINT = "lag > 10 MiB · event lost · time 12:03:05"
+JUMP_HINT = "12:03:05 · +90s or -5m from here · 25% · begin · end"
+UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 MOVES = frozenset(f"table.{move}" for move in ("up", "down", "page-up", "page-down", "first", "last", "open"))
 """Keys that help names together."""
 LIVE_ONLY = frozenset({"record"})
@@ -178,6 +183,8 @@ class MonitorScreen(Screen[None]):
         self._replica: int | None = None
         self._look: Look | None = None
         self._is_composed = False
+        self._drawn_s = 0.0
+        self._draw_timer: Timer | None = None
         self.panes: dict[str, Pane] = {
             "replicas": ReplicasPane(),
             "slave": SlavePane(),
@@ -220,10 +227,18 @@ class MonitorScreen(Screen[None]):
         self._view = view
         if self._recording_since_ms is not None and self._recording is not None:
             self._recording.note(view)
-        self.redraw()
+        wait_s = self._drawn_s + DRAW_PAUSE_S - monotonic()
+        if wait_s <= 0:
+            self.redraw()
+        elif self._draw_timer is None:
+            self._draw_timer = self.set_timer(wait_s, self.redraw)
 
     def redraw(self) -> None:
         """Show the view again: with other colours or units, or for another stretch of time."""
+        if self._draw_timer is not None:
+            self._draw_timer.stop()
+            self._draw_timer = None
+        self._drawn_s = monotonic()
         view, look = self._view, self._look
         if view is None or look is None or not self._is_composed:
             return
@@ -344,15 +359,7 @@ class MonitorScreen(Screen[None]):
 
     def action_jump(self) -> None:
         """Ask for a moment and go there."""
-        playback = self._steer()
-
-        def jump(text: str) -> None:
-            state = playback.state()
-            playback.seek(
-                parse_moment(text, now_ms=state.time_ms, start_ms=state.start_ms, end_ms=state.end_ms)
-            )
-
-        self.app.push_screen(AskScreen("Go to", HINT, jump))
+        self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
 
     def action_until(self) -> None:
         """Ask for a condition and run until it holds."""

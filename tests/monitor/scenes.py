@@ -6,6 +6,7 @@ from math import sin
 
 from attrs import evolve
 
+from trioha.errors import TriohaError
 from trioha_monitor.series import Series, SeriesRecorder, Severity
 from trioha_monitor.source import PlaybackState, Tick
 from trioha_monitor.view import (
@@ -380,4 +381,6 @@ class FakePlayback:
         self.told.append(("event", steps))
 
     def run_until(self, condition: str) -> None:
+        if condition == "noon":
+            raise TriohaError(f"{condition} names no moment")
         self.told.append(("until", condition))

@@ -26,6 +26,7 @@ from tests.monitor.scenes import (
     replica,
 )
 from trioha.errors import TriohaError
+from trioha_monitor import screen as screen_module
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
@@ -42,6 +43,11 @@ from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _every_view_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen_module, "DRAW_PAUSE_S", 0.0)
 
 
 def feed_of(*views: ClusterView, pause_s: float = 0.0) -> ViewFeed:
@@ -574,7 +580,7 @@ def test_g_asks_for_a_moment_until_it_is_one_and_f_for_a_condition() -> None:
         assert playback.told == []
         await pilot.press(*["backspace"] * 4, *"50%", "enter")
         assert app.screen is app.monitor_screen
-        assert playback.told == [("seek", playback.now.start_ms + 150_000)]
+        assert playback.told == [("until", "50%")]
         await pilot.press("f", *"lag > 10 MiB", "enter")
         assert playback.told[1:] == [("until", "lag > 10 MiB")]
         await pilot.press("f", "escape")
@@ -705,6 +711,31 @@ def test_a_crash_of_the_screen_stops_the_feed_too() -> None:
     with pytest.raises(ZeroDivisionError):
         drive(steps, feed)
     assert stopped == ["yes"]
+
+
+def test_views_that_come_fast_are_drawn_later_and_the_last_one_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(screen_module, "DRAW_PAUSE_S", 0.05)
+    drawn: list[ClusterView | None] = []
+    redraw = MonitorScreen.redraw
+
+    def count(screen: MonitorScreen) -> None:
+        drawn.append(screen.view)
+        redraw(screen)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.pause(0.2)
+        monkeypatch.setattr(screen_module, "monotonic", lambda: 1e9)
+        monkeypatch.setattr(MonitorScreen, "redraw", count)
+        views = [calm_view(NOW_MS + n) for n in range(5)]
+        for view in views:
+            app.monitor_screen.show(view)
+        while len(drawn) < 2:
+            await pilot.pause(0.01)
+        assert drawn == [views[0], views[4]]
+
+    drive(steps)
 
 
 def test_a_fast_feed_does_not_pile_up_views(monkeypatch: pytest.MonkeyPatch) -> None:

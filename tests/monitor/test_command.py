@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -85,12 +86,30 @@ def test_what_is_no_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("_on_a_terminal")
 def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_monitor(addresses: tuple[str, ...], *, name_servers: tuple[str, ...], interval_s: float) -> int:
-        assert (addresses, name_servers, interval_s) == ((MASTER, "[::1]:10911"), ("127.0.0.1:9876",), 0.5)
+    def run_monitor(addresses: tuple[str, ...], **options: object) -> int:
+        assert addresses == (MASTER, "[::1]:10911")
+        assert options == {
+            "name_servers": ("127.0.0.1:9876",),
+            "interval_s": 0.5,
+            "record_into": Path("here"),
+        }
         return 7
 
     monkeypatch.setattr(trioha_monitor, "run_monitor", run_monitor)
-    assert monitor(MASTER, "[::1]:10911", namesrv=("127.0.0.1:9876",), interval=0.5) == 7
+    assert (
+        monitor(MASTER, "[::1]:10911", namesrv=("127.0.0.1:9876",), interval=0.5, record_dir=Path("here"))
+        == 7
+    )
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_replay_shows_sessions_and_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        trioha_monitor, "run_replay", lambda sessions: 3 if sessions == (Path("a"), Path("b")) else 0
+    )
+    assert monitor(replay=(Path("a"), Path("b"))) == 3
+    with pytest.raises(TriohaError, match="sessions, not nodes"):
+        monitor(MASTER, replay=(Path("a"),))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
@@ -23,10 +25,13 @@ def monitor(
     interval: Annotated[
         float, Parameter(validator=validators.Number(gte=INTERVAL_S_MIN, lte=INTERVAL_S_MAX))
     ] = INTERVAL_S,
+    record_dir: Path = Path(),
+    replay: Annotated[tuple[Path, ...], Parameter(name="--replay", negative=(), consume_multiple=True)] = (),
 ) -> int:
-    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events.
+    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events; or recorded sessions again.
 
-    Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen.
+    Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen,
+    r starts and stops a recording of what is seen.
 
     Parameters
     ----------
@@ -36,8 +41,14 @@ def monitor(
         Name server, HOST:PORT: all brokers that it lists are shown, and found when they come and go.
     interval
         Pause between two questions to a node, in seconds.
+    record_dir
+        Folder that recordings go into, each into one of its own.
+    replay
+        Show these sessions instead: folders that nodes or a monitor recorded.
     """
-    if not addresses and not namesrv:
+    if replay and (addresses or namesrv):
+        raise TriohaError("monitor: --replay shows sessions, not nodes; leave out either of them")
+    if not (addresses or namesrv or replay):
         raise TriohaError(
             "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
         )
@@ -48,7 +59,18 @@ def monitor(
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
             raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
-    code: int = package.run_monitor(watched, name_servers=name_servers, interval_s=interval)
+    run = (
+        partial(package.run_replay, replay)
+        if replay
+        else partial(
+            package.run_monitor,
+            watched,
+            name_servers=name_servers,
+            interval_s=interval,
+            record_into=record_dir,
+        )
+    )
+    code: int = run()
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 
 from textual import events
 from textual.message import Message
@@ -40,15 +41,13 @@ class ReplayBar(LineView):
         if width <= 0:
             return
         at = _column(state, state.time_ms, width)
-        if (state.lag, width) != self._drawn:
-            self._drawn = (state.lag, width)
+        drawn = (state.lag, state.end_ms, width)
+        if drawn != self._drawn:
+            self._drawn = drawn
             length_ms = max(1, state.end_ms - state.start_ms)
+            edges = [state.start_ms + length_ms * x // width for x in range(width + 1)]
             self._columns = tuple(
-                state.lag.worst_between(
-                    state.start_ms + length_ms * x // width,
-                    state.start_ms + max(1, length_ms * (x + 1) // width),
-                )
-                for x in range(width)
+                state.lag.worst_between(begin, max(begin + 1, end)) for begin, end in pairwise(edges)
             )
         lag, axis = self._pictures(state, look, at, width)
         self.show_lines([_first_line(state, look, width), lag, axis])

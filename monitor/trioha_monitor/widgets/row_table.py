@@ -22,7 +22,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from trioha_monitor.widgets.look import Line, Look
+from trioha_monitor.widgets.look import Line, Look, Part
 
 T = TypeVar("T")
 GAP = 2
@@ -451,25 +451,27 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     def _forget(self) -> None:
         self._cells, self._strips, self._styles = {}, {}, None
 
-    def _pad(self, cells: Mapping[str, Line]) -> list[tuple[str, Style]]:
-        """One row, every column as wide as it is."""
-        parts: list[tuple[str, Style]] = []
-        plain = Style.null()
+    def _pad(self, cells: Mapping[str, Line]) -> list[Part]:
+        """One row, every column as wide as it is. Blanks join the text beside: drawing costs by the piece."""
+        parts: list[Part] = []
+        left = ""
         for column in self.columns:
             width = self._widths.get(column.key)
             if width is None:
                 continue
-            if parts:
-                parts.append((" " * GAP, plain))
             line = cells[column.key]
             spare = width - _length(line)
             if spare < 0:
                 line, spare = shorten(line, width), 0
-            if spare and column.align == "right":
-                parts.append((" " * spare, plain))
-            parts.extend(line)
-            if spare and column.align == "left":
-                parts.append((" " * spare, plain))
+            if column.align == "right":
+                left += " " * spare
+                spare = 0
+            if line:
+                (text, style), *rest = line
+                parts.append((left + text, style))
+                parts += rest
+                left = ""
+            left += " " * (spare + GAP)
         return parts
 
     def _make_strip(self, y: int) -> Strip:
@@ -523,4 +525,7 @@ def shorten(line: Line, width: int) -> Line:
 
 
 def _length(line: Line) -> int:
-    return sum(cell_len(text) for text, _ in line)
+    length = 0
+    for text, _ in line:
+        length += len(text) if text.isascii() else cell_len(text)
+    return length
