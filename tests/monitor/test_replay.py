@@ -411,6 +411,26 @@ def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) ->
         master.go_until("nowhere")
 
 
+def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
+    start_ns = master.bearing.start_ns
+
+    def after_ms() -> int:
+        finish(master)
+        return (master.bearing.at_ns - start_ns) // MS
+
+    # The slave that hangs lacks what was put at 10 s.
+    master.go_until("lag > 3s")
+    assert after_ms() == 13_100
+    master.go_until("lag >= 5000ms of 10.0.0.2")
+    assert after_ms() == 15_000
+    master.go_until("lag > 1s of 10.0.0.1")
+    assert after_ms() == 15_000
+    assert master.notice == "not found: lag > 1s of 10.0.0.1"
+    master.player.turn()
+    master.go_until("lag > 4s")
+    assert after_ms() == 14_100
+
+
 def test_steps_go_from_record_to_record(master: ReplaySource) -> None:
     start_ns = master.bearing.start_ns
     master.player.jump(start_ns + 5 * S + 5 * MS)

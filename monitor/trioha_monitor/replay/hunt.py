@@ -1,18 +1,27 @@
-"""Looks for where a lag crosses a limit: exact, and in slices of some milliseconds."""
+"""Looks for where a lag crosses a limit, in slices of some milliseconds.
+
+Of lag in bytes the moment is exact. Lag in seconds grows with the clock alone: it is looked at each
+`STEP_NS`, and the moment is the first of these at which it is so. Buckets of the overview in which no
+replica can lack anything that old are passed over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from trioha.recording.lags import lags
 from trioha.recording.standing import stands
 from trioha.recording.tape import Chunk, Ints
+from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.reel import Reel, Take
+from trioha_monitor.replay.state import State
 from trioha_monitor.replay.until import AtLag
 
-_OPERATIONS = {
+STEP_NS: Final = 100_000_000
+_OPERATIONS: Final = {
     "<": np.less,
     "<=": np.less_equal,
     ">": np.greater,
@@ -45,6 +54,40 @@ def hunt_lag(reel: Reel, until: AtLag, *, from_ns: int, forward: bool = True) ->
             yield None
     if best is not None:
         yield best
+
+
+def hunt_age(
+    state: State, overview: Overview, until: AtLag, *, from_ns: int, end_ns: int, forward: bool = True
+) -> Iterator[int | None]:
+    """As `hunt_lag`, for a limit in nanoseconds; `end_ns` is the end of the axis that it looks towards."""
+    while not overview.is_complete:
+        # It is passed beside this.
+        yield None
+    holds = _OPERATIONS[until.comparison]
+    grows = until.comparison in {">", ">="}
+    held: dict[tuple[int, int], bool] | None = None
+    number = from_ns // STEP_NS
+    last = end_ns // STEP_NS + 1
+    while number <= last if forward else number >= last - 1:
+        at_ns = number * STEP_NS
+        if grows and not overview.may_lack(at_ns, until.limit):
+            held = {}
+        else:
+            now = {
+                key: bool(holds(age_ns, until.limit))
+                for key, age_ns in state.ages_ns(at_ns, of=until.of).items()
+            }
+            earlier = now if held is None else held
+            if forward and any(is_so and not earlier.get(key, False) for key, is_so in now.items()):
+                yield at_ns
+                return
+            if not forward and any(was_so and not now.get(key, False) for key, was_so in earlier.items()):
+                # It began to be so one step later.
+                yield at_ns + STEP_NS
+                return
+            held = now
+            yield None
+        number += 1 if forward else -1
 
 
 def _crossings(take: Take, until: AtLag, chunk: Chunk) -> Ints:

@@ -264,6 +264,26 @@ class Overview:
         buckets = [None if value < 0 else _bucket(value, limits) for value in worst[begin:end].tolist()]
         return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
 
+    def may_lack(self, at_ns: int, age_ns: int) -> bool:
+        """Whether a replica may lack a byte older than `age_ns` at a moment; False is certain once all was
+        passed."""
+        bucket_ns = self.bucket_ms * NS_PER_MS
+        bucket = at_ns // bucket_ns
+        for (number, _), lane in self._lanes.items():
+            own_max = self._own_max[number]
+            values = lane.until(self._passed_bucket[number], own_max)
+            place, before = bucket - lane.first, bucket - 1 - own_max.first
+            if not 0 <= place < len(values) or values[place] <= 0:
+                continue
+            if before < 0:
+                return True
+            # The least that it had acknowledged in this bucket, and the bucket in which that was put.
+            ack = own_max.values[before] - values[place]
+            put = own_max.first + int(np.searchsorted(own_max.values[: own_max.used], ack, side="right"))
+            if (bucket + 1 - put) * bucket_ns >= age_ns:
+                return True
+        return False
+
     def lag_series(
         self, take: Take, conns: tuple[int, ...], *, at_ns: int, span_ms: int, now: int | None, limits: Limits
     ) -> Series:

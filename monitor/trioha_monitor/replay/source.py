@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from trioha.recording.reader import Damage
-from trioha_monitor.replay.hunt import hunt_lag
+from trioha_monitor.replay.hunt import hunt_age, hunt_lag
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.player import Bearing, Player
 from trioha_monitor.replay.reel import NS_PER_MS, Reel
@@ -185,6 +185,12 @@ class ReplaySource:
             self.player.jump(until.at_ns)
         elif isinstance(until, AtEvent):
             self._begin(self._hunt_event(until, forward=forward), text)
+        elif until.is_time:
+            end_ns = bearing.end_ns if forward else bearing.start_ns
+            hunt = hunt_age(
+                self._state, self._overview, until, from_ns=bearing.at_ns, end_ns=end_ns, forward=forward
+            )
+            self._begin(hunt, text)
         else:
             self._begin(hunt_lag(self._reel, until, from_ns=bearing.at_ns, forward=forward), text)
 

@@ -153,6 +153,26 @@ class State:
             self._moments.popitem(last=False)
         return found
 
+    def ages_ns(self, at_ns: int, *, of: str = "") -> dict[tuple[int, int], int]:
+        """Age of the oldest byte that each connected replica lacks, by take and connection.
+
+        `of`: only of those whose address contains it.
+        """
+        ages: dict[tuple[int, int], int] = {}
+        for node in self._reel.nodes:
+            take = node.take_at(at_ns)
+            if take.is_slave or not take.start_ns <= at_ns <= take.end_ns:
+                continue
+            moment = self.moment(take, at_ns)
+            for conn, said in moment.connections.items():
+                if said.ack_offset < 0 or of not in take.addresses.get(conn, ""):
+                    continue
+                passed_ns = None
+                if (moment.own_max or 0) > said.ack_offset:
+                    passed_ns = take.tape.max_passed_ns(said.ack_offset, moment.position)
+                ages[take.number, conn] = 0 if passed_ns is None else max(0, at_ns - take.wall_of(passed_ns))
+        return ages
+
     @staticmethod
     def _reel_grew(moment: Moment) -> bool:
         return moment.at_ns >= moment.take.end_ns and moment.position != moment.take.tape.end_seq
@@ -222,13 +242,14 @@ class State:
         append = None
         puts_per_s = None
         puts: tuple[PutRate, ...] = ()
-        if before is not None:
-            if moment.own_max is not None and before.own_max is not None:
-                append = max(0, moment.own_max - before.own_max) / passed_s
-            if not take.is_slave and not take.is_sampled and at_ns <= take.end_ns:
+        if before is not None and moment.own_max is not None and before.own_max is not None:
+            append = max(0, moment.own_max - before.own_max) / passed_s
+        if not take.is_slave and not take.is_sampled:
+            lately = None
+            if before is not None:
                 lately = take.tape.counts_between(before.position, moment.position)
                 puts_per_s = lately.puts / passed_s
-                puts = self._puts(moment, lately, passed_s)
+            puts = self._puts(moment, lately, passed_s)
         size = take.tape.session.identity.settings.get("mappedFileSizeCommitLog")
         sample = take.sample_at(at_ns)
         if take.is_sampled:
@@ -246,15 +267,15 @@ class State:
         )
 
     @staticmethod
-    def _puts(moment: Moment, lately: Counts, passed_s: float) -> tuple[PutRate, ...]:
+    def _puts(moment: Moment, lately: Counts | None, passed_s: float) -> tuple[PutRate, ...]:
         every = moment.take.tape.counts_at(moment.position)
         if every is None:
             return ()
-        rates = []
-        for code, count in sorted(_results(every).items(), key=_ok_first):
-            per_s = _results(lately).get(code, 0) / passed_s
-            rates.append(PutRate(_name(PutStatus, code), count, per_s))
-        return tuple(rates)
+        recent = None if lately is None else _results(lately)
+        return tuple(
+            PutRate(_name(PutStatus, code), count, None if recent is None else recent.get(code, 0) / passed_s)
+            for code, count in sorted(_results(every).items(), key=_ok_first)
+        )
 
     def _ended_reasons(self, moment: Moment) -> dict[str, int]:
         tape = moment.take.tape
