@@ -513,3 +513,37 @@ async def test_the_feed_shows_views_while_it_plays_and_rests_when_it_stands(
         assert len(views) == resting
         nursery.cancel_scope.cancel()
     assert np.all([not view.is_live for view in views])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_never_stop_a_replay(tmp_path: Path, seed: int) -> None:
+    path = write_master(tmp_path / "s", segment_records=60)
+    lot = random.Random(seed)
+    for _ in range(lot.randrange(1, 4)):
+        file = lot.choice(sorted(file for file in path.rglob("*") if file.is_file()))
+        data = bytearray(file.read_bytes())
+        match lot.randrange(4):
+            case 0:
+                for _ in range(min(len(data), 20)):
+                    data[lot.randrange(len(data))] = lot.randrange(256)
+                file.write_bytes(data)
+            case 1:
+                file.write_bytes(data[: lot.randrange(len(data) + 1)])
+            case 2:
+                file.unlink()
+            case _:
+                file.write_bytes(data + bytes(lot.randrange(100)))
+    try:
+        source = open_replay([path])
+    except StoreError:
+        # session.json itself.
+        return
+    finish(source)
+    start_ms, end_ms = source.state().start_ms, source.state().end_ms
+    for _ in range(4):
+        source.seek(lot.randrange(start_ms - 1000, end_ms + 1000))
+        assert source.view().time_ms == source.state().time_ms
+    source.step_record(1)
+    source.run_until("lag > 100")
+    finish(source)
+    assert start_ms <= source.state().time_ms <= end_ms

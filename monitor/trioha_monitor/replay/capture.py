@@ -14,6 +14,7 @@ nodes): `note` hands over a view and returns.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,12 +64,18 @@ class MonitorRecording:
     def start(self) -> Path:
         """Begin; returns the folder. Raises StoreError if it cannot be made."""
         assert self._thread is None, "one recording at a time"
-        now = datetime.now(tz=UTC)
-        path = self._directory / f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z-monitor"
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            raise StoreError(f"cannot record here: {error.strerror or error}", path=path) from error
+        while True:
+            now = datetime.now(tz=UTC)
+            path = self._directory / f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z-monitor"
+            try:
+                path.mkdir(parents=True)
+                break
+            except OSError as error:
+                if path.is_dir():
+                    # Another recording of this millisecond has the name.
+                    time.sleep(0.001)
+                    continue
+                raise StoreError(f"cannot record here: {error.strerror or error}", path=path) from error
         self._thread = _Thread(path)
         self._thread.begin()
         return path
