@@ -5,7 +5,7 @@ measures is in `docs/benchmarks.md`. Needs Maven and a JDK, fetches RocketMQ the
 seven minutes (`--quick`: two).
 
 Run it with `make bench` or
-`python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json] [--works catch-up,puts,fan-out,start]`.
+`python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json] [--works WORK,...]`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import org.apache.rocketmq.broker.BrokerController;
@@ -32,6 +33,7 @@ import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAConnection;
 import org.apache.rocketmq.store.ha.HAConnectionState;
+import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
 
 /**
  * Runs real RocketMQ stores for the benchmarks and measures inside the JVM, so that what is measured is the store
@@ -128,12 +130,21 @@ public final class BenchDriver {
         BrokerConfig brokerConfig = new BrokerConfig();
         apply(settings, storeConfig, brokerConfig);
         DefaultMessageStore store = Rocket.open(storeConfig, brokerConfig);
+        long began = System.nanoTime();
         if (!store.load()) {
             throw new IllegalStateException("the store refused to load " + storeConfig.getStorePathRootDir());
         }
+        double loadSeconds = (System.nanoTime() - began) / 1e9;
+        long queued = 0;
+        for (ConcurrentMap<Integer, ConsumeQueueInterface> queues : store.getConsumeQueueTable().values()) {
+            for (ConsumeQueueInterface queue : queues.values()) {
+                queued += queue.getMaxOffsetInQueue();
+            }
+        }
         Rocket.start(store, haMasterAddress);
         opened.put(name, new Opened(store, null));
-        return Map.of("haPort", Rocket.haPort(store, storeConfig), "maxOffset", store.getMaxPhyOffset());
+        return Map.of("haPort", Rocket.haPort(store, storeConfig), "maxOffset", store.getMaxPhyOffset(),
+            "loadSeconds", loadSeconds, "queued", queued);
     }
 
     private Map<String, Object> openBroker(String name, JSONObject settings) throws Exception {

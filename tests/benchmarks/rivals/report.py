@@ -75,6 +75,7 @@ def lines(results: Mapping[str, Series], sizes: Sizes, *, trioha: str, java: str
     for key, name in (("empty", "empty store"), ("log", f"{sizes.start_bytes // 10**6} MB log")):
         ours, theirs = f"start/{key}/{trioha}", f"start/{key}/{java}"
         add(f"start to ready, {name}", "s", ours, theirs, lower=True, goal=10 if key == "empty" else None)
+    add("queues and index built", "rec/s", f"queues/{trioha}", f"queues/{java}", goal=1.5)
     for key in ("catch-up master", "catch-up slave", "puts master", "puts slave"):
         ours, theirs = f"memory/{key}/{trioha}", f"memory/{key}/{java}"
         add(f"private memory, {key}", "MB", ours, theirs, lower=True, goal=10)

@@ -69,6 +69,12 @@ class Master:
     store: str
     ha_port: int
     max_offset: int
+    opening: Mapping[str, Any]
+    """What it was opened with."""
+
+    def reopen(self) -> dict[str, Any]:
+        """Open the closed store again, in the same process; what that says."""
+        return self.driver.call("open", store=self.store, **self.opening)
 
     def call(self, command: str, **fields: Any) -> dict[str, Any]:
         """Carry out a command on this store."""
@@ -122,8 +128,9 @@ class TriohaSide(Side):
         )
         self._drivers.append(driver)
         config = {"storePathRootDir": str(root), "mappedFileSizeCommitLog": file_bytes}
-        opened = driver.call("open", store=root.name, config=config)
-        return Master(driver, root.name, opened["haPort"], opened["maxOffset"])
+        opening = {"config": config}
+        opened = driver.call("open", store=root.name, **opening)
+        return Master(driver, root.name, opened["haPort"], opened["maxOffset"], opening)
 
     @contextmanager
     def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
@@ -261,8 +268,9 @@ class JavaSide(Side):
     def open_master(self, root: Path, *, file_bytes: int) -> Master:
         driver = self._driver("master")
         config = self._config(root, role="SYNC_MASTER", broker_id=0, file_bytes=file_bytes)
-        opened = driver.call("open", store=root.name, config=config, haMasterAddress=None)
-        return Master(driver, root.name, opened["haPort"], opened["maxOffset"])
+        opening = {"config": config, "haMasterAddress": None}
+        opened = driver.call("open", store=root.name, **opening)
+        return Master(driver, root.name, opened["haPort"], opened["maxOffset"], opening)
 
     @contextmanager
     def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:

@@ -39,11 +39,24 @@ APPENDS_PER_TURN = 500
 class Master:
     """An open store with all that a master runs around it."""
 
-    def __init__(self, *, commit_log: CommitLog, ha: HaMaster, puts: PutService, ha_port: int) -> None:
+    def __init__(
+        self,
+        *,
+        commit_log: CommitLog,
+        ha: HaMaster,
+        puts: PutService,
+        ha_port: int,
+        load_s: float,
+        queued: int,
+    ) -> None:
         self._log = commit_log
         self._ha = ha
         self._puts = puts
         self.ha_port = ha_port
+        self.load_s = load_s
+        """How long the store took to open, its queues and index included."""
+        self.queued = queued
+        """Messages in its queues then."""
 
     @property
     def max_offset(self) -> int:
@@ -128,7 +141,10 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
         message_bytes_max=4 << 20,
         store_host=Host.parse("127.0.0.1", 10911),
     )
+    began = time.perf_counter()
     store = await trio.to_thread.run_sync(MessageStore.open, settings)
+    load_s = time.perf_counter() - began
+    queued = sum(queue.max_offset for queue in store.queues)
     try:
         commit_log, sink = store.commit_log, NoSink()
         replicas = Replicas(gap_bytes_max=256 << 20)
@@ -162,7 +178,12 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
             nursery.start_soon(allocate_ahead, commit_log)
             await nursery.start(ha.serve, listeners)
             yield Master(
-                commit_log=commit_log, ha=ha, puts=puts, ha_port=listeners[0].socket.getsockname()[1]
+                commit_log=commit_log,
+                ha=ha,
+                puts=puts,
+                ha_port=listeners[0].socket.getsockname()[1],
+                load_s=load_s,
+                queued=queued,
             )
             nursery.cancel_scope.cancel()
     finally:
@@ -214,7 +235,16 @@ async def serve(opening: dict[str, Any]) -> None:
     closing = None
     root = Path(config["storePathRootDir"])
     async with open_master(root, file_bytes=config["mappedFileSizeCommitLog"]) as master:
-        answer(opening, "result", {"haPort": master.ha_port, "maxOffset": master.max_offset})
+        answer(
+            opening,
+            "result",
+            {
+                "haPort": master.ha_port,
+                "maxOffset": master.max_offset,
+                "loadSeconds": master.load_s,
+                "queued": master.queued,
+            },
+        )
         async with trio.open_nursery() as nursery:
             while (command := await next_command()) is not None:
                 if command["do"] == "close":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import statistics
 from collections import defaultdict
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from attrs import Factory, define, field, frozen
 
+from tests.benchmarks.bench_dispatch import FILE_BYTES as LOG_FILE_BYTES
+from tests.benchmarks.bench_dispatch import make_log
 from tests.benchmarks.rivals.machine import Load, LoadMeter, await_calm, await_requests, memory_watched
 from tests.benchmarks.rivals.sides import FrameCheckingSide, Master, Side, remove
 
@@ -24,6 +27,8 @@ CATCH_UP_WITHIN_MS = 120_000
 ALONE_WITHIN_MS = 60_000
 WRITERS = (1, 16, 256)
 SLAVES = 8
+QUEUED_RECORD_BYTES = 1300
+"""About what a record of `bench_dispatch` takes."""
 
 
 @frozen
@@ -275,9 +280,43 @@ def start(bench: Bench) -> None:
             bench.note(f"start/log/{side.name}", log_s, Load(os.getloadavg()[0], None))
 
 
+def queues(bench: Bench) -> None:
+    """Records per second, from a log without consume queues and index to a store that has them.
+
+    The log is one that trioha wrote; its messages have a tag and two keys each.
+    """
+    bench.on_step("queues: the log is written")
+    records = bench.sizes.start_bytes // QUEUED_RECORD_BYTES
+    origin = bench.new_folder("queues") / "commitlog"
+    make_log(origin, records=records).close()
+    masters: dict[str, Master] = {}
+    roots: dict[str, Path] = {}
+    for side in bench.sides():
+        bench.on_step(f"queues: {side.name} warms up")
+        root = roots[side.name] = bench.new_folder("queues") / "store"
+        shutil.copytree(origin, root / "commitlog")
+        masters[side.name] = side.open_master(root, file_bytes=LOG_FILE_BYTES)
+        masters[side.name].close()
+    for _ in range(bench.sizes.rounds):
+        for side in bench.sides():
+            bench.on_step(f"queues: {side.name}")
+            for folder in ("consumequeue", "index"):
+                shutil.rmtree(roots[side.name] / folder)
+            await_calm(bench.patience_s)
+            opened = masters[side.name].reopen()
+            masters[side.name].close()
+            if opened["queued"] != records:
+                raise RuntimeError(f"{side.name} has {opened['queued']} of {records} messages in its queues")
+            rate = records / opened["loadSeconds"]
+            bench.note(f"queues/{side.name}", rate, Load(os.getloadavg()[0], None))
+    for master in masters.values():
+        master.driver.close()
+
+
 WORKS: dict[str, Callable[[Bench], None]] = {
     "catch-up": catch_up,
     "puts": puts,
     "fan-out": fan_out,
     "start": start,
+    "queues": queues,
 }
