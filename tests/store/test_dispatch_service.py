@@ -25,7 +25,11 @@ def store(tmp_path):
 
 
 async def test_what_is_appended_is_dispatched_and_on_disk_soon(store, tmp_path, nursery, autojump_clock):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    told = []
+    service = DispatchService(
+        store, sync_flush=False, on_dispatched=lambda *what: told.append(what), sync=at_once
+    )
+    nursery.start_soon(service.run)
     for number in range(5):
         result = store.commit_log.append(message(bytes([number])))
         await store.dispatcher.dispatched.reached(result.end_offset)
@@ -33,6 +37,8 @@ async def test_what_is_appended_is_dispatched_and_on_disk_soon(store, tmp_path, 
     assert trio.current_time() < 0.1
     await trio.sleep(2)
     assert store.queue_sync_work() is None
+    # Not of every record, but of the last one in the end.
+    assert (told[-1][0], sum(records for _, records in told), len(told)) == (result.end_offset, 5, 2)
     assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
 
 

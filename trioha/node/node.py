@@ -276,7 +276,11 @@ async def _serve(
         interval_s=config.flush_interval_commit_log / 1000,
         on_flushed=lambda offset, duration_ns: sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns),
     )
-    dispatch = DispatchService(store, sync_flush=sync_flush)
+    dispatch = DispatchService(
+        store,
+        sync_flush=sync_flush,
+        on_dispatched=lambda offset, records: sink.emit(Kind.DISPATCHED, offset=offset, size=records),
+    )
     ha_listeners = await _open_ha_listeners(config)
     ha_address = Address(
         _announced(config.bind_address, config.broker_ip2), ha_listeners[0].socket.getsockname()[1]

@@ -28,6 +28,9 @@ GATHER_S = 0.001
 """After something new has come, so long for more."""
 RECHECK_S = 1.0
 """Between two looks at what can change without anybody telling: a bad record, a full disk, a new log."""
+TELL_INTERVAL_S = 0.05
+OnDispatched = Callable[[int, int], None]
+"""Told the offset that is dispatched, and how many records were since it was told last."""
 SYNC_INTERVAL_S = 1.0
 """As flushIntervalConsumeQueue."""
 QUIET_S = 0.01
@@ -44,11 +47,17 @@ class DispatchService:
         store: MessageStore,
         *,
         sync_flush: bool,
+        on_dispatched: OnDispatched = lambda _offset, _records: None,
         sync: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync,
     ) -> None:
-        """`sync` calls what it is given away from the loop: by default in a worker thread."""
+        """`on_dispatched` is told several times a second while dispatch moves; `sync` calls what it is given
+        away from the loop: by default in a worker thread."""
         self._store = store
         self._sync_flush = sync_flush
+        self._on_dispatched = on_dispatched
+        self._told_offset = store.dispatcher.position
+        self._told_s = -math.inf
+        self._untold_records = 0
         self._sync = sync
         self._is_blocked = False
 
@@ -75,6 +84,8 @@ class DispatchService:
             if self._slice(source.offset, records_max) == 0:
                 await trio.sleep(RECHECK_S)
                 continue
+            if trio.current_time() >= self._told_s + TELL_INTERVAL_S:
+                self._tell()
             await trio.lowlevel.checkpoint()
             if commit_log.max_offset != end_offset:
                 grown_s = trio.current_time()
@@ -94,11 +105,21 @@ class DispatchService:
             self._is_blocked = False
             log.info("queues and index go on", position=self._store.dispatcher.position)
         self._store.admit_puts()
+        self._untold_records += passed
         return passed
+
+    def _tell(self) -> None:
+        position = self._store.dispatcher.position
+        if position != self._told_offset:
+            self._told_offset = position
+            self._told_s = trio.current_time()
+            self._on_dispatched(position, self._untold_records)
+            self._untold_records = 0
 
     async def _sync_often(self) -> None:
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
+            self._tell()
             work = self._store.queue_sync_work()
             if work is None:
                 continue
