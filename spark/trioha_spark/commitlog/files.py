@@ -1,0 +1,144 @@
+"""The files of a commit log, and how its offsets are cut into ranges that are read apart (spec store 1)."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.errors import StoreError
+from trioha.store.mapped_file import FILE_NAME_DIGITS
+
+RANGE_BYTES: Final = 64 << 20
+"""Bytes of a file that are read at a time, by one task."""
+_LOOK_BYTES: Final = 1 << 20
+
+
+@frozen
+class LogFile:
+    """One file of a commit log as it is at one moment."""
+
+    path: Path
+    start_offset: int
+    """Physical offset of its first byte: its name."""
+    size_bytes: int
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset behind its last byte, whether written or not."""
+        return self.start_offset + self.size_bytes
+
+
+@frozen
+class OffsetRange:
+    """Physical offsets `[start, end)`: who reads it gives the records that begin there."""
+
+    start: int
+    end: int | None
+    """None: to where the log ends when it is read."""
+
+
+def list_files(store: Path) -> list[LogFile]:
+    """The files of the log of `store` (a storePathRootDir, or its commitlog folder), oldest first.
+
+    Empty if there are none yet. Raises StoreError if the folder cannot be read, or two files overlap.
+    """
+    directory = store / "commitlog" if (store / "commitlog").is_dir() else store
+    try:
+        files = [
+            LogFile(path, int(path.name), path.stat().st_size)
+            for path in sorted(directory.iterdir())
+            if len(path.name) == FILE_NAME_DIGITS and path.name.isdecimal()
+        ]
+    except FileNotFoundError as error:
+        raise StoreError(
+            "no such folder",
+            path=error.filename or directory,
+            hint="give a storePathRootDir or its commitlog folder",
+        ) from None
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror or error}", path=directory) from error
+    files = [file for file in files if file.size_bytes]
+    for before, file in pairwise(files):
+        if file.start_offset < before.end_offset:
+            raise StoreError(
+                f"begins inside the file before it, which ends at {before.end_offset}", path=file.path
+            )
+    return files
+
+
+def map_file(file: LogFile) -> NDArray[np.uint8]:
+    """The bytes of a file, mapped read only. Raises StoreError if it is gone or cannot be read."""
+    try:
+        with file.path.open("rb") as opened:
+            return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except FileNotFoundError:
+        raise StoreError(
+            "is gone since the log was listed",
+            path=file.path,
+            hint="the broker deletes old files; load again to read what is left",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot be read: {error}", path=file.path) from error
+
+
+def written_bytes(file: LogFile, data: NDArray[np.uint8]) -> int:
+    """Index in `data` (the file's bytes) behind which are only zeros, a block more at most.
+
+    Brokers make files at their full length before they need them. What was never written is skipped without
+    being read; files that were filled with zeros are read from their end.
+    """
+    end = len(data)
+    if hasattr(os, "SEEK_HOLE"):
+        with file.path.open("rb") as opened:
+            end = min(end, _data_end(opened.fileno()))
+    while end > 0 and not data[max(0, end - _LOOK_BYTES) : end].any():
+        end -= _LOOK_BYTES
+    return max(0, end)
+
+
+def _data_end(descriptor: int) -> int:
+    """Where the last stretch of a file that was ever written ends."""
+    end = 0
+    try:
+        while True:
+            end = os.lseek(descriptor, os.lseek(descriptor, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+    return end
+
+
+def is_last_written(files: list[LogFile], index: int) -> bool:
+    """Whether all files behind `files[index]` are zeros."""
+    return not any(written_bytes(file, map_file(file)) for file in files[index + 1 :])
+
+
+def cut_ranges(
+    files: list[LogFile], *, start: int = 0, end: int | None = None, range_bytes: int = RANGE_BYTES
+) -> list[OffsetRange]:
+    """Ranges that cover the physical offsets `[start, end)` of a log, each inside one file.
+
+    Without an `end` the last range is open: who reads it later gets what has been written since, too.
+    """
+    if end is not None and end <= start:
+        return []
+    cuts = {start}
+    for index in range(len(files) - 1, -1, -1):
+        file = files[index]
+        # Once one is written, those before it are, too.
+        written = written_bytes(file, map_file(file)) if len(cuts) == 1 else file.size_bytes
+        cuts.update(
+            offset
+            for offset in range(file.start_offset, file.start_offset + written, range_bytes)
+            if start < offset and (end is None or offset < end)
+        )
+    borders = sorted(cuts)
+    return [OffsetRange(*pair) for pair in zip(borders, [*borders[1:], end], strict=True)]

@@ -1,0 +1,114 @@
+"""How fast logs and sessions are read: CPU time in one process, and through Spark.
+
+`python tests/benchmarks/bench_spark_reading.py [--mb 256] [--rounds 5] [--spark]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from trioha.store.record import MAGIC_V1, Host, Record, body_crc, encode_record
+from trioha_spark.commitlog.columns import TYPES, decode
+from trioha_spark.commitlog.files import OffsetRange, cut_ranges, list_files
+from trioha_spark.commitlog.reading import LogDamage, What, read_range
+
+BODY_BYTES = 1024
+FILE_BYTES = 1 << 30
+HOSTS = [Host.parse(f"10.0.0.{number}", 40000) for number in range(8)]
+PROPERTIES = (
+    b"UNIQ_KEY\x01FD00000000000000000000000000000239A64E0E2F2A67F3\x02TAGS\x01TagA\x02WAIT\x01true\x02"
+)
+
+
+def write_big_log(store: Path, *, log_bytes: int, body_bytes: int = BODY_BYTES) -> int:
+    """Write one sparse file with `log_bytes` of records; gives their number. Bodies are random bytes."""
+    (store / "commitlog").mkdir(parents=True)
+    random = np.random.default_rng(1)
+    record = encode_record(
+        Record(
+            magic=MAGIC_V1,
+            body_crc=body_crc(bytes(body_bytes)),
+            queue_id=3,
+            flag=0,
+            queue_offset=0,
+            physical_offset=0,
+            sys_flag=0,
+            born_timestamp_ms=1_790_000_000_000,
+            born_host=HOSTS[0],
+            store_timestamp_ms=1_790_000_000_001,
+            store_host=HOSTS[0],
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body=bytes(body_bytes),
+            topic="BenchmarkTopic",
+            properties_raw=PROPERTIES,
+        )
+    )
+    count = log_bytes // len(record)
+    with (store / "commitlog" / f"{0:020d}").open("wb") as file:
+        for first in range(0, count, 65536):
+            number = np.arange(first, min(count, first + 65536))
+            rows = np.tile(np.frombuffer(record, np.uint8), (len(number), 1))
+            rows[:, 88 : 88 + body_bytes] = random.integers(0, 256, (len(number), body_bytes), np.uint8)
+            rows[:, 28:36] = (number * len(record)).astype(">i8").view(np.uint8).reshape(-1, 8)
+            rows[:, 20:28] = number.astype(">i8").view(np.uint8).reshape(-1, 8)
+            # Eight producers.
+            rows[:, 51] = number % 8
+            file.write(rows.tobytes())
+        file.truncate(FILE_BYTES)
+    return count
+
+
+def best_cpu_s(work: Callable[[], int], rounds: int, count: int) -> float:
+    """Least CPU time of some rounds: others disturb it upwards only."""
+    times = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        rows = work()
+        times.append(time.process_time() - begin)
+        assert rows == count, (rows, count)
+    return min(times)
+
+
+def read(store: Path, ranges: list[OffsetRange], columns: list[str], what: What) -> int:
+    """Read all ranges one after the other; gives the number of rows."""
+    rows = 0
+    for wanted in ranges:
+        for found in read_range(store, wanted, what):
+            assert not isinstance(found, LogDamage)
+            rows += len(decode(found, columns)[0])
+    return rows
+
+
+FIXED = [name for name in TYPES if name not in {"topic", "body", "properties", "born_host", "store_host"}]
+COLUMNS = {"all": list(TYPES), "fixed": FIXED, "one": ["queue_offset"], "topic": ["topic"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for body_bytes in (BODY_BYTES, 100, 65536):
+            store = Path(folder) / f"log-{body_bytes}"
+            count = write_big_log(store, log_bytes=arguments.mb << 20, body_bytes=body_bytes)
+            ranges = cut_ranges(list_files(store))
+            for name, columns in COLUMNS.items():
+                seconds = best_cpu_s(
+                    lambda s=store, c=columns, r=ranges: read(s, r, c, What()), arguments.rounds, count
+                )
+                print(
+                    f"bodies of {body_bytes:>6} bytes, {name:>6} columns: "
+                    f"{(arguments.mb << 20) / seconds / 1e6:8,.0f} MB/s, {count / seconds:12,.0f} records/s"
+                )
+
+
+if __name__ == "__main__":
+    main()
