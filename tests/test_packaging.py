@@ -57,13 +57,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_three_packages_and_where_spark_finds_its_sources(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names} == {
         "trioha",
         "trioha_monitor",
         "trioha_spark",
+        "pyspark_rocketmq_commitlog.py",
+        "pyspark_trioha_session.py",
         f"trioha-{__version__}.dist-info",
     }
     for package in ("trioha", "trioha_monitor", "trioha_spark"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,5 +14,9 @@ from trioha_spark.session import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]") as session:
-        yield session
+    with pytest.MonkeyPatch.context() as patch:
+        # Where Spark's Python finds the modules that a wheel puts into site-packages.
+        folders = [str(Path(__file__).parents[2] / "spark"), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+        with spark_session("local[2]") as session:
+            yield session

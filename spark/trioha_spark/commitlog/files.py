@@ -43,6 +43,8 @@ class OffsetRange:
     start: int
     end: int | None
     """None: to where the log ends when it is read."""
+    was_held: bool = False
+    """Whether the log had bytes at `start` when this was planned: it is an error if they are gone."""
 
 
 def list_files(store: Path) -> list[LogFile]:
@@ -141,4 +143,7 @@ def cut_ranges(
             if start < offset and (end is None or offset < end)
         )
     borders = sorted(cuts)
-    return [OffsetRange(*pair) for pair in zip(borders, [*borders[1:], end], strict=True)]
+    return [
+        OffsetRange(first, last, any(file.start_offset <= first < file.end_offset for file in files))
+        for first, last in zip(borders, [*borders[1:], end], strict=True)
+    ]

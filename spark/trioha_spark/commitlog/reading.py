@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from attrs import field, frozen
 
+from trioha.errors import StoreError
 from trioha.store.record import body_crc
 from trioha_spark.commitlog.columns import only_topics
 from trioha_spark.commitlog.files import (
@@ -47,6 +48,13 @@ def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> It
     """
     what = what or What()
     files = list_files(store)
+    if wanted.was_held and not any(file.start_offset <= wanted.start < file.end_offset for file in files):
+        raise StoreError(
+            "these bytes were deleted since the log was listed",
+            path=store,
+            offset=wanted.start,
+            hint="the broker deletes old files; load again to read what is left",
+        )
     for index, file in enumerate(files):
         if file.end_offset > wanted.start and (wanted.end is None or file.start_offset < wanted.end):
             is_last = is_last_written(files, index)

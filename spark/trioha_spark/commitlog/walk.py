@@ -126,6 +126,9 @@ def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES)
         block_end = min(searched + block_bytes, end if searched < end else log.written_bytes)
         rows = _candidates(log, searched, block_end)
         chosen, gaps, behind = _chain(rows, position)
+        if searched >= end:
+            # Only where the gap ends is wanted: what is behind it belongs to the next range.
+            gaps = gaps[:1]
         searched = block_end
         for gap_start, gap_end in gaps:
             blank = _find_blank(log, gap_start, gap_end)
@@ -196,9 +199,9 @@ def _places(data: Bytes, begin: int, end: int, magic: bytes) -> Indexes:
     `data` goes on for at least 7 bytes behind `end`.
     """
     # The first byte of the magics is no ASCII: texts have none of it.
-    at: Indexes = np.flatnonzero(data[begin + 4 : max(begin, end) + 4] == magic[0]) + begin
-    at = at[(data[at + 5] == magic[1]) & (data[at + 6] == magic[2])]
-    return at
+    at = np.flatnonzero(data[begin + 4 : max(begin, end) + 4] == magic[0]).astype(np.int64) + begin
+    found: Indexes = at[(data[at + 5] == magic[1]) & (data[at + 6] == magic[2])]
+    return found
 
 
 def _chain(rows: Rows, position: int) -> tuple[NDArray[np.int64], list[tuple[int, int]], int]:

@@ -1,0 +1,88 @@
+"""Options and schemas of our data sources, checked: what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trioha.errors import TriohaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class SourceError(TriohaError):
+    """Options or a schema that a data source cannot use."""
+
+
+def path_option(options: Mapping[str, str]) -> Path:
+    """The folder given to `load`."""
+    path = options.get("path")
+    if not path:
+        raise SourceError("no folder was given: load(FOLDER), or option path")
+    return Path(path.removeprefix("file://"))
+
+
+def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+    """A whole number, None if it is not set."""
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise SourceError(f"option {name}: {text!r} is not a whole number of at least {least}")
+    return number
+
+
+def flag_option(options: Mapping[str, str], name: str) -> bool:
+    """`true` or `false` (also if not set)."""
+    text = options.get(name, "false").strip().lower()
+    if text not in {"true", "false"}:
+        raise SourceError(f"option {name}: {text!r} is neither true nor false")
+    return text == "true"
+
+
+def names_option(options: Mapping[str, str], name: str) -> list[str]:
+    """Names separated by commas; empty if not set."""
+    return [part for part in (part.strip() for part in options.get(name, "").split(",")) if part]
+
+
+def refuse_unknown(options: Mapping[str, str], known: frozenset[str]) -> None:
+    """A misspelt option would be passed over silently: refuse it."""
+    names = {name.lower() for name in known} | {"path"}
+    for name in options:
+        if name.lower() not in names:
+            raise SourceError(f"there is no option {name!r}; there are {', '.join(sorted(known))}")
+
+
+def check_schema(schema: StructType, ours: pa.Schema, what: str) -> pa.Schema:
+    """The Arrow schema of the columns that the user's `schema` names: any of ours, in any order."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    wanted: Any = to_arrow_schema(schema, timezone="UTC")
+    for column in wanted:
+        index = ours.get_field_index(column.name)
+        if index < 0:
+            raise SourceError(f"{what} has no column {column.name!r}; there are {', '.join(ours.names)}")
+        if ours.field(index).type != column.type:
+            raise SourceError(
+                f"column {column.name!r} of {what} is {ours.field(index).type}, not {column.type}"
+            )
+    return wanted
+
+
+def ddl(schema: pa.Schema) -> str:
+    """A schema of ours in Spark's words."""
+    names = {
+        "int64": "long",
+        "int32": "int",
+        "string": "string",
+        "binary": "binary",
+        "timestamp[us, tz=UTC]": "timestamp",
+    }
+    return ", ".join(f"{column.name} {names[str(column.type)]}" for column in schema)

@@ -1,0 +1,317 @@
+"""Spark data source `trioha-session`: the events of recorded sessions.
+
+```
+spark.read.format("trioha-session").load("/var/trioha/sessions")
+```
+
+The folder is a session, or a folder of them; packed segments (`trioha session pack`) read as others do. One
+row for each event: `session` (the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`,
+`kind_name`, `flags`, `node`, `conn`, `offset`, `aux`, `size` as docs/session-format.md says. A `.schema(...)`
+with some of these reads only them.
+
+| option | meaning |
+|---|---|
+| seqFrom, seqTo | only events with `seqFrom <= seq < seqTo` |
+| kinds | only these kinds, names or numbers, separated by commas: `PUT,ACK` |
+| errors | `true`: not the events but a table of the damage: session, file, position, records, reason |
+| maxEventsPerTrigger | streaming only: the most events of one batch (before `kinds` chooses) |
+
+The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
+the last of each session is open, and every action reads what is there when it runs; sessions that are new
+need another `load` (a stream finds them). Records that were there at `load` and are gone make reading fail.
+
+Filters are not pushed down: see `trioha_spark.sources.commit_log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from trioha_spark.sources.options import (
+    SourceError,
+    check_schema,
+    ddl,
+    flag_option,
+    names_option,
+    number_option,
+    path_option,
+    refuse_unknown,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
+RANGE_RECORDS = 500_000
+"""Records that one task reads: 24 MB."""
+
+
+class SessionSource(DataSource):
+    """The events of sessions, or with option `errors` their damage."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return "trioha-session"
+
+    def schema(self) -> str:
+        """All columns."""
+        return ddl(_columns(flag_option(self.options, "errors")))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of the columns of `schema`."""
+        return SessionReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        """Follows sessions that grow."""
+        return SessionStreamReader(dict(self.options), schema)
+
+
+class SessionPartition(InputPartition):
+    """Some seqs of a session, `[seq_from, seq_to)`; seq_to None: to where it ends when it is read.
+
+    `records` of them were there when it was planned.
+    """
+
+    def __init__(
+        self, path: Path, seq_from: int, seq_to: int | None, *, is_first: bool, records: int
+    ) -> None:
+        super().__init__((path, seq_from, seq_to, is_first, records))
+
+
+class _Sessions:
+    """What batch and streaming share: options checked, and ranges read."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        options = {name.lower(): value for name, value in options.items()}
+        refuse_unknown(options, OPTIONS)
+        self.path = path_option(options)
+        self.errors = flag_option(options, "errors")
+        self.arrow_schema = check_schema(schema, _columns(self.errors), SessionSource.name())
+        self.seq_from = number_option(options, "seqfrom") or 0
+        self.seq_to = number_option(options, "seqto")
+        self.kinds = _kinds(names_option(options, "kinds"))
+        self.trigger_events = number_option(options, "maxeventspertrigger", least=1)
+
+    def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
+        """Partitions of a session's seqs, each but the last inside one piece."""
+        from trioha.recording.reader import open_session  # noqa: PLC0415
+        from trioha_spark.pieces import list_pieces  # noqa: PLC0415
+
+        if seq_to is not None and seq_to <= seq_from:
+            return []
+        cuts = {seq_from}
+        pieces = list_pieces(open_session(path))
+        for piece in pieces.pieces:
+            cuts.update(
+                seq
+                for seq in range(piece.base_seq, piece.end_seq, RANGE_RECORDS)
+                if seq_from < seq and (seq_to is None or seq < seq_to)
+            )
+        borders = [*sorted(cuts), seq_to]
+        return [
+            SessionPartition(path, first, last, is_first=first == seq_from, records=pieces.count(first, last))
+            for first, last in zip(sorted(cuts), borders[1:], strict=True)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        import numpy as np  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415
+
+        from trioha.recording.reader import Damage, open_session  # noqa: PLC0415
+        from trioha_spark.pieces import list_pieces, read_seqs  # noqa: PLC0415
+
+        path, seq_from, seq_to, is_first, records_planned = partition.value
+        session = open_session(path)
+        pieces = list_pieces(session)
+        if pieces.count(seq_from, seq_to) < records_planned:
+            raise SourceError(
+                f"{path}: records from {seq_from} on are gone since they were listed; load again"
+            )
+        if self.errors and is_first:
+            yield from (self._damage(session.path.name, each) for each in pieces.damage)
+        for found in read_seqs(session, pieces, seq_from=seq_from, seq_to=seq_to):
+            if isinstance(found, Damage):
+                if self.errors:
+                    yield self._damage(session.path.name, found)
+                continue
+            records = found
+            if self.kinds:
+                records = records[np.isin(records["kind"], self.kinds)]
+            if len(records) and not self.errors:
+                columns = [_column(session, records, name) for name in self.arrow_schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+
+    def _damage(self, name: str, damage: Any) -> pa.RecordBatch:
+        import pyarrow as pa  # noqa: PLC0415
+
+        row = {
+            "session": name,
+            "file": damage.path,
+            "position": damage.position,
+            "records": damage.records,
+            "reason": damage.reason,
+        }
+        return pa.RecordBatch.from_pylist([row], self.arrow_schema)
+
+
+class SessionReader(DataSourceReader):
+    """Reads sessions once."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self.sessions = _Sessions(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each 500,000 events of a session; its last one is open unless there is a seqTo."""
+        from trioha.recording.reader import find_sessions  # noqa: PLC0415
+
+        wanted = self.sessions
+        return [
+            partition
+            for path in find_sessions([wanted.path])
+            for partition in wanted.cut(path, wanted.seq_from, wanted.seq_to)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, some at a time."""
+        # Spark's stand-in if there are no partitions at all.
+        return iter(()) if partition.value is None else self.sessions.read(partition)
+
+
+class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows sessions: the state is of each session, by its folder's name, the seq behind the last given."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self.sessions = _Sessions(options, schema)
+        if self.sessions.seq_to is not None:
+            raise SourceError("option seqTo: a stream has no end")
+        self.target: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
+        """Nothing has been given: sessions that are not named begin at seqFrom."""
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+        """maxEventsPerTrigger."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: PLC0415
+
+        events_max = self.sessions.trigger_events
+        return ReadAllAvailable() if events_max is None else ReadMaxRows(events_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        """The query ends where the sessions end now."""
+        self.target = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Where the sessions end, or as far as `maxEventsPerTrigger` allows, session by session."""
+        from pyspark.sql.streaming.datasource import ReadMaxRows  # noqa: PLC0415
+
+        left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        latest = {name: int(seq) for name, seq in start.items()}
+        for name, end in (self._ends() if self.target is None else self.target).items():
+            begin = latest.get(name, self.sessions.seq_from)
+            events = max(0, end - begin)
+            if left is not None:
+                events = min(events, left)
+                left -= events
+            if events:
+                latest[name] = begin + events
+        return latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Ranges of a batch. A session that began with the batch begins at seqFrom."""
+        paths = self._paths()
+        gone = sorted(name for name, seq in end.items() if name not in paths and seq != start.get(name))
+        if gone:
+            raise SourceError(f"{self.sessions.path}: session {gone[0]} is gone before it was read")
+        return [
+            partition
+            for name, seq in end.items()
+            if name in paths
+            for partition in self.sessions.cut(
+                paths[name], int(start.get(name, self.sessions.seq_from)), int(seq)
+            )
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        return self.sessions.read(partition)
+
+    def _paths(self) -> dict[str, Path]:
+        from trioha.recording.reader import find_sessions  # noqa: PLC0415
+
+        return {path.name: path for path in find_sessions([self.sessions.path])}
+
+    def _ends(self) -> dict[str, int]:
+        from trioha.recording.reader import open_session  # noqa: PLC0415
+        from trioha_spark.pieces import list_pieces  # noqa: PLC0415
+
+        return {name: list_pieces(open_session(path)).end_seq for name, path in self._paths().items()}
+
+
+def _kinds(names: list[str]) -> list[int]:
+    from trioha.recording.events import Kind  # noqa: PLC0415
+
+    kinds: list[int] = []
+    for name in names:
+        if name.isdecimal() and int(name) < 256:
+            kinds.append(int(name))
+        elif name.upper() in Kind.__members__:
+            kinds.append(Kind[name.upper()])
+        else:
+            raise SourceError(f"option kinds: {name!r} is none of {', '.join(Kind.__members__)}")
+    return kinds
+
+
+def _columns(errors: bool) -> pa.Schema:
+    import pyarrow as pa  # noqa: PLC0415
+
+    if errors:
+        return pa.schema(
+            {
+                "session": pa.string(),
+                "file": pa.string(),
+                "position": pa.int64(),
+                "records": pa.int64(),
+                "reason": pa.string(),
+            }
+        )
+    return pa.schema(
+        {
+            "session": pa.string(),
+            "seq": pa.int64(),
+            "ts_ns": pa.int64(),
+            "time": pa.timestamp("us", tz="UTC"),
+            "kind": pa.int32(),
+            "kind_name": pa.string(),
+            "flags": pa.int32(),
+            "node": pa.int32(),
+            "conn": pa.int32(),
+            "offset": pa.int64(),
+            "aux": pa.int64(),
+            "size": pa.int32(),
+        }
+    )
+
+
+def _column(session: Any, records: Any, name: str) -> pa.Array:
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+
+    type_ = _columns(False).field(name).type
+    if name == "session":
+        return pa.repeat(session.path.name, len(records))
+    if name == "time":
+        return pa.array(session.wall_of(records["ts_ns"]) // 1000, type_)
+    if name == "kind_name":
+        names = pa.array([session.kinds.get(kind) for kind in range(256)], type_)
+        return names.take(pa.array(np.ascontiguousarray(records["kind"])))
+    return pa.array(np.ascontiguousarray(records[name], type_.to_pandas_dtype()), type_)

@@ -1,0 +1,207 @@
+"""The data sources on Spark: found by name, exact, fresh, pruned, and safe with filters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from tests.spark.logs import STORES, VECTORS, expected_rows, write_log
+from trioha_spark.sources import register
+from trioha_spark.sources.functions import decode_body, parse_properties
+
+pytestmark = pytest.mark.spark
+
+FORMAT = "rocketmq-commitlog"
+
+
+def load(spark: SparkSession, path: Path, **options: object) -> DataFrame:
+    return spark.read.format(FORMAT).options(**options).load(str(path))
+
+
+def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
+    rows = [row.asDict() for row in frame.orderBy("physical_offset").collect()]
+    return [
+        {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_recorded_store_gives_exactly_its_messages_in_spark(spark: SparkSession, name: str) -> None:
+    frame = load(spark, VECTORS / name / "store", rangeBytes=16384)
+
+    assert rows_of(frame) == expected_rows(name)
+    assert frame.rdd.getNumPartitions() > 5
+    assert load(spark, VECTORS / name / "store", errors="true").count() == 0
+
+
+def test_spark_finds_the_sources_by_itself(spark: SparkSession) -> None:
+    # Nothing has been registered here: it has imported the modules `pyspark_*`.
+    fresh = spark.newSession()
+
+    assert fresh.read.format(FORMAT).load(str(VECTORS / STORES[0] / "store")).count() == 138
+
+
+def test_sources_can_be_registered_where_they_are_not_found(spark: SparkSession) -> None:
+    register(spark)
+
+    assert load(spark, VECTORS / STORES[0] / "store").count() == 138
+
+
+def test_offsets_and_topics_choose_messages(spark: SparkSession) -> None:
+    expected = expected_rows(STORES[1])
+    start, end = expected[20]["physical_offset"], expected[60]["physical_offset"]
+    store = VECTORS / STORES[1] / "store"
+
+    assert rows_of(load(spark, store, startOffset=start, endOffset=end)) == expected[20:60]
+    assert rows_of(load(spark, store, startOffset=start + 1, endOffset=end, topic="VecA, VecB")) == [
+        row for row in expected[21:60] if row["topic"] in {"VecA", "VecB"}
+    ]
+    assert load(spark, store, startOffset=end, endOffset=end).count() == 0
+
+
+def test_a_users_schema_reads_only_its_columns_in_its_order(spark: SparkSession) -> None:
+    frame = (
+        spark.read.format(FORMAT)
+        .schema("topic string, queue_offset long")
+        .load(str(VECTORS / STORES[0] / "store"))
+    )
+
+    assert frame.columns == ["topic", "queue_offset"]
+    assert sorted(map(tuple, frame.collect())) == sorted(
+        (row["topic"], row["queue_offset"]) for row in expected_rows(STORES[0])
+    )
+
+
+def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spark: SparkSession) -> None:
+    # With pushFilters Spark 4.3 plans the source once for both and gives one side the other's rows.
+    frame = load(spark, VECTORS / STORES[0] / "store")
+    expected = expected_rows(STORES[0])
+    a = frame.where(F.col("topic") == "VecA").select("physical_offset")
+    b = frame.where((F.col("topic") == "VecB") & (F.col("queue_id") == 0)).select("physical_offset")
+
+    both = a.union(b).collect()
+
+    assert sorted(row[0] for row in both) == sorted(
+        row["physical_offset"]
+        for row in expected
+        if row["topic"] == "VecA" or (row["topic"] == "VecB" and row["queue_id"] == 0)
+    )
+    assert a.join(b, "physical_offset").count() == 0
+    from trioha_spark.sources.commit_log import CommitLogReader
+    from trioha_spark.sources.session import SessionReader
+
+    for reader in (CommitLogReader, SessionReader):
+        assert "pushFilters" not in vars(reader)
+
+
+def test_a_frame_of_a_log_that_grows_counts_what_is_there_each_time(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_log(tmp_path, [b"x"] * 10, file_bytes=4096)
+    frame = load(spark, tmp_path)
+    assert frame.count() == 10
+    assert len(frame.collect()) == 10
+
+    # Far enough for files that were not there.
+    write_log(tmp_path, [b"x"] * 100, file_bytes=4096)
+
+    assert frame.count() == 100
+    assert len(frame.collect()) == 100
+    assert load(spark, tmp_path).count() == 100
+
+
+def test_a_log_whose_head_is_deleted_after_load_is_an_error_and_not_fewer_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_log(tmp_path, [b"x"] * 100, file_bytes=4096)
+    frame = load(spark, tmp_path)
+    assert frame.count() == 100
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+
+    with pytest.raises(Exception, match="deleted since the log was listed"):
+        frame.count()
+    assert 0 < load(spark, tmp_path).count() < 100
+
+
+def test_damage_is_a_row_of_the_table_of_errors(spark: SparkSession, tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=4096)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[offsets[3] + 4] ^= 1
+    data[offsets[6] + 120] ^= 1
+    file.write_bytes(data)
+
+    assert load(spark, tmp_path).count() == 9
+    assert load(spark, tmp_path, verifyBodies="true").count() == 8
+    errors = load(spark, tmp_path, errors="true", verifyBodies="true").orderBy("physical_offset").collect()
+
+    assert [(row.file, row.physical_offset, row.size_bytes) for row in errors] == [
+        (str(file), offsets[3], offsets[1]),
+        (str(file), offsets[6], offsets[1]),
+    ]
+    assert [row.reason.split()[:2] for row in errors] == [["magic", "0xDBA320A7"], ["the", "body's"]]
+
+
+def test_functions_unpack_bodies_and_properties(spark: SparkSession) -> None:
+    frame = load(spark, VECTORS / STORES[1] / "store")
+    (packed,) = (
+        frame.where(F.col("sys_flag").bitwiseAND(F.lit(1)) == 1)
+        .select("body", decode_body("body", "sys_flag").alias("plain"))
+        .collect()
+    )
+
+    assert len(packed.plain) > len(packed.body)
+    tagged = frame.select(parse_properties("properties")["TAGS"].alias("tag")).where("tag = 'TagA'")
+    assert tagged.count() == sum(b"TAGS\x01TagA" in row["properties"] for row in expected_rows(STORES[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"topics": "VecA"}, "there is no option 'topics'"),
+        ({"startOffset": "x"}, "option startoffset: 'x' is not a whole number"),
+        ({"errors": "yes"}, "neither true nor false"),
+    ],
+)
+def test_a_wrong_option_is_refused(spark: SparkSession, options: dict[str, str], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        load(spark, VECTORS / STORES[0] / "store", **options).count()
+
+
+def test_a_wrong_column_and_a_missing_folder_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    store = str(VECTORS / STORES[0] / "store")
+    with pytest.raises(Exception, match="has no column 'queue'"):
+        spark.read.format(FORMAT).schema("queue int").load(store).count()
+    with pytest.raises(Exception, match="is int64, not int32"):
+        spark.read.format(FORMAT).schema("queue_offset int").load(store).count()
+    with pytest.raises(Exception, match="no such folder"):
+        load(spark, tmp_path / "nowhere").count()
+
+
+def test_a_stream_over_a_growing_log_gives_each_message_once_over_restarts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store, out, state = tmp_path / "store", tmp_path / "out", tmp_path / "state"
+
+    def run() -> list[int]:
+        stream = spark.readStream.format(FORMAT).option("maxBytesPerTrigger", 2000).load(str(store))
+        query = (
+            stream.writeStream.format("parquet")
+            .option("checkpointLocation", str(state))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination(60)
+        assert query.exception() is None
+        return sorted(row[0] for row in spark.read.parquet(str(out)).select("physical_offset").collect())
+
+    first = write_log(store, [b"x" * 50] * 40, file_bytes=4096)
+    assert run() == first
+    more = write_log(store, [b"x" * 50] * 90, file_bytes=4096)
+    assert run() == more
+    assert run() == more
