@@ -74,6 +74,7 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_housekeeping_interval": 20000,
         "ha_transfer_batch_size": 32768,
         "ha_max_gap_not_in_sync": 268435456,
+        "ha_max_time_slave_not_catchup": 15000,
         "sync_flush_timeout": 5000,
         "slave_timeout": 3000,
         "ha_flow_control_enable": False,
@@ -129,6 +130,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         storePathRootDir=/data/s
         storePathCommitLog=/log/s
         mappedFileSizeCommitLog=65536
+        haMaxTimeSlaveNotCatchup=7000
         mappedFileSizeConsumeQueue=400
         mapperFileSizeBatchConsumeQueue=920
         messageIndexEnable=false
@@ -208,6 +210,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_housekeeping_interval": 400,
         "ha_transfer_batch_size": 4194292,
         "ha_max_gap_not_in_sync": 9223372036854775807,
+        "ha_max_time_slave_not_catchup": 7000,
         "sync_flush_timeout": 6,
         "slave_timeout": 7,
         "ha_flow_control_enable": True,

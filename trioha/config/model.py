@@ -286,6 +286,14 @@ class BrokerConfig:
     RocketMQ default: 268435456.
     """
 
+    ha_max_time_slave_not_catchup: int = _setting(
+        "haMaxTimeSlaveNotCatchup", values.integer(low=1), default=15000
+    )
+    """Milliseconds for which a slave may owe an acknowledgement and still count. RocketMQ default: 15000.
+
+    RocketMQ 5 asks this in controller mode only.
+    """
+
     sync_flush_timeout: int = _setting("syncFlushTimeout", values.integer(low=1), default=5000)
     """Milliseconds that a put of SYNC_FLUSH waits for the disk. RocketMQ default: 5000."""
 

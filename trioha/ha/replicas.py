@@ -14,8 +14,8 @@ known by a name that lasts (address or certificate).
 Not every peer that takes the log is a replica: an observer, or a tap, reports where it began and nothing
 more, and on the wire nothing else tells it from a slave. So a replica is judged by what it acknowledges. It
 is eligible (a put may wait for it) while its lag is below the gap and it has not owed an acknowledgement for
-`SILENCE_S_MAX`. It is in sync (it counts where the number of replicas decides what a put needs) once it has
-also proved itself: acknowledged bytes that were sent on its connection, or come with the whole log.
+haMaxTimeSlaveNotCatchup. It is in sync (it counts where the number of replicas decides what a put needs) once
+it has also proved itself: acknowledged bytes that were sent on its connection, or come with the whole log.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from attrs import define, field
 from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
 
 SILENCE_S_MAX = 15.0
-"""A replica that is behind and acknowledges nothing for so long is out, until it does: RocketMQ's
-haMaxTimeSlaveNotCatchup, whose default this is."""
+"""Default of haMaxTimeSlaveNotCatchup."""
 
 
 @define(eq=False)
@@ -74,9 +73,11 @@ class Generation:
 class Replicas:
     """Acknowledged offsets of the replicas that are connected and have reported."""
 
-    def __init__(self, *, gap_bytes_max: int) -> None:
-        """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind is out."""
+    def __init__(self, *, gap_bytes_max: int, silence_s_max: float = SILENCE_S_MAX) -> None:
+        """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind is out;
+        `silence_s_max` haMaxTimeSlaveNotCatchup: so is one that owes an acknowledgement for so long."""
         self._gap_bytes_max = gap_bytes_max
+        self._silence_s_max = silence_s_max
         self._holders: dict[int, _Holder] = {}
         self._generations = [Generation()]
 
@@ -171,4 +172,4 @@ class Replicas:
             return True
         if holder.owes_since_s is None:
             holder.owes_since_s = now_s
-        return now_s - holder.owes_since_s < SILENCE_S_MAX
+        return now_s - holder.owes_since_s < self._silence_s_max

@@ -238,7 +238,10 @@ async def _serve(
         first_report_timeout_s=config.ha_first_report_timeout / 1000,
     )
     tls_files = _tls_files(config)
-    replicas = Replicas(gap_bytes_max=config.ha_max_gap_not_in_sync)
+    replicas = Replicas(
+        gap_bytes_max=config.ha_max_gap_not_in_sync,
+        silence_s_max=config.ha_max_time_slave_not_catchup / 1000,
+    )
     master = HaMaster(
         commit_log=commit_log,
         replicas=replicas,
