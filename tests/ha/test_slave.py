@@ -1,12 +1,12 @@
 """The slave's side: reports, frames it takes or refuses, timers, reconnects."""
 
 from contextlib import suppress
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import trio
 
-from tests.ha.support import Dialer, make_slave, settled
+from tests.ha.support import Dialer, Events, connected, make_master, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import AckMode, GapPolicy, HaVerify
 from trioha.ha.follow import FollowSettings
@@ -518,3 +518,17 @@ async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
         await settled()
         assert slave.status().verdict == ""
         nursery.cancel_scope.cancel()
+
+
+async def test_slave_that_serves_slaves_gives_each_connection_a_number_of_its_own(log, autojump_clock):
+    """In its recording a number means one connection, whichever side it is of."""
+    events, numbers = Events(), count(1)
+    slave, _, _ = make_slave(log, events=events, connection_ids=numbers)
+    master, _, _ = make_master(log, events=events, connection_ids=numbers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        async with connected(master):
+            states = {(conn, state) for _, conn, _, _, _, state in events.of(Kind.STATE)}
+        nursery.cancel_scope.cancel()
+    assert states == {(1, HaState.TRANSFER), (2, HaState.HANDSHAKE)}

@@ -334,6 +334,13 @@ def test_what_a_session_does_not_say_is_not_judged(lender: Path) -> None:
     assert found["ack-within-sent"]
 
 
+def test_what_a_monitor_recorded_is_judged_as_a_recording_only(lender: Path) -> None:
+    """Between two samples frames and acks happen that it does not have."""
+    sampled = Setting(False, SETTINGS, is_sampled=True)
+    judged = {v.invariant.name for v in verdicts(judge(records_of(lender, served()), sampled)) if v.is_judged}
+    assert judged == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}
+
+
 def test_many_violations_are_counted_and_the_first_ones_kept(lender: Path) -> None:
     events = [Event(at, Kind.DROPPED, aux=1) for at in range(3000)]
     (dropped,) = [v for v in verdicts(judge(records_of(lender, events), MASTER)) if v.count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import count
 
@@ -60,8 +61,12 @@ class HaMaster:
         distinct_by_connection: bool = False,
         admission: AdmissionSettings | None = None,
         tls: ssl.SSLContext | None = None,
+        connection_ids: Iterator[int] | None = None,
     ) -> None:
-        """`distinct_by_connection`: each connection is a replica of its own, for several on one host."""
+        """`distinct_by_connection`: each connection is a replica of its own, for several on one host.
+
+        `connection_ids` numbers connections; a node that is a slave too has one for both sides.
+        """
         self._log = commit_log
         self._replicas = replicas
         self._settings = settings
@@ -69,7 +74,7 @@ class HaMaster:
         self._distinct_by_connection = distinct_by_connection
         self._admission = Admission(admission or AdmissionSettings())
         self._tls = tls
-        self._ids = count(1)
+        self._ids = connection_ids or count(1)
         self._connections: dict[int, HaConnection] = {}
         self._closed: Counter[str] = Counter()
         self._accepted = 0

@@ -15,7 +15,7 @@ trioha.haVerify=frame only the records' boundaries are, and their contents by th
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from itertools import count
 
@@ -102,8 +102,12 @@ class HaSlave:
         acks: AckMode = AckMode.WRITTEN,
         is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
+        connection_ids: Iterator[int] | None = None,
     ) -> None:
-        """`connect` opens a stream to the master's HA port; OSError and TooSlowError mean it is not there."""
+        """`connect` opens a stream to the master's HA port; OSError and TooSlowError mean it is not there.
+
+        `connection_ids` numbers connections: the same as the node's `HaMaster` has, so that no two are alike.
+        """
         self._master_address = master_address
         self._connect = connect
         self._log = commit_log
@@ -120,7 +124,7 @@ class HaSlave:
         """Set when the current connection's first report went out."""
         self._checked = trio.Event()
         """Set when the current connection's tail check is over."""
-        self._ids = count(1)
+        self._ids = connection_ids or count(1)
         self._connection_id = NO_CONNECTION
         self._connections = 0
         self.state = StateCell(HaState.READY)

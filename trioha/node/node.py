@@ -20,9 +20,10 @@ import os
 import shlex
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import structlog
@@ -242,6 +243,8 @@ async def _serve(
         gap_bytes_max=config.ha_max_gap_not_in_sync,
         silence_s_max=config.ha_max_time_slave_not_catchup / 1000,
     )
+    # A slave serves slaves too: in its recording a number means one connection.
+    connection_ids = count(1)
     master = HaMaster(
         commit_log=commit_log,
         replicas=replicas,
@@ -254,8 +257,11 @@ async def _serve(
             connections_per_peer_max=config.ha_connections_per_peer,
         ),
         tls=server_context(tls_files) if tls_files is not None else None,
+        connection_ids=connection_ids,
     )
-    slave = _slave(config, store, settings=ha_settings, sink=sink) if is_slave else None
+    slave = None
+    if is_slave:
+        slave = _slave(config, store, settings=ha_settings, sink=sink, connection_ids=connection_ids)
     group_commit = GroupCommit(
         GroupCommitSettings(
             copies_needed=config.slave_acks_needed,
@@ -357,7 +363,14 @@ def _retention(config: BrokerConfig, store: MessageStore, master: HaMaster) -> R
     )
 
 
-def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, sink: EventSink) -> HaSlave:
+def _slave(
+    config: BrokerConfig,
+    store: MessageStore,
+    *,
+    settings: HaSettings,
+    sink: EventSink,
+    connection_ids: Iterator[int],
+) -> HaSlave:
     tls_files = _tls_files(config)
     endpoint = config.ha_master_endpoint
     assert endpoint is not None, "load_config refuses a SLAVE without haMasterAddress"
@@ -374,6 +387,7 @@ def _slave(config: BrokerConfig, store: MessageStore, *, settings: HaSettings, s
         acks=config.ha_ack_mode,
         is_observer=config.ha_role is HaRole.OBSERVER,
         gap_policy=config.ha_gap_policy,
+        connection_ids=connection_ids,
     )
 
 

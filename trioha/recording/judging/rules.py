@@ -63,9 +63,13 @@ class Invariant:
     roles: frozenset[str] = field(default=frozenset({"master", "slave"}))
     needs: tuple[str, ...] = ()
     """Settings (ms) without which it cannot be judged."""
+    of_samples: bool = False
+    """Whether it can be judged in what a monitor recorded."""
 
     def applies_to(self, setting: Setting) -> bool:
         """Whether it can be judged in a session with this setting."""
+        if setting.is_sampled and not self.of_samples:
+            return False
         role = "slave" if setting.is_slave else "master"
         return role in self.roles and all(setting.milliseconds(key) is not None for key in self.needs)
 
@@ -164,6 +168,7 @@ INVARIANTS: Final = (
         Severity.ERROR,
         NeighbourRule("seq", lambda difference: difference != 1),
         lambda new, old, _: f"record {new['seq']} comes after {old['seq']}",
+        of_samples=True,
     ),
     Invariant(
         "nothing-dropped",
@@ -171,6 +176,7 @@ INVARIANTS: Final = (
         Severity.WARNING,
         TrailRule(lambda new, _old, _: new["aux"] >= 0, checks=(Kind.DROPPED,)),
         lambda new, _old, _: f"{new['aux']} events were dropped: the disk was too slow for the recording",
+        of_samples=True,
     ),
     Invariant(
         "clock-goes-forward",
@@ -178,6 +184,7 @@ INVARIANTS: Final = (
         Severity.ERROR,
         NeighbourRule("ts_ns", lambda difference: difference < 0),
         lambda new, old, _: f"the clock went back by {int(old['ts_ns']) - int(new['ts_ns'])} ns",
+        of_samples=True,
     ),
     Invariant(
         "ack-within-sent",

@@ -11,6 +11,7 @@ from attrs import define, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Direction, Kind
+from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Session
 from trioha.recording.standing import as_what_they_stand_for
 
@@ -31,11 +32,14 @@ class Setting:
     is_slave: bool
     values: Mapping[str, object]
     """HA settings by their broker.conf keys."""
+    is_sampled: bool = False
+    """Whether a monitor recorded it: of most events it has none."""
 
     @classmethod
     def of(cls, session: Session) -> Setting:
         """That of `session`."""
-        return cls(session.is_slave, session.identity.settings)
+        identity = session.identity
+        return cls(session.is_slave, identity.settings, identity.source != SOURCE_NODE)
 
     def milliseconds(self, key: str) -> int | None:
         """A setting in ms; None if the session does not say it."""
