@@ -35,8 +35,8 @@ SYNC_INTERVAL_S = 1.0
 """As flushIntervalConsumeQueue."""
 QUIET_S = 0.01
 """A log that has not grown for so long is not being filled."""
-BESIDE_RECORDS = 32
-"""Records between two turns of replication on a slave that is being filled."""
+BESIDE_RECORDS = 8
+"""Records between two turns of replication on a slave that is being filled: copies come first."""
 
 
 class DispatchService:

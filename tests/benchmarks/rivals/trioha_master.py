@@ -31,6 +31,7 @@ from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.status import PutStatus
+from trioha.watermark import Watermark
 
 FIRST_PUT_WITHIN_S = 20.0
 APPENDS_PER_TURN = 500
@@ -43,6 +44,7 @@ class Master:
         self,
         *,
         commit_log: CommitLog,
+        dispatched: Watermark,
         ha: HaMaster,
         puts: PutService,
         ha_port: int,
@@ -50,6 +52,7 @@ class Master:
         queued: int,
     ) -> None:
         self._log = commit_log
+        self._dispatched = dispatched
         self._ha = ha
         self._puts = puts
         self.ha_port = ha_port
@@ -74,6 +77,7 @@ class Master:
                 if self._log.max_offset >= log_bytes:
                     break
             await trio.lowlevel.checkpoint()
+        await self._dispatched.reached(self._log.max_offset)
         return {"maxOffset": self._log.max_offset}
 
     async def catch_up(self, *, slaves: int, within_s: float) -> dict[str, Any]:
@@ -179,6 +183,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
             await nursery.start(ha.serve, listeners)
             yield Master(
                 commit_log=commit_log,
+                dispatched=store.dispatcher.dispatched,
                 ha=ha,
                 puts=puts,
                 ha_port=listeners[0].socket.getsockname()[1],
