@@ -26,9 +26,13 @@ def replay(
     *,
     master: str = "local[*]",
     report: Path | None = None,
+    at: str | None = None,
+    explain: str | None = None,
     json: bool = False,
 ) -> int:
     """Replay recorded sessions on Spark: lag, ack latency, group commit and final offsets of each connection.
+
+    With --at or --explain only that is answered, without Spark.
 
     Parameters
     ----------
@@ -38,6 +42,12 @@ def replay(
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
         HTML file to write: curves of offsets and lag, histograms; it needs nothing else to be looked at.
+    at
+        Show where everything stood at a time: 2026-11-21T03:12:00.5Z, 03:12:00 (UTC), +90 (seconds from the
+        begin) or 50%.
+    explain
+        Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
+        first one, or the first one after --at).
     json
         Print one JSON object with `sessions`, `connections`, `waits`, `invariants` and `violations`.
 
@@ -48,6 +58,8 @@ def replay(
         open_session(path)
     if report is not None and not report.absolute().parent.is_dir():
         raise TriohaError(f"{report}: its folder does not exist; make it first")
+    if explain is not None or at is not None:
+        return _ask(sessions, at=at, explain=explain, json=json)
     _spark_module("java").require_java()
     replays, documents = _spark_module("replay"), _spark_module("document")
     with err().status("replaying on Spark") if sys.stderr.isatty() else nullcontext():
@@ -63,6 +75,77 @@ def replay(
             out().print(f"report: {escape(str(report))}", soft_wrap=True)
     is_broken = any(row["violations"] and row["severity"] == "error" for row in document["invariants"])
     return 1 if is_broken else 0
+
+
+def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
+    """Answer --at and --explain, for which the sessions are looked into rather than replayed."""
+    moments = _spark_module("moment")
+    tapes = moments.open_tapes(sessions)
+    wall_ns = None if at is None else moments.wall_time(at, tapes)
+    if explain is not None:
+        story = _spark_module("explain").explain(tapes, explain, at_wall_ns=wall_ns)
+        if json:
+            print_json(story)
+        else:
+            _print_story(story)
+        return 0
+    moment = moments.moment(tapes, wall_ns)
+    if json:
+        print_json(moment)
+    else:
+        _print_moment(moment)
+    return 0
+
+
+def _print_story(story: dict[str, Any]) -> None:
+    out().print(
+        f"put {story['request']} of {story['brokerName']} {story['brokerId']}, {_time(story['atMs'])} UTC",
+        style="bold",
+    )
+    out().print(story["summary"], markup=False)
+    table = _table("", "ms", "what")
+    for step in story["steps"]:
+        table.add_row(f"{step['afterMs']:,.3f}", escape(step["sentence"]))
+    out().print(table)
+    for clock in story["clocks"]:
+        if clock["aheadMs"] is not None:
+            out().print(
+                f"the clock of slave {clock['brokerId']} is {clock['aheadMs']:+,.3f} ms ahead, give or take "
+                f"{clock['uncertainMs']:,.3f} ms (connection {clock['conn']}, {clock['frames']:,} frames)",
+                style="dim",
+            )
+
+
+def _print_moment(moment: dict[str, Any]) -> None:
+    out().print(f"{_time(moment['atMs'])} UTC", style="bold")
+    if not moment["nodes"]:
+        out().print("none of these sessions covers that time")
+        return
+    nodes = _table("Nodes", "node", "role", "max offset", "flushed", "dispatched")
+    for row in moment["nodes"]:
+        offsets = (row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"])
+        nodes.add_row(_node(row), row["role"], *map(_number, offsets))
+    out().print(nodes)
+    if moment["connections"]:
+        table = _table("Connections", "node", "conn", "state", "lag", "heard s ago")
+        for title in ("sent", "ack", "received", "reported"):
+            table.add_column(title, justify="right")
+        for row in moment["connections"]:
+            heard_ms = row["heardMsAgo"]
+            table.add_row(
+                _node(row),
+                escape(f"{row['conn']} {row['address'] or ''}".rstrip()),
+                row["state"] or "-",
+                _number(row["lagBytes"]),
+                "-" if heard_ms is None else f"{heard_ms / 1000:,.3f}",
+                *(_number(row[f"{name}Offset"]) for name in ("sent", "ack", "received", "reported")),
+            )
+        out().print(table)
+
+
+def _time(at_ms: float) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
 
 
 def _spark_module(name: str) -> ModuleType:
@@ -141,11 +224,10 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
                 column, justify="right" if column in {"seq", "conn"} else "left", overflow="fold"
             )
         for row in rows[:VIOLATIONS_SHOWN]:
-            at = datetime.fromtimestamp(row["atMs"] / 1000, UTC)
             table.add_row(
                 _node(row),
                 row["severity"],
-                f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}",
+                _time(row["atMs"]).partition(" ")[2],
                 _number(row["seq"]),
                 _number(row["conn"]),
                 escape(f"{row['invariant']}: {row['sentence']}"),
@@ -164,7 +246,7 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        text = column in {"node", "role", "began", "conn", "state", "status"}
+        text = column in {"node", "role", "began", "conn", "state", "status", "what"}
         table.add_column(column, justify="left" if text else "right", overflow="fold")
     return table
 

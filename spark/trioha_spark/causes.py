@@ -1,0 +1,150 @@
+"""What group-commit waits waited for: which connection was last, and what of it took the time.
+
+A put that needs k acks is released by the k-th connection that acknowledges its end. From the begin of the
+wait to that connection's TRANSFER of the put's last byte it waited to be sent (`send`), from there to the ack
+for network and slave (`ack`); the longer of the two is what it waited for. With SYNC_FLUSH the own disk may
+be later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
+acknowledge them (`ack`), for one that was not even sent them (`send`), or there was none (`no slave`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
+from trioha.recording.judging.scene import Scene
+from trioha.recording.judging.waits import pair_waits
+
+Ints = NDArray[np.int64]
+
+CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave")
+NOTHING, SEND, ACK, FLUSH, NO_SLAVE = range(len(CAUSES))
+NEVER: Final = np.iinfo(np.int64).max
+_CELLS_MAX: Final = 4_000_000
+"""Waits times connections that are looked at together."""
+
+
+@frozen(eq=False)
+class Caused:
+    """Waits that ended, with what they waited for; all of shape (n,)."""
+
+    ends: Ints
+    """Places of their WAIT_END in the records of the scene."""
+    cause: Ints
+    """Index in `CAUSES`."""
+    conn: Ints
+    """The connection that was last, or -1."""
+
+
+@frozen(eq=False)
+class Journey:
+    """When offsets went over connections; shapes (n, c) and (c,)."""
+
+    conns: Ints
+    sent_ns: Ints
+    """TRANSFER of the frame that holds each offset's last byte, or `NEVER`."""
+    acked_ns: Ints
+    """First ACK at or beyond each offset, or `NEVER`."""
+
+
+class Journeys:
+    """The frames and acks of a part, to be asked about many offsets."""
+
+    def __init__(self, scene: Scene) -> None:
+        records = scene.records
+        places, conns, codes = scene.by_connection
+        chosen = np.flatnonzero((codes == Kind.TRANSFER) | (codes == Kind.ACK))
+        places, conns, is_ack = places[chosen], conns[chosen], codes[chosen] == Kind.ACK
+        self.conns, begins = np.unique(conns, return_index=True)
+        ends = np.append(begins, len(conns))[1:]
+        self._tracks = []
+        for begin, end in zip(begins, ends, strict=True):
+            own, acks = places[begin:end], is_ack[begin:end]
+            frames, acks = own[~acks], own[acks]
+            frame_ends = records["offset"][frames] + records["size"][frames]
+            self._tracks.append(
+                (
+                    np.maximum.accumulate(frame_ends),
+                    np.append(records["ts_ns"][frames], NEVER),
+                    np.maximum.accumulate(records["offset"][acks]),
+                    np.append(records["ts_ns"][acks], NEVER),
+                )
+            )
+
+    def of(self, offsets: Ints) -> Journey:
+        """The journeys of some offsets (ends of records)."""
+        sent = np.full((len(offsets), len(self._tracks)), NEVER, np.int64)
+        acked = sent.copy()
+        for column, (frame_ends, sent_ns, acks, acked_ns) in enumerate(self._tracks):
+            sent[:, column] = sent_ns[np.searchsorted(frame_ends, offsets)]
+            acked[:, column] = acked_ns[np.searchsorted(acks, offsets)]
+        return Journey(self.conns, sent, acked)
+
+
+def causes(scene: Scene) -> Caused:
+    """What the waits that began and ended in a part waited for; the others are left out."""
+    waits = pair_waits(scene)
+    whole = waits.begins >= 0
+    ends, begins = waits.ends[whole], waits.begins[whole]
+    journeys = Journeys(scene)
+    step = max(1, _CELLS_MAX // max(1, len(journeys.conns)))
+    flushed = np.flatnonzero(scene.codes == Kind.FLUSHED)
+    parts = [
+        _causes(scene, journeys, flushed, ends[first : first + step], begins[first : first + step])
+        for first in range(0, len(ends), step)
+    ]
+    none = np.zeros(0, np.int64)
+    return Caused(
+        ends,
+        np.concatenate([none, *(cause for cause, _ in parts)]),
+        np.concatenate([none, *(conn for _, conn in parts)]),
+    )
+
+
+def _causes(scene: Scene, journeys: Journeys, flushed: Ints, ends: Ints, begins: Ints) -> tuple[Ints, Ints]:
+    records = scene.records
+    begin_ns, end_ns = records["ts_ns"][begins], records["ts_ns"][ends]
+    offsets = records["offset"][ends]
+    status = records["flags"][ends]
+    need = records["size"][begins].astype(np.int64) - 1
+    journey = journeys.of(offsets)
+    rows = np.arange(len(ends))
+    acked = np.where(journey.acked_ns <= end_ns[:, None], journey.acked_ns, NEVER)
+    sent = np.where(journey.sent_ns <= end_ns[:, None], journey.sent_ns, NEVER)
+    cause = np.full(len(ends), NOTHING, np.int64)
+    conn = np.full(len(ends), NO_CONNECTION, np.int64)
+    released_ns = begin_ns.copy()
+    is_last = (need >= 1) & (need <= acked.shape[1])
+    if is_last.any():
+        order = np.argsort(acked, axis=1, kind="stable")
+        column = order[rows, np.clip(need - 1, 0, acked.shape[1] - 1)]
+        is_last &= acked[rows, column] < NEVER
+        sent_ns, acked_ns = sent[rows, column], acked[rows, column]
+        # Without a frame of its own (a slave that came with the bytes) nothing was waited for to be sent.
+        waited_ns = np.where(sent_ns < NEVER, np.maximum(sent_ns - begin_ns, 0), 0)
+        longer = waited_ns > acked_ns - np.minimum(np.maximum(sent_ns, begin_ns), acked_ns)
+        cause[is_last] = np.where(longer, SEND, ACK)[is_last]
+        conn[is_last] = journey.conns[column[is_last]]
+        released_ns[is_last] = acked_ns[is_last]
+    if scene.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
+        place = np.searchsorted(np.maximum.accumulate(records["offset"][flushed]), offsets)
+        flushed_ns = np.append(records["ts_ns"][flushed], NEVER)[place]
+        cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
+    cause[status == PutStatus.FLUSH_DISK_TIMEOUT] = FLUSH
+    cause[status == PutStatus.SLAVE_NOT_AVAILABLE] = NO_SLAVE
+    late = np.flatnonzero(status == PutStatus.FLUSH_SLAVE_TIMEOUT)
+    if len(late):
+        owed = np.where(acked[late] == NEVER, sent[late], NEVER)
+        is_silent = acked[late] == NEVER
+        first = owed.argmin(axis=1) if owed.shape[1] else np.zeros(len(late), np.int64)
+        was_sent = owed.min(axis=1, initial=NEVER) < NEVER
+        cause[late] = np.where(was_sent, ACK, np.where(is_silent.any(axis=1), SEND, NO_SLAVE))
+        conn[late] = NO_CONNECTION
+        conn[late[was_sent]] = journey.conns[first[was_sent]]
+    is_flush = (cause == FLUSH) | (cause == NO_SLAVE)
+    conn[is_flush] = NO_CONNECTION
+    return cause, conn

@@ -1,0 +1,120 @@
+"""Where everything stood at one moment of recorded sessions: `trioha replay --at`. Needs no Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from trioha.errors import TriohaError
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.reader import find_sessions
+from trioha.recording.standing import Stands, stands
+from trioha.recording.tape import Tape
+
+Row = dict[str, Any]
+
+TIME_HINT: Final = "2026-11-21T03:12:00.5Z, 03:12:00.5 (UTC), +90.5 (seconds from the begin) or 50%"
+
+
+def open_tapes(paths: Iterable[Path]) -> list[Tape]:
+    """The sessions that `paths` mean. Raises StoreError for a path that is none."""
+    return [Tape.open(path) for path in find_sessions(paths)]
+
+
+def wall_time(text: str, tapes: Sequence[Tape]) -> int:
+    """A moment that a user names (`TIME_HINT`), in ns since 1970. Raises TriohaError if it is none."""
+    begin_ns = min(tape.session.wall_of(tape.first_ts_ns) for tape in tapes)
+    end_ns = max(tape.session.wall_of(tape.last_ts_ns) for tape in tapes)
+    if found := re.fullmatch(r"\+(\d+(?:\.\d+)?)s?", text):
+        return begin_ns + round(float(found[1]) * 1e9)
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
+        return begin_ns + round((end_ns - begin_ns) * float(found[1]) / 100)
+    try:
+        if re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?", text):
+            hours, minutes, seconds = int(text[:2]), int(text[3:5]), float(text[6:] or 0)
+            day_ns = 86_400 * 10**9
+            moment_ns = begin_ns - begin_ns % day_ns + round((hours * 3600 + minutes * 60 + seconds) * 1e9)
+            # A session over midnight: the first such time that is not before it.
+            return moment_ns + day_ns if moment_ns < begin_ns <= moment_ns + day_ns <= end_ns else moment_ns
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise TriohaError(f"--at {text}: not a time; say {TIME_HINT}") from None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1) * 1000
+
+
+def moment(tapes: Sequence[Tape], wall_ns: int) -> dict[str, Any]:
+    """`atMs`, and `nodes` and `connections` as they stood then, of the sessions that cover that moment."""
+    nodes: list[Row] = []
+    connections: list[Row] = []
+    for tape in tapes:
+        ts_ns = wall_ns - tape.session.wall_ns + tape.session.monotonic_ns
+        if tape.first_ts_ns <= ts_ns <= tape.last_ts_ns:
+            node, its_connections = _node(tape, ts_ns)
+            nodes.append(node)
+            connections += its_connections
+    return {"atMs": wall_ns / 1e6, "nodes": nodes, "connections": connections}
+
+
+def _node(tape: Tape, ts_ns: int) -> tuple[Row, list[Row]]:
+    session = tape.session
+    position = tape.position_at(ts_ns)
+    standing = tape.with_own_times(tape.standing_at(position), position)
+    addresses = connection_addresses(tape)
+    whose = {
+        "session": session.path.resolve().name,
+        "brokerName": session.identity.broker_name,
+        "brokerId": session.identity.broker_id,
+        "role": session.identity.role,
+    }
+    node = {
+        **whose,
+        "position": position,
+        "maxOffset": _known(standing.own_max_offset),
+        "flushedOffset": standing.of_node(Kind.FLUSHED),
+        "dispatchedOffset": standing.of_node(Kind.DISPATCHED),
+    }
+    rows = []
+    for conn, records in standing.connections():
+        at = stands(records, is_slave=session.is_slave)
+        rows.append({**whose, "conn": conn, "address": addresses.get(conn), **_connection(at, ts_ns)})
+    return node, rows
+
+
+def _connection(at: Stands, ts_ns: int) -> Row:
+    lag_bytes = None
+    if at.ack_offset >= 0:
+        lag_bytes = max(0, at.max_offset - at.ack_offset)
+    return {
+        "state": HaState(at.state).name if at.state in set(HaState) else None,
+        "lagBytes": lag_bytes,
+        "heardMsAgo": None if at.heard_ts_ns < 0 else (ts_ns - at.heard_ts_ns) / 1e6,
+        "requestOffset": _known(at.request_offset),
+        "sentOffset": _known(at.sent_offset),
+        "ackOffset": _known(at.ack_offset),
+        "receivedOffset": _known(at.received_offset),
+        "reportedOffset": _known(at.reported_offset),
+        "maxOffset": _known(at.max_offset),
+    }
+
+
+def connection_addresses(tape: Tape) -> dict[int, str]:
+    """The peer of each connection, as far as the session's facts name it."""
+    return {
+        int(fact.fields["conn"]): str(fact.fields["address"])
+        for fact in tape.facts
+        if fact.type_ == "connection" and "conn" in fact.fields and "address" in fact.fields
+    }
+
+
+def reason_name(code: int) -> str:
+    """Name of a `CloseReason`; a code that is new here is its number."""
+    return CloseReason(code).name if code in set(CloseReason) else str(code)
+
+
+def _known(offset: int) -> int | None:
+    return None if offset < 0 else offset

@@ -1,0 +1,229 @@
+"""`--at` and `--explain`: one moment, one put, and which connection of a master is which of a slave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.recording.sessions import WALL_NS, Event, MasterModel, write_session
+from trioha.cli import main
+from trioha.errors import TriohaError
+from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.judging.scene import Scene, Setting
+from trioha.recording.reader import open_session
+from trioha.recording.records import read_records
+from trioha_spark.causes import CAUSES, causes
+from trioha_spark.clocks import links
+from trioha_spark.explain import explain
+from trioha_spark.moment import moment, open_tapes, wall_time
+
+MS = 1_000_000
+SLAVE_AHEAD = 7 * MS
+"""How far the slave's clock is ahead in these sessions."""
+
+
+def master_events() -> list[Event]:
+    """Request 1 waits for the network, 2 to be sent, 3 for nobody's ack, 4 has no slave."""
+    return [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(10 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+        Event(10 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(11 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(15 * MS, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(15 * MS, Kind.WAIT_END, offset=1500, aux=1, size=5000, flags=PutStatus.PUT_OK),
+        Event(16 * MS, Kind.FLUSHED, offset=1500, aux=300_000),
+        Event(20 * MS, Kind.PUT, offset=2000, aux=2, size=500),
+        Event(20 * MS, Kind.WAIT_BEGIN, offset=2000, aux=2, size=2),
+        Event(28 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=2000, size=500),
+        Event(30 * MS, Kind.ACK, conn=1, offset=2000, aux=2000),
+        Event(30 * MS, Kind.WAIT_END, offset=2000, aux=2, size=10_000, flags=PutStatus.PUT_OK),
+        Event(40 * MS, Kind.PUT, offset=2500, aux=3, size=500),
+        Event(40 * MS, Kind.WAIT_BEGIN, offset=2500, aux=3, size=2),
+        Event(41 * MS, Kind.TRANSFER, conn=1, offset=2000, aux=2500, size=500),
+        Event(90 * MS, Kind.WAIT_END, offset=2500, aux=3, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+        Event(95 * MS, Kind.ACK, conn=1, offset=2500, aux=2500),
+        Event(96 * MS, Kind.CLOSED, conn=1, offset=2500, aux=2500, flags=CloseReason.EOF),
+        Event(97 * MS, Kind.PUT, offset=3000, aux=4, size=500),
+        Event(97 * MS, Kind.WAIT_BEGIN, offset=3000, aux=4, size=2),
+        Event(97 * MS, Kind.WAIT_END, offset=3000, aux=4, size=0, flags=PutStatus.SLAVE_NOT_AVAILABLE),
+        Event(98 * MS, Kind.PUT, offset=3500, aux=5, size=500),
+    ]
+
+
+def slave_events() -> list[Event]:
+    """The same as its slave saw it: 1 ms on the way there, and 1 ms back."""
+    events = [
+        Event(0, Kind.LINK, conn=4, flags=LinkEvent.CONNECTED),
+        Event(0, Kind.REPORTED, conn=4, offset=1000, aux=1000),
+        Event(12 * MS, Kind.RECEIVED, conn=4, offset=1000, aux=1500, size=500),
+        Event(14 * MS, Kind.REPORTED, conn=4, offset=1500, aux=1500),
+        Event(29 * MS, Kind.RECEIVED, conn=4, offset=1500, aux=2000, size=500),
+        Event(29 * MS, Kind.REPORTED, conn=4, offset=2000, aux=2000),
+        Event(42 * MS, Kind.RECEIVED, conn=4, offset=2000, aux=2500, size=500),
+        Event(42 * MS, Kind.HEARTBEAT, conn=4, offset=2500, aux=2500, flags=Direction.RECEIVED),
+        Event(94 * MS, Kind.REPORTED, conn=4, offset=2500, aux=2500),
+    ]
+    return [Event(e.ts_ns + SLAVE_AHEAD, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in events]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_session(tmp_path / "20260101-a-0", master_events(), addresses={1: "10.0.0.2:41000"})
+    write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
+    return tmp_path
+
+
+def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
+    session = open_session(folder / "20260101-a-0")
+    scene = Scene(read_records(session).array, Setting.of(session), True)
+    found = causes(scene)
+    assert [CAUSES[cause] for cause in found.cause] == ["ack", "send", "ack", "no slave"]
+    assert found.conn.tolist() == [1, 1, 1, -1]
+
+
+def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> None:
+    session = open_session(folder / "20260101-a-0")
+    events = [
+        Event(0, Kind.WAIT_BEGIN, offset=300, aux=1, size=1),
+        Event(1, Kind.WAIT_BEGIN, offset=400, aux=2, size=1),
+        Event(5, Kind.FLUSHED, offset=300),
+        Event(6, Kind.WAIT_END, offset=300, aux=1, flags=PutStatus.PUT_OK),
+        Event(9, Kind.WAIT_END, offset=400, aux=2, flags=PutStatus.FLUSH_DISK_TIMEOUT),
+    ]
+    path = write_session(folder / "sync" / "session", events)
+    setting = Setting(False, {"flushDiskType": "SYNC_FLUSH"})
+    assert not session.is_slave
+    found = causes(Scene(read_records(open_session(path)).array, setting, True))
+    assert [CAUSES[cause] for cause in found.cause] == ["flush", "flush"]
+
+
+def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
+    (link,) = links(open_tapes([folder]))
+    assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
+    assert (link.ahead_ns, link.uncertain_ns) == (SLAVE_AHEAD, 1 * MS)
+    assert link.on_master(WALL_NS + SLAVE_AHEAD) == WALL_NS
+
+
+def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: Path) -> None:
+    story = explain(open_tapes([folder]), "1")
+    assert (story["status"], story["waitedMs"], story["acksNeeded"]) == ("PUT_OK", 5.0, 1)
+    assert (story["startOffset"], story["endOffset"]) == (1000, 1500)
+    assert [(step["afterMs"], step["what"]) for step in story["steps"]] == [
+        (0.0, "stored"),
+        (0.0, "waits"),
+        (0.0, "open"),
+        (1.0, "sent"),
+        (2.0, "received"),
+        (4.0, "reported"),
+        (5.0, "answered"),
+        (5.0, "acked"),
+        (6.0, "flushed"),
+    ]
+    assert story["summary"] == (
+        "PUT_OK after 5.000 ms: connection 1 (10.0.0.2:41000) was last, "
+        "and most of the time went from sending it to the ack."
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "request_id", "summary"),
+    [
+        ("slowest", 3, "was sent it and did not acknowledge it in time"),
+        ("failed", 3, "was sent it and did not acknowledge it in time"),
+        ("@1999", 2, "most of the time went before it was sent to it"),
+        ("@1500", 2, "most of the time went before it was sent to it"),
+        ("4", 4, "fewer slaves were in sync than it needed; no connection was open"),
+        ("5", 5, "waited for nothing"),
+    ],
+)
+def test_put_is_found_by_what_is_known_of_it(
+    folder: Path, request_: str, request_id: int, summary: str
+) -> None:
+    story = explain(open_tapes([folder]), request_)
+    assert story["request"] == request_id
+    assert summary in story["summary"]
+
+
+def test_ack_that_came_too_late_is_part_of_the_story(folder: Path) -> None:
+    story = explain(open_tapes([folder]), "3")
+    assert [step["sentence"] for step in story["steps"] if step["what"] == "acked"] == [
+        "connection 1 (10.0.0.2:41000) acknowledged 2500, too late"
+    ]
+
+
+def test_first_failed_put_after_a_time(folder: Path) -> None:
+    tapes = open_tapes([folder])
+    assert explain(tapes, "failed", at_wall_ns=wall_time("+0.095", tapes))["request"] == 4
+
+
+@pytest.mark.parametrize("request_", ["77", "@99999", "nonsense"])
+def test_put_that_is_not_there_is_one_error(folder: Path, request_: str) -> None:
+    with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
+        explain(open_tapes([folder]), request_)
+
+
+def test_moment_is_where_everything_stood(folder: Path) -> None:
+    tapes = open_tapes([folder])
+    found = moment(tapes, wall_time("+0.0285", tapes))
+    assert [(row["brokerId"], row["maxOffset"], row["flushedOffset"]) for row in found["nodes"]] == [
+        (0, 2000, 1500),
+        (1, 1500, None),
+    ]
+    master, slave = found["connections"]
+    assert (master["state"], master["sentOffset"], master["ackOffset"], master["lagBytes"]) == (
+        *("TRANSFER", 2000, 1500, 500),
+    )
+    assert master["heardMsAgo"] == 13.5
+    # Its clock is 7 ms ahead: what it had at 21.5 ms of the master's.
+    assert (slave["receivedOffset"], slave["reportedOffset"]) == (1500, 1500)
+
+
+@pytest.mark.parametrize(
+    ("text", "after_ms"),
+    [
+        ("+1.5", 1500),
+        ("50%", 50.5),
+        ("2026-09-21T14:13:20.25Z", 250),
+        ("2026-09-21T16:13:20.25+02:00", 250),
+        ("14:13:20.25", 250),
+        ("14:13", -20_000),
+    ],
+)
+def test_times_are_said_in_several_ways(folder: Path, text: str, after_ms: float) -> None:
+    assert wall_time(text, open_tapes([folder])) == WALL_NS + round(after_ms * MS)
+
+
+@pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
+def test_time_that_is_none_is_one_error(folder: Path, text: str) -> None:
+    with pytest.raises(TriohaError, match="not a time; say 2026-"):
+        wall_time(text, open_tapes([folder]))
+
+
+def test_command_answers_without_java(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("JAVA_HOME", "")
+    assert main(["replay", str(folder), "--explain", "failed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cause"] == "ack"
+    assert main(["replay", str(folder), "--explain", "slowest"]) == 0
+    shown = capsys.readouterr().out
+    assert "FLUSH_SLAVE_TIMEOUT after 50.000 ms" in shown
+    assert "the clock of slave 1 is +7.000 ms ahead, give or take 1.000 ms" in shown
+    assert main(["replay", str(folder), "--at", "+0.05"]) == 0
+    assert "TRANSFER" in capsys.readouterr().out
+    assert main(["replay", str(folder), "--at", "+999"]) == 0
+    assert "none of these sessions covers that time" in capsys.readouterr().out
+
+
+def test_model_sessions_puts_can_all_be_explained(tmp_path: Path) -> None:
+    tapes = open_tapes([write_session(tmp_path / "session", MasterModel(3).run(300))])
+    waits = sum(event.kind == Kind.WAIT_BEGIN for event in MasterModel(3).run(300))
+    for request in range(1, waits + 1):
+        story = explain(tapes, str(request))
+        assert story["summary"].endswith(".")
