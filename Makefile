@@ -12,10 +12,10 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench faults java
+.PHONY: help setup demo test lint bench faults screenshots java
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make the virtual environment .venv with all dependencies
 
@@ -36,6 +36,9 @@ bench: $(INSTALLED) ## measure; prints figures, asserts none
 
 faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
+
+screenshots: $(INSTALLED) ## take the pictures in docs/images, from nodes that really run (two minutes)
+	@$(BIN)/python docs/make_screenshots.py
 
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.
 java:

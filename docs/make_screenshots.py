@@ -3,8 +3,8 @@
     python docs/make_screenshots.py [FOLDER]
 
 Starts a master and two slaves on free ports, sends messages for about a minute, makes one slave stumble and
-kills the other, and saves what the monitor shows at the end, in its dark and its light theme. Needs the extra
-`monitor`. Look at the pictures before you keep them.
+kills the other, and saves what the monitor shows at the end on each of its screens, and what it shows of the
+recorded sessions. Needs the extra `monitor`. Look at the pictures before you keep them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rich.cells import cell_len
 
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.live import live_views
+from trioha_monitor.replay import open_replay
 from trioha_monitor.themes import LIGHT
 
 SIZE = (120, 33)
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         processes.callback(end, load)
         pictures = asyncio.run(watch((listen, first, second), stumbling=stumbling, dying=dying))
         assert master.poll() is None, "the master ended"
+        for process in (load, stumbling, master):
+            end(process)
+        pictures |= asyncio.run(watch_again(sorted((Path(work) / "sessions").iterdir())))
     for name, svg in pictures.items():
         (folder / name).write_text(svg)
         print(folder / name)
@@ -81,6 +85,7 @@ def start_node(
         f"brokerRole={role}",
         f"brokerId={broker_id}",
         f"storePathRootDir={config.parent / str(broker_id)}",
+        f"trioha.recordDir={config.parent / 'sessions' / str(broker_id)}",
     ]
     if master is not None:
         settings.append(f"haMasterAddress={master}")
@@ -115,23 +120,46 @@ async def watch(
 ) -> dict[str, str]:
     """What the monitor shows after a lively minute: file name to SVG."""
     app = MonitorApp(live_views(addresses))
+    pictures: dict[str, str] = {}
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("minus")
-        for calm_s, stopped_s in ((9.0, 0.7), (6.0, 1.6), (8.0, 3.2), (11.0, 1.0)):
+        for calm_s, stopped_s in ((9.0, 0.7), (6.0, 1.6), (8.0, 4.2), (11.0, 1.0)):
             await asyncio.sleep(calm_s)
             stumbling.send_signal(signal.SIGSTOP)
             await asyncio.sleep(stopped_s)
             stumbling.send_signal(signal.SIGCONT)
         await asyncio.sleep(8.0)
         dying.kill()
-        await asyncio.sleep(7.0)
-        dark = app.export_screenshot()
+        await asyncio.sleep(9.0)
+        for name, key in (("monitor", "1"), ("slave", "2"), ("log", "3"), ("events", "4")):
+            await pilot.press(key)
+            await pilot.pause(0.5)
+            pictures[f"{name}.svg"] = pin_words(app.export_screenshot())
         app.theme = LIGHT.name
+        await pilot.press("1")
         await pilot.pause(0.5)
-        light = app.export_screenshot()
+        pictures["monitor-light.svg"] = pin_words(app.export_screenshot())
     if app.failure is not None:
         raise SystemExit(f"no picture: {app.failure}")
-    return {"monitor.svg": pin_words(dark), "monitor-light.svg": pin_words(light)}
+    return pictures
+
+
+async def watch_again(sessions: Sequence[Path]) -> dict[str, str]:
+    """The recorded sessions of the same minute, at its worst moment."""
+    source = open_replay(list(sessions))
+    app = MonitorApp(source, playback=source)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("minus", "right_square_bracket", "right_square_bracket")
+        while source.overview_share < 1:
+            await pilot.pause(0.1)
+        source.run_until("65%")
+        await pilot.pause(0.3)
+        source.toggle()
+        await pilot.pause(0.6)
+        picture = pin_words(app.export_screenshot())
+    if app.failure is not None:
+        raise SystemExit(f"no picture: {app.failure}")
+    return {"replay.svg": picture}
 
 
 def pin_words(svg: str) -> str:
