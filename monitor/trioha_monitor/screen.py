@@ -417,12 +417,13 @@ class MonitorScreen(Screen[None]):
         if open_it and table is not None:
             line.value = table.filter_text
             line.display = True
-            line.focus()
+            # At once: what is typed next belongs to the line already.
+            self.set_focus(line)
         else:
             line.display = False
 
     def _focus_pane(self) -> None:
-        (self.pane.main_table or self.pane).focus()
+        self.set_focus(self.pane.main_table or self.pane)
 
     def _change_colours(self) -> None:
         if self._look is not None:

@@ -75,6 +75,7 @@ def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path
     terminal.wait_for("Logs", "Holds", "Growth of the log")
     terminal.press("4")
     terminal.wait_for("Events", "connect", "Time")
+    # In one burst, as from a quick hand.
     terminal.press("/", "connect", "Enter")
     terminal.wait_for("with “connect”")
     terminal.press("1")
