@@ -75,9 +75,11 @@ def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path
     terminal.wait_for("Logs", "Holds", "Growth of the log")
     terminal.press("4")
     terminal.wait_for("Events", "connect", "Time")
-    # In one burst, as from a quick hand.
-    terminal.press("/", "connect", "Enter")
+    terminal.press("/")
+    terminal.wait_for("filter: words")
+    terminal.press("connect")
     terminal.wait_for("with “connect”")
+    terminal.press("Enter")
     terminal.press("1")
     # The demo kills the slave while the monitor looks on, and starts it again.
     terminal.wait_for("SILENT", "DOWN")
