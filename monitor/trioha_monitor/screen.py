@@ -50,6 +50,8 @@ class FilterLine(Input):
     """Where the text to filter by is typed. Return keeps it, escape drops it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        # Not Input's own message: a key that is typed right behind belongs to the screen already.
+        Binding("enter", "screen.keep_filter", "Keep filter", id="filter.keep"),
         Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
     ]
 
@@ -280,11 +282,18 @@ class MonitorScreen(Screen[None]):
         """Type a text that rows must have."""
         self._show_filter(open_it=True)
 
+    def action_keep_filter(self) -> None:
+        """Back to the rows that have what was typed."""
+        table = self.pane.main_table
+        if table is not None:
+            table.filter_by(self.query_one("#filter", Input).value)
+        self._show_filter(open_it=False)
+        self._focus_pane()
+
     def action_drop_filter(self) -> None:
         """All rows again."""
         self.query_one("#filter", Input).value = ""
-        self._show_filter(open_it=False)
-        self._focus_pane()
+        self.action_keep_filter()
 
     def action_span(self, steps: int) -> None:
         """Draw the next longer (1) or shorter (-1) stretch of time."""
@@ -406,11 +415,6 @@ class MonitorScreen(Screen[None]):
         table = self.pane.main_table
         if table is not None and table.filter_text != message.value:
             table.filter_by(message.value)
-
-    @on(Input.Submitted, "#filter")
-    def _keep_filter(self) -> None:
-        self._show_filter(open_it=False)
-        self._focus_pane()
 
     def _show_filter(self, *, open_it: bool) -> None:
         line, table = self.query_one("#filter", Input), self.pane.main_table
