@@ -18,11 +18,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.errors import StoreError
-from trioha.recording.layout import EVENTS_FOLDER
+from trioha.recording.layout import EVENTS_FOLDER, PACKED_SUFFIX
 from trioha.recording.reader import Damage, Segment, Session, read_segments
 from trioha.recording.records import read_segment, record_dtype
 
-PACKED_SUFFIX: Final = ".parquet"
 BASE_TS_KEY: Final = b"trioha.base_ts_ns"
 """Key of a packed piece's metadata: what its segment's header said."""
 BLOCK_RECORDS: Final = 131_072
@@ -77,7 +76,9 @@ def list_pieces(session: Session) -> Pieces:
     pieces = {segment.base_seq: Piece(segment, False) for segment in found.segments}
     # What is missing between segments may be there packed: looked at again below.
     whole = {str(segment.path) for segment in found.segments}
-    damage = [each for each in found.damage if each.path not in whole]
+    damage = [
+        each for each in found.damage if each.path not in whole and not each.path.endswith(PACKED_SUFFIX)
+    ]
     for path in sorted((session.path / EVENTS_FOLDER).glob(f"*{PACKED_SUFFIX}")):
         packed = _packed(path)
         if isinstance(packed, Damage):
@@ -109,7 +110,7 @@ def read_piece(
 ) -> Iterator[NDArray[np.void] | Damage]:
     """Up to `count` records of a piece from its `first` on, some at a time, without their damaged ones.
 
-    Of a packed piece the check words are 0. Raises StoreError if the file is gone or cannot be read.
+    Of a packed piece the check words are 0. Raises StoreError if the file is gone.
     """
     count = max(0, min(count, piece.segment.records - first))
     if not piece.is_packed:
@@ -121,8 +122,11 @@ def read_piece(
         return
     try:
         yield from _read_packed(session, piece, first, count)
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise StoreError(f"cannot be read: {str(error).splitlines()[0]}", path=piece.segment.path) from error
+    except FileNotFoundError:
+        raise StoreError("is gone since it was listed", path=piece.segment.path) from None
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        reason = f"cannot be read: {str(error).splitlines()[0]}"
+        yield Damage(str(piece.segment.path), 0, reason, count)
 
 
 def _read_packed(session: Session, piece: Piece, first: int, count: int) -> Iterator[NDArray[np.void]]:
@@ -137,8 +141,12 @@ def _read_packed(session: Session, piece: Piece, first: int, count: int) -> Iter
             if begin < end:
                 table = file.read_row_group(group, columns=names, use_threads=False)
                 records = np.zeros(end - begin, dtype)
+                # A group holds consecutive seqs in any order.
+                order = np.argsort(table["seq"].to_numpy())[begin - row : end - row]
                 for name in names:
-                    records[name] = table[name].to_numpy()[begin - row : end - row]
+                    records[name] = table[name].to_numpy()[order]
+                if not (records["seq"] == np.arange(begin, end) + piece.base_seq).all():
+                    raise ValueError("it holds other records than its name says")
                 yield records
             row += rows
 

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "verify": "Check every record of a store, or compare two stores.",
     "monitor": "Watch replication live in the terminal.",
     "replay": "Replay recorded sessions on Spark.",
+    "session": "Pack recorded sessions for keeping, and unpack them.",
     "demo": "Show it all: replicate, break, recover, verify, replay.",
 }
 """The commands, each a function of its own name in a module of its own name, with its line in the help."""

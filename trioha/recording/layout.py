@@ -49,6 +49,8 @@ VERSION: Final = 1
 SESSION_FILE: Final = "session.json"
 EVENTS_FOLDER: Final = "events"
 FACTS_FILE: Final = "facts.jsonl"
+PACKED_SUFFIX: Final = ".parquet"
+"""Of a segment's name when `trioha session pack` has packed it: only Spark's sources read it."""
 
 MAGIC: Final = b"TRIOHAS1"
 HEADER: Final = Struct("<8sHHIqq32x")

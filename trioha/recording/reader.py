@@ -22,6 +22,7 @@ from trioha.recording.layout import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    PACKED_SUFFIX,
     SESSION_FILE,
     SOURCE_NODE,
     VERSION,
@@ -212,6 +213,11 @@ def read_segments(session: Session) -> Segments:
             damage.append(Damage(str(path), 0, reason, max(0, missing)))
         segments.append(found)
         expected_seq = found.base_seq + found.records
+    damage += [
+        Damage(str(path), 0, "packed: `trioha session unpack` makes it readable here", 0)
+        for path in sorted((session.path / EVENTS_FOLDER).glob(f"*{PACKED_SUFFIX}"))
+        if not path.with_suffix(".seg").exists()
+    ]
     return Segments(tuple(segments), tuple(damage))
 
 

@@ -1,0 +1,251 @@
+"""The session source on Spark: packed and unpacked alike, chosen, fresh, and followed without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.recording.sessions import WALL_NS, Event, pack, write_session
+from trioha.recording.events import Kind
+from trioha.recording.layout import EVENTS_FOLDER, SessionIdentity, encode_session
+from trioha.recording.reader import open_session
+from trioha.recording.writer import Block, SessionWriter
+from trioha_spark.packing import pack_segment, sealed_segments
+from trioha_spark.sources import session as source
+
+pytestmark = pytest.mark.spark
+
+FORMAT = "trioha-session"
+
+
+class Recording:
+    """A session that is still written."""
+
+    def __init__(self, path: Path, *, segment_records: int = 300) -> None:
+        document = encode_session(
+            SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER"),
+            monotonic_ns=0,
+            wall_ns=WALL_NS,
+            program_version="0",
+        )
+        self.path = path
+        self.puts = 0
+        self.writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
+
+    def write(self, puts: int) -> None:
+        numbers = range(self.puts + 1, self.puts + puts + 1)
+        events = [Event(number * 1000, Kind.PUT, offset=number, size=7) for number in numbers]
+        self.puts += puts
+        records = pack(events)
+        self.writer.write(Block(records, len(records), []))
+
+
+@pytest.fixture
+def record() -> Iterator[Callable[[Path], Recording]]:
+    made: list[Recording] = []
+
+    def begin(path: Path) -> Recording:
+        made.append(Recording(path))
+        return made[-1]
+
+    yield begin
+    for recording in made:
+        recording.writer.close()
+
+
+def load(spark: SparkSession, path: Path, **options: object) -> DataFrame:
+    return spark.read.format(FORMAT).options(**options).load(str(path))
+
+
+def offsets(frame: DataFrame) -> list[int]:
+    return [row[0] for row in frame.where("kind_name = 'PUT'").orderBy("seq").select("offset").collect()]
+
+
+def test_events_have_their_names_times_and_sessions(spark: SparkSession, tmp_path: Path) -> None:
+    write_session(tmp_path / "a", [Event(5_000, Kind.PUT, offset=9, aux=-3, size=4, flags=200)], broker_id=7)
+    write_session(tmp_path / "b", [Event(6_000, Kind.ACK, conn=2)])
+
+    rows = load(spark, tmp_path).orderBy("session").collect()
+
+    first = rows[0].asDict()
+    assert first.pop("time").timestamp() * 1_000_000 == pytest.approx(WALL_NS // 1000 + 5, abs=0.5)
+    assert first == {
+        "session": "a",
+        "seq": 0,
+        "ts_ns": 5000,
+        "kind": 1,
+        "kind_name": "PUT",
+        "flags": 200,
+        "node": 7,
+        "conn": -1,
+        "offset": 9,
+        "aux": -3,
+        "size": 4,
+    }
+    assert (rows[1].session, rows[1].kind_name, rows[1].conn) == ("b", "ACK", 2)
+
+
+def test_packed_unpacked_and_mixed_read_the_same_and_options_choose(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[[Path], Recording]
+) -> None:
+    recording = record(tmp_path / "s")
+    recording.write(1000)
+    recording.writer.close()
+    frame = load(spark, tmp_path)
+    whole = frame.orderBy("seq").collect()
+    session = open_session(recording.path)
+
+    for step in (2, 1):
+        for segment in sealed_segments(session, every=True)[::step]:
+            pack_segment(session, segment)
+        # The same frame, too: it was planned when nothing was packed.
+        assert frame.orderBy("seq").collect() == whole
+        assert load(spark, tmp_path).orderBy("seq").collect() == whole
+        part = load(spark, tmp_path, seqFrom=250, seqTo=640).orderBy("seq").collect()
+        assert part == whole[250:640]
+    kinds = load(spark, tmp_path, kinds="keyframe, 1")
+    assert kinds.count() == sum(row.kind in {1, 60} for row in whole)
+    columns = spark.read.format(FORMAT).schema("size int, seq long").load(str(tmp_path))
+    assert columns.orderBy("seq").first().asDict() == {"size": 7, "seq": 0}
+    assert columns.count() == len(whole)
+
+
+def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(
+    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    recording = record(tmp_path / "s")
+    recording.write(100)
+    recording.writer.close()
+    frame = load(spark, tmp_path)
+
+    low, high = frame.where("offset <= 10"), frame.where("offset > 95")
+
+    assert sorted(row.offset for row in low.union(high).collect()) == [*range(1, 11), *range(96, 101)]
+    assert low.join(high, "seq").count() == 0
+
+
+def test_a_frame_of_a_session_that_grows_counts_what_is_there_each_time(
+    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    recording = record(tmp_path / "s")
+    recording.write(100)
+    frame = load(spark, tmp_path)
+    assert len(offsets(frame)) == 100
+    assert frame.count() == 100
+    recording.write(1000)
+    assert offsets(frame) == list(range(1, 1101))
+    assert frame.count() >= 1100
+
+
+def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(
+    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    recording = record(tmp_path / "s")
+    recording.write(1000)
+    recording.writer.close()
+    file = tmp_path / "s" / EVENTS_FOLDER / f"{300:020d}.seg"
+    data = bytearray(file.read_bytes())
+    data[64 + 48 * 5 + 30] ^= 1
+    file.write_bytes(data)
+    frame = load(spark, tmp_path)
+    count = frame.count()
+
+    (row,) = load(spark, tmp_path, errors="true").collect()
+    assert row.asDict() == {
+        "session": "s",
+        "file": str(file),
+        "position": 64 + 48 * 5,
+        "records": 1,
+        "reason": "wrong check word or seq",
+    }
+    file.unlink()
+    with pytest.raises(Exception, match="are gone since they were listed"):
+        frame.count()
+    assert load(spark, tmp_path).count() == count - 299
+    (row,) = load(spark, tmp_path, errors="true").collect()
+    assert (row.records, row.reason.split()[:3]) == (300, ["records", "300", "to"])
+
+
+def test_a_stream_gives_every_event_once_in_bounded_batches_over_restarts(
+    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    recordings = [record(tmp_path / "sessions" / "a")]
+    out, state = str(tmp_path / "out"), str(tmp_path / "state")
+
+    def run() -> list[int]:
+        """Follow until all is read; gives the number of rows of each batch."""
+        stream = spark.readStream.format(FORMAT).option("maxEventsPerTrigger", 400)
+        query = (
+            stream.load(str(tmp_path / "sessions"))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", state)
+            .trigger(availableNow=True)
+            .start(out)
+        )
+        query.awaitTermination(90)
+        assert query.exception() is None
+        return [progress.numInputRows for progress in query.recentProgress]
+
+    def seen() -> list[tuple[str, int]]:
+        rows = spark.read.parquet(out).select("session", "seq").collect()
+        return sorted((row.session, row.seq) for row in rows)
+
+    def there() -> list[tuple[str, int]]:
+        rows = load(spark, tmp_path / "sessions").select("session", "seq").collect()
+        return sorted((row.session, row.seq) for row in rows)
+
+    recordings[0].write(1000)
+    assert max(run()) <= 400
+    assert seen() == there()
+    recordings[0].write(333)
+    # A session that is new, and segments that were packed since.
+    recordings.append(record(tmp_path / "sessions" / "b"))
+    recordings[1].write(500)
+    session = open_session(recordings[0].path)
+    for segment in sealed_segments(session):
+        pack_segment(session, segment)
+    assert max(run()) <= 400
+    assert seen() == there()
+    assert len(seen()) > 1833
+    assert sum(run()) == 0
+
+
+def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
+    tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    first, second = record(tmp_path / "a"), record(tmp_path / "b")
+    first.write(100)
+    second.write(50)
+    schema = StructType([StructField("seq", LongType())])
+    stream = source.SessionStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "120"}, schema)
+    limit = stream.getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows)
+
+    one = stream.latestOffset(stream.initialOffset(), limit)
+    two = stream.latestOffset(one, limit)
+    stream.prepareForTriggerAvailableNow()
+    first.write(10)
+
+    assert [one, two] == [{"a": 100, "b": 20}, {"a": 100, "b": 50}]
+    assert stream.latestOffset(two, ReadAllAvailable()) == two
+    assert stream.partitions(two, two) == []
+    (part,) = stream.partitions(one, two)
+    assert [batch["seq"].to_pylist() for batch in stream.read(part)] == [list(range(20, 50))]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"kinds": "PUTS"}, "option kinds: 'PUTS' is none of PUT,"), ({"seqFrom": "-1"}, "option seqfrom")],
+)
+def test_a_wrong_option_is_refused(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], told: str
+) -> None:
+    write_session(tmp_path / "s", [Event(1, Kind.PUT)])
+    with pytest.raises(Exception, match=told):
+        load(spark, tmp_path, **options).count()
