@@ -9,20 +9,23 @@ acknowledge them (`ack`), for one that was not even sent them (`send`), or there
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
-from trioha.recording.judging.scene import Scene
+from trioha.recording.histogram import Histogram
+from trioha.recording.judging.scene import Scene, Setting
 from trioha.recording.judging.waits import pair_waits
 
 Ints = NDArray[np.int64]
 
-CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave")
-NOTHING, SEND, ACK, FLUSH, NO_SLAVE = range(len(CAUSES))
+CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
+"""`unknown`: the begin of the wait is not in the recording."""
+NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 _CELLS_MAX: Final = 4_000_000
 """Waits times connections that are looked at together."""
@@ -38,6 +41,20 @@ class Caused:
     """Index in `CAUSES`."""
     conn: Ints
     """The connection that was last, or -1."""
+
+
+@frozen(eq=False)
+class CauseTally:
+    """Waiting times of waits in us, by put status, cause (index in `CAUSES`) and connection (-1: none)."""
+
+    waited_us: Mapping[tuple[int, int, int], Histogram] = field(factory=dict)
+
+    def __add__(self, other: CauseTally) -> CauseTally:
+        keys = sorted({*self.waited_us, *other.waited_us})
+        none = Histogram()
+        return CauseTally(
+            {key: self.waited_us.get(key, none) + other.waited_us.get(key, none) for key in keys}
+        )
 
 
 @frozen(eq=False)
@@ -102,6 +119,41 @@ def causes(scene: Scene) -> Caused:
         ends,
         np.concatenate([none, *(cause for cause, _ in parts)]),
         np.concatenate([none, *(conn for _, conn in parts)]),
+    )
+
+
+def tally_causes(
+    records: NDArray[np.void], setting: Setting, *, before: Callable[[], Iterable[NDArray[np.void]]]
+) -> CauseTally:
+    """What the waits that ended in `records` waited for.
+
+    `before` gives, if asked, more and more of the records just before them: for waits that began there.
+    """
+    first_seq = int(records["seq"][0]) if len(records) else 0
+    scene = Scene(records[records["kind"] != Kind.KEYFRAME], setting, cold=False)
+    waits = pair_waits(scene)
+    if (waits.begins < 0).any():
+        for earlier in before():
+            both = np.concatenate((earlier, records))
+            scene = Scene(both[both["kind"] != Kind.KEYFRAME], setting, cold=False)
+            waits = pair_waits(scene)
+            if (waits.begins[scene.records["seq"][waits.ends] >= first_seq] >= 0).all():
+                break
+    own = waits.ends[scene.records["seq"][waits.ends] >= first_seq]
+    found = causes(scene)
+    cause = np.full(len(scene.records), UNKNOWN, np.int64)
+    conn = np.full(len(scene.records), NO_CONNECTION, np.int64)
+    cause[found.ends], conn[found.ends] = found.cause, found.conn
+    status = scene.records["flags"][own].astype(np.int64)
+    waited_us = np.maximum(scene.records["size"][own].astype(np.int64), 0)
+    keys = np.stack((status, cause[own], conn[own]), axis=1)
+    unique, place = np.unique(keys, axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    return CauseTally(
+        {
+            (int(key[0]), int(key[1]), int(key[2])): Histogram.of(waited_us[place == index])
+            for index, key in enumerate(unique)
+        }
     )
 
 

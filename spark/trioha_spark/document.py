@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from trioha.recording.figures import Percentiles
+from trioha.recording.events import NO_CONNECTION, PutStatus
+from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.judging import Violation
+from trioha_spark.causes import CAUSES
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
 
 
 def document(result: ReplayResult) -> dict[str, list[Row]]:
-    """`sessions`, `connections`, `waits`, `invariants` and `violations` of a replay, one row for each."""
+    """`sessions`, `connections`, `waits`, `causes`, `invariants`, `violations`: one row for each."""
     return {
         "sessions": [session_row(session) for session in result.sessions],
         "connections": [
@@ -24,6 +26,7 @@ def document(result: ReplayResult) -> dict[str, list[Row]]:
             for connection in session.connections
         ],
         "waits": [row for session in result.sessions for row in wait_rows(session)],
+        "causes": [row for session in result.sessions for row in cause_rows(session)],
         "invariants": [row for session in result.sessions for row in invariant_rows(session)],
         "violations": [row for session in result.sessions for row in violation_rows(session)],
     }
@@ -102,6 +105,23 @@ def wait_rows(replay: SessionReplay) -> list[Row]:
             "waitedMs": _percentiles(wait.waited_us, per_ms=1000),
         }
         for wait in replay.node.waits
+    ]
+
+
+def cause_rows(replay: SessionReplay) -> list[Row]:
+    """What the group-commit waits of a session waited for: a row for each status, cause and connection."""
+    addresses = {connection.figures.conn: connection.address for connection in replay.connections}
+    return [
+        {
+            **_whose(replay),
+            "status": PutStatus(status).name if status in set(PutStatus) else str(status),
+            "cause": CAUSES[cause],
+            "conn": None if conn == NO_CONNECTION else conn,
+            "address": addresses.get(conn),
+            "count": waited_us.total,
+            "waitedMs": _percentiles(percentiles(waited_us), per_ms=1000),
+        }
+        for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]
 
 

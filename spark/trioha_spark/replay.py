@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from trioha.recording.curves import Grid
@@ -17,6 +18,7 @@ from trioha.recording.fold import ConnectionPart
 from trioha.recording.judging import Setting, Verdict, judge, verdicts
 from trioha.recording.reader import (
     Damage,
+    Segment,
     Segments,
     Session,
     find_sessions,
@@ -26,11 +28,18 @@ from trioha.recording.reader import (
 )
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
+from trioha_spark.causes import CauseTally
 from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
 from trioha_spark.session import LOCAL, spark_session
 
 CURVE_STEPS: Final = 1500
-"""Points that a curve has at most: enough for a screen's width."""
+"""Points that a curve has, more or less: enough for a screen's width."""
+SECONDS_MAX: Final = 86_400
+"""Longest session whose curves have every second, in s; of longer ones they have coarser steps."""
+_STEPS_NS: Final = (
+    *(10**6 * factor for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    *(10**9 * factor for factor in (1, 2, 5, 10, 30, 60, 300, 600, 3600)),
+)
 
 
 @frozen(eq=False)
@@ -59,6 +68,11 @@ class SessionReplay:
     """Time steps of the connections' curves."""
     verdicts: tuple[Verdict, ...]
     """On every invariant."""
+    causes: CauseTally
+    """What group-commit waits waited for."""
+    events: NDArray[np.void]
+    """Records of the kinds `trioha_spark.scan.EVENT_KINDS`, the first ones."""
+    segments: tuple[Segment, ...]
 
     @property
     def name(self) -> str:
@@ -138,7 +152,19 @@ def _grid(session: Session, segments: Segments) -> Grid:
         if len(records):
             last_ns = max(first_ns, int(records["ts_ns"][-1]))
             break
-    return Grid.over(first_ns, last_ns, steps=CURVE_STEPS)
+    return curve_grid(first_ns, last_ns, wall_ns=session.wall_of(first_ns))
+
+
+def curve_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> Grid:
+    """Steps that make up whole seconds of the wall clock, which was `wall_ns` at `first_ns`."""
+    span_ns = last_ns - first_ns
+    wanted_ns = max(span_ns // CURVE_STEPS, 1)
+    if wanted_ns > 10**9:
+        # Tables have every second, as long as that is not too much.
+        wanted_ns = max(10**9, span_ns // SECONDS_MAX)
+    step_ns = next((step for step in _STEPS_NS if step >= wanted_ns), _STEPS_NS[-1])
+    origin_ns = first_ns - wall_ns % step_ns
+    return Grid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
 
 
 def _session_replay(
@@ -166,12 +192,16 @@ def _session_replay(
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
         verdicts=verdicts(node_part.judgement),
+        causes=node_part.causes,
+        events=np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events]),
+        segments=segments.segments,
     )
 
 
 def _nothing(session: Session) -> NodePart:
     """What a session without any record says."""
-    return NodePart(NodeTally(), (), judge(np.zeros(0, record_dtype(session)), Setting.of(session)))
+    none = np.zeros(0, record_dtype(session))
+    return NodePart(NodeTally(), (), judge(none, Setting.of(session)), CauseTally(), ())
 
 
 def _reconnects(connections: Iterable[ConnectionReplay]) -> int:

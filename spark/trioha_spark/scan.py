@@ -12,20 +12,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from attrs import frozen
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
 from trioha.recording.curves import Grid
-from trioha.recording.events import NO_CONNECTION
+from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.fold import ConnectionPart, Part, fold
 from trioha.recording.judging import Judgement, Setting, combine, judge
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment
 from trioha.recording.tallies import NodeTally
+from trioha_spark.causes import CauseTally, tally_causes
 
 RANGE_RECORDS: Final = 500_000
 """Records that one task folds at a time: 24 MB."""
+
+EVENT_KINDS: Final = (Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED)
+"""What happens to connections and to the recording: seldom, but what an operator looks for."""
+EVENTS_MAX: Final = 100_000
+"""So many of them are kept of a session, the first ones."""
+BEFORE_RECORDS: Final = (65_536, 1_000_000)
+"""How far before a range the begins of waits are looked for."""
 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
 """A part: index of its session, connection (-1: the node), place of its range there, and pickled."""
@@ -51,6 +61,8 @@ class Range:
     grid: Grid
     cold: bool
     """Whether nothing came before it."""
+    previous: Segment | None
+    """The segment before its own."""
 
 
 @frozen(eq=False)
@@ -61,6 +73,9 @@ class NodePart:
     damage: tuple[Damage, ...]
     judgement: Judgement
     """Of all of the session's invariants, connections' too: some look at more than one."""
+    causes: CauseTally
+    events: tuple[NDArray[np.void], ...]
+    """The records that say what happened to connections and to the recording, `EVENTS_MAX` at most."""
 
 
 def ranges_of(
@@ -73,7 +88,7 @@ def ranges_of(
 ) -> list[Range]:
     """The ranges that cover all records of `segments`, at most `range_records` each."""
     ranges: list[Range] = []
-    for segment in segments:
+    for previous, segment in zip((None, *segments), segments, strict=False):
         for first in range(0, segment.records, range_records):
             ranges.append(
                 Range(
@@ -85,6 +100,7 @@ def ranges_of(
                     count=min(range_records, segment.records - first),
                     grid=grid,
                     cold=not ranges,
+                    previous=previous,
                 )
             )
     return ranges
@@ -106,7 +122,9 @@ def _fold_range(work: Range) -> pa.RecordBatch:
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
     part: Part = fold(records.array, is_slave=work.session.is_slave, grid=work.grid, cold=work.cold)
     judgement = judge(records.array, Setting.of(work.session), cold=work.cold)
-    node = NodePart(part.node, records.damage, judgement)
+    causes = tally_causes(records.array, Setting.of(work.session), before=partial(_before, work))
+    events = records.array[np.isin(records.array["kind"], EVENT_KINDS)][:EVENTS_MAX]
+    node = NodePart(part.node, records.damage, judgement, causes, (events,))
     rows: dict[int, object] = {NO_CONNECTION: node, **part.connections}
     return pa.RecordBatch.from_pydict(
         {
@@ -150,7 +168,29 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
         reduce(NodeTally.__add__, (part.tally for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
         combine(part.judgement for part in parts),
+        reduce(CauseTally.__add__, (part.causes for part in parts)),
+        _first_events([events for part in parts for events in part.events]),
     )
+
+
+def _first_events(parts: Sequence[NDArray[np.void]]) -> tuple[NDArray[np.void], ...]:
+    kept: list[NDArray[np.void]] = []
+    room = EVENTS_MAX
+    for events in parts:
+        kept.append(events[:room])
+        room -= len(kept[-1])
+    return tuple(kept)
+
+
+def _before(work: Range) -> Iterator[NDArray[np.void]]:
+    """More and more of the records before a range, its segment's or the one's before it."""
+    for count in BEFORE_RECORDS:
+        segment, last = work.segment, work.first
+        if last == 0:
+            if work.previous is None:
+                return
+            segment, last = work.previous, work.previous.records
+        yield read_segment(work.session, segment, first=max(0, last - count), count=min(count, last)).array
 
 
 def join_connection(parts: Sequence[ConnectionPart], grid: Grid) -> ConnectionPart:

@@ -1,65 +1,206 @@
-"""A replay's result as Spark DataFrames, to be queried or kept as Parquet."""
+"""A replay's result as tables: Arrow, Parquet files, Spark DataFrames and views.
+
+Columns are those of the rows in `trioha_spark.document`; `seconds` and `events` are too long for that
+document and exist only here (docs/session-analysis.md has all of them).
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
-from attrs import frozen
+import pyarrow as pa
+from attrs import fields, frozen
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from trioha.errors import StoreError
+from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent
+from trioha_spark.clocks import Link
 from trioha_spark.document import document
-from trioha_spark.replay import ReplayResult
+from trioha_spark.replay import ReplayResult, SessionReplay
+from trioha_spark.seconds import seconds_table
 
-_PERCENTILES: Final = "struct<p50: double, p99: double, max: double>"
+_TEXT, _LONG, _DOUBLE = pa.string(), pa.int64(), pa.float64()
+_PERCENTILES: Final = pa.struct([("p50", _DOUBLE), ("p99", _DOUBLE), ("max", _DOUBLE)])
+_WHOSE: Final = (("session", _TEXT), ("brokerName", _TEXT), ("brokerId", _LONG))
 
-SESSIONS_SCHEMA: Final = (
-    "session string, clusterName string, brokerName string, brokerId long, role string, beganAtMs long, "
-    "durationMs double, events long, dropped long, lost long, damage array<string>, puts long, "
-    "putBytes long, maxOffset long, flushedOffset long, dispatchedOffset long, connections long, "
-    "reconnects long, waitsOpen long"
+
+def _longs(*names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, _LONG) for name in names]
+
+
+SESSIONS_SCHEMA: Final = pa.schema(
+    [
+        *(("session", _TEXT), ("clusterName", _TEXT), ("brokerName", _TEXT), ("brokerId", _LONG)),
+        *(("role", _TEXT), ("beganAtMs", _LONG), ("durationMs", _DOUBLE)),
+        *_longs("events", "dropped", "lost"),
+        ("damage", pa.list_(_TEXT)),
+        *_longs("puts", "putBytes", "maxOffset", "flushedOffset", "dispatchedOffset"),
+        *_longs("connections", "reconnects", "waitsOpen"),
+    ]
 )
-CONNECTIONS_SCHEMA: Final = (
-    "session string, brokerName string, brokerId long, role string, conn long, address string, "
-    "openedAtMs long, closedAtMs long, state string, closeReason string, bytes long, frames long, acks long, "
-    f"lagBytes {_PERCENTILES}, ackLatencyMs {_PERCENTILES}, unacknowledgedFrames long, requestOffset long, "
-    "sentOffset long, ackOffset long, receivedOffset long, reportedOffset long, maxOffset long, "
-    "heartbeatsSent long, heartbeatsReceived long, refused long"
+CONNECTIONS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("role", _TEXT), ("conn", _LONG), ("address", _TEXT)),
+        *_longs("openedAtMs", "closedAtMs"),
+        *(("state", _TEXT), ("closeReason", _TEXT)),
+        *_longs("bytes", "frames", "acks"),
+        *(("lagBytes", _PERCENTILES), ("ackLatencyMs", _PERCENTILES)),
+        *_longs("unacknowledgedFrames", "requestOffset", "sentOffset", "ackOffset", "receivedOffset"),
+        *_longs("reportedOffset", "maxOffset", "heartbeatsSent", "heartbeatsReceived", "refused"),
+    ]
 )
-WAITS_SCHEMA: Final = (
-    f"session string, brokerName string, brokerId long, status string, count long, waitedMs {_PERCENTILES}"
+WAITS_SCHEMA: Final = pa.schema([*_WHOSE, ("status", _TEXT), ("count", _LONG), ("waitedMs", _PERCENTILES)])
+CAUSES_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("status", _TEXT), ("cause", _TEXT), ("conn", _LONG), ("address", _TEXT)),
+        *(("count", _LONG), ("waitedMs", _PERCENTILES)),
+    ]
 )
-INVARIANTS_SCHEMA: Final = (
-    "session string, brokerName string, brokerId long, invariant string, severity string, sentence string, "
-    "checked long, violations long"
+INVARIANTS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("invariant", _TEXT), ("severity", _TEXT), ("sentence", _TEXT)),
+        *_longs("checked", "violations"),
+    ]
 )
-VIOLATIONS_SCHEMA: Final = (
-    "session string, brokerName string, brokerId long, invariant string, severity string, seq long, "
-    "atMs long, conn long, sentence string"
+VIOLATIONS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("invariant", _TEXT), ("severity", _TEXT)),
+        *_longs("seq", "atMs", "conn"),
+        ("sentence", _TEXT),
+    ]
 )
+EVENTS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("atMs", _DOUBLE), ("seq", _LONG), ("conn", _LONG)),
+        *(("kind", _TEXT), ("what", _TEXT), ("offset", _LONG), ("maxOffset", _LONG)),
+    ]
+)
+"""`what`: the new state, the reason of an end or a refusal, what the link did. `offset`, `maxOffset`: of the
+record; of DROPPED, `offset` is how many events were dropped."""
+LINKS_SCHEMA: Final = pa.schema(
+    [
+        *(("session", _TEXT), ("brokerName", _TEXT), ("conn", _LONG), ("slaveSession", _TEXT)),
+        *_longs("slaveBrokerId", "slaveConn", "frames"),
+        *(("aheadMs", _DOUBLE), ("uncertainMs", _DOUBLE)),
+    ]
+)
+"""`frames`: those that both sides have. `aheadMs`: how far the slave's clock is ahead."""
 
 
 @frozen(eq=False)
 class ReplayTables:
-    """The tables of a replay; columns as in `trioha_spark.document`."""
+    """The tables of a replay as DataFrames."""
 
     sessions: DataFrame
     connections: DataFrame
+    seconds: DataFrame
+    events: DataFrame
     waits: DataFrame
+    causes: DataFrame
+    links: DataFrame
     invariants: DataFrame
     violations: DataFrame
 
 
-def tables(spark: SparkSession, result: ReplayResult) -> ReplayTables:
-    """The result of a replay as DataFrames of `spark`."""
+def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
+    """The tables of a replay, by their names; `links` as `trioha_spark.clocks.links` finds them."""
     rows = document(result)
-    for row in rows["connections"]:
-        # A percentile of bytes is a whole number in JSON, and Spark turns no integer into a double.
-        if row["lagBytes"] is not None:
-            row["lagBytes"] = {name: float(value) for name, value in row["lagBytes"].items()}
-    return ReplayTables(
-        sessions=spark.createDataFrame(rows["sessions"], SESSIONS_SCHEMA),
-        connections=spark.createDataFrame(rows["connections"], CONNECTIONS_SCHEMA),
-        waits=spark.createDataFrame(rows["waits"], WAITS_SCHEMA),
-        invariants=spark.createDataFrame(rows["invariants"], INVARIANTS_SCHEMA),
-        violations=spark.createDataFrame(rows["violations"], VIOLATIONS_SCHEMA),
-    )
+    return {
+        "sessions": pa.Table.from_pylist(rows["sessions"], SESSIONS_SCHEMA),
+        "connections": pa.Table.from_pylist(rows["connections"], CONNECTIONS_SCHEMA),
+        "seconds": seconds_table(result),
+        "events": pa.Table.from_pylist(
+            [row for replay in result.sessions for row in _event_rows(replay)], EVENTS_SCHEMA
+        ),
+        "waits": pa.Table.from_pylist(rows["waits"], WAITS_SCHEMA),
+        "causes": pa.Table.from_pylist(rows["causes"], CAUSES_SCHEMA),
+        "links": pa.Table.from_pylist([_link_row(link) for link in links], LINKS_SCHEMA),
+        "invariants": pa.Table.from_pylist(rows["invariants"], INVARIANTS_SCHEMA),
+        "violations": pa.Table.from_pylist(rows["violations"], VIOLATIONS_SCHEMA),
+    }
+
+
+def tables(spark: SparkSession, result: ReplayResult, links: Sequence[Link] = ()) -> ReplayTables:
+    """The result of a replay as DataFrames of `spark`."""
+    found = arrow_tables(result, links)
+    return ReplayTables(**{name: spark.createDataFrame(table) for name, table in found.items()})
+
+
+def create_views(found: ReplayTables, *, prefix: str = "trioha_") -> list[str]:
+    """Make a temporary view of each table (`trioha_sessions`, ...), for SQL; returns their names."""
+    names = []
+    for attribute in fields(ReplayTables):
+        name = f"{prefix}{attribute.name}"
+        getattr(found, attribute.name).createOrReplaceTempView(name)
+        names.append(name)
+    return names
+
+
+def write_tables(result: ReplayResult, directory: Path, links: Sequence[Link] = ()) -> list[Path]:
+    """Write each table as `directory/NAME.parquet` (zstd). Raises StoreError."""
+    written = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, table in arrow_tables(result, links).items():
+            path = directory / f"{name}.parquet"
+            parquet.write_table(table, path, compression="zstd")
+            written.append(path)
+    except OSError as error:
+        raise StoreError(
+            f"the tables cannot be written: {error.strerror or error}", path=directory
+        ) from error
+    return written
+
+
+def _event_rows(replay: SessionReplay) -> list[dict[str, Any]]:
+    session = replay.session
+    columns = [
+        replay.events[name].tolist() for name in ("ts_ns", "seq", "conn", "kind", "flags", "offset", "aux")
+    ]
+    return [
+        {
+            "session": replay.name,
+            "brokerName": session.identity.broker_name,
+            "brokerId": session.identity.broker_id,
+            "atMs": session.wall_of(ts_ns) / 1e6,
+            "seq": seq,
+            "conn": None if conn == NO_CONNECTION else conn,
+            "kind": Kind(kind).name,
+            "what": _what(kind, flags),
+            "offset": aux if kind == Kind.DROPPED else offset,
+            "maxOffset": None if kind in {Kind.DROPPED, Kind.LINK} else aux,
+        }
+        for ts_ns, seq, conn, kind, flags, offset, aux in zip(*columns, strict=True)
+    ]
+
+
+_NAMES: Final = {
+    Kind.STATE: HaState,
+    Kind.CLOSED: CloseReason,
+    Kind.REFUSED: CloseReason,
+    Kind.LINK: LinkEvent,
+}
+
+
+def _what(kind: int, flags: int) -> str | None:
+    names = _NAMES.get(Kind(kind))
+    if names is None:
+        return None
+    return names(flags).name if flags in set(names) else str(flags)
+
+
+def _link_row(link: Link) -> dict[str, Any]:
+    return {
+        "session": link.master.session.path.resolve().name,
+        "brokerName": link.master.session.identity.broker_name,
+        "conn": link.master_conn,
+        "slaveSession": link.slave.session.path.resolve().name,
+        "slaveBrokerId": link.slave.session.identity.broker_id,
+        "slaveConn": link.slave_conn,
+        "frames": link.frames,
+        "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
+        "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
+    }

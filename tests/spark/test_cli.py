@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 import trioha_spark
 from tests.recording.sessions import Event, slave_events, write_session
@@ -40,9 +41,24 @@ def test_replay_prints_json_and_writes_the_report_and_nothing_else(session: Path
     done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert set(document) == {"sessions", "connections", "waits", "invariants", "violations"}
+    assert set(document) == {"sessions", "connections", "waits", "causes", "invariants", "violations"}
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
     assert report.stat().st_size > 1_000_000
+
+
+@pytest.mark.spark
+def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> None:
+    done = trioha("replay", session, "--master", "local[1]", "--out", tmp_path / "new" / "tables")
+    assert (done.returncode, done.stderr) == (0, "")
+    seconds = parquet.read_table(tmp_path / "new" / "tables" / "seconds.parquet").to_pylist()
+    assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in seconds] == [
+        (1, 1300, 1300),
+        (2, 1500, 1300),
+    ]
+    assert {path.stem for path in (tmp_path / "new" / "tables").iterdir()} == {
+        *("sessions", "connections", "seconds", "events", "waits", "causes", "links"),
+        *("invariants", "violations"),
+    }
 
 
 @pytest.mark.spark

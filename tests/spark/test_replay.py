@@ -13,9 +13,9 @@ from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, 
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha_spark.document import document
-from trioha_spark.replay import ReplayResult, replay
+from trioha_spark.replay import ReplayResult, curve_grid, replay
 from trioha_spark.report import report_html, write_report
-from trioha_spark.tables import tables
+from trioha_spark.tables import arrow_tables, create_views, tables
 
 pytestmark = pytest.mark.spark
 
@@ -153,6 +153,77 @@ def test_invariants_are_judged_and_their_violations_told(result: ReplayResult) -
     # This session does not say its settings; the slave's has no acks.
     unjudged = {(row["brokerId"], row["invariant"]) for row in rows["invariants"] if row["checked"] is None}
     assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
+
+
+def test_waits_have_what_they_waited_for(result: ReplayResult) -> None:
+    rows = document(result)["causes"]
+    assert [(row["status"], row["cause"], row["conn"], row["address"], row["count"]) for row in rows] == [
+        ("PUT_OK", "ack", 1, "10.0.0.2:41000", 1),
+        ("FLUSH_SLAVE_TIMEOUT", "ack", 1, "10.0.0.2:41000", 1),
+    ]
+    assert [row["waitedMs"]["max"] for row in rows] == [2.0, 20.0]
+
+
+def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
+    rows = arrow_tables(result)["seconds"].to_pylist()
+    assert [(row["brokerId"], row["conn"], row["lagBytes"], row["lagSeconds"]) for row in rows] == [
+        (0, 1, 500, 0.01),
+        (0, 2, 500, 0.0),
+        (1, 1, None, None),
+        (1, 2, None, None),
+    ]
+    assert [(row["sentOffset"], row["ackOffset"], row["receivedOffset"]) for row in rows] == [
+        (2000, 1500, None),
+        (2000, 2000, None),
+        (None, None, 1300),
+        (None, None, 1500),
+    ]
+    assert [row["bytesPerSecond"] for row in rows] == [1000.0, 500.0, 300.0, 200.0]
+    assert {row["atMs"] for row in rows} == {WALL_NS // MS}
+
+
+def test_lag_is_the_worst_of_each_second(spark: SparkSession, tmp_path: Path) -> None:
+    """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s."""
+    events = [
+        Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(0, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(200 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(1100 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=1700, size=200),
+        Event(2500 * MS, Kind.ACK, conn=1, offset=1700, aux=1700),
+        Event(4200 * MS, Kind.HEARTBEAT, conn=1, offset=1700, aux=1700),
+    ]
+    table = arrow_tables(replay([write_session(tmp_path / "session", events)], spark=spark))["seconds"]
+    assert [
+        ((row["atMs"] - WALL_NS // MS) // 1000, row["lagBytes"], row["lagSeconds"], row["bytesPerSecond"])
+        for row in table.to_pylist()
+    ] == [(0, 500, 0.8, 500.0), (1, 700, 1.8, 200.0), (2, 700, 0.0, 0.0), (4, 0, 0.0, 0.0)]
+
+
+def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
+    for hours, step_ns, steps_max in ((0.01, 50 * MS, 1500), (1, 1000 * MS, 3700), (100, 5000 * MS, 86_400)):
+        grid = curve_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
+        assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
+        assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
+
+
+def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
+    rows = [row for row in arrow_tables(result)["events"].to_pylist() if row["brokerId"] == 1]
+    assert [(row["kind"], row["what"]) for row in rows[:5]] == [
+        ("LINK", "CONNECTING"),
+        ("LINK", "CONNECTED"),
+        ("STATE", "TRANSFER"),
+        ("CLOSED", "EOF"),
+        ("STATE", "READY"),
+    ]
+
+
+def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:
+    names = create_views(tables(spark, result))
+    assert "trioha_seconds" in names
+    (row,) = spark.sql("select max(lagBytes), count(*) from trioha_seconds").collect()
+    assert tuple(row) == (500, 4)
+    for name in names:
+        spark.catalog.dropTempView(name)
 
 
 def test_violations_are_rows_for_spark_too(spark: SparkSession, result: ReplayResult) -> None:

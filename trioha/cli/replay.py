@@ -26,6 +26,7 @@ def replay(
     *,
     master: str = "local[*]",
     report: Path | None = None,
+    tables: Annotated[Path | None, Parameter(name="--out")] = None,
     at: str | None = None,
     explain: str | None = None,
     json: bool = False,
@@ -42,6 +43,8 @@ def replay(
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
         HTML file to write: curves of offsets and lag, histograms; it needs nothing else to be looked at.
+    tables
+        Folder to write the results to as Parquet tables; it is made if it is not there.
     at
         Show where everything stood at a time: 2026-11-21T03:12:00.5Z, 03:12:00 (UTC), +90 (seconds from the
         begin) or 50%.
@@ -49,7 +52,7 @@ def replay(
         Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
         first one, or the first one after --at).
     json
-        Print one JSON object with `sessions`, `connections`, `waits`, `invariants` and `violations`.
+        Print one JSON object with `sessions`, `connections`, `waits`, `causes`, `invariants`, `violations`.
 
     Exits with 1 if an invariant of severity error does not hold.
     """
@@ -66,6 +69,9 @@ def replay(
         result = replays.replay(sessions, master=master)
         if report is not None:
             _spark_module("report").write_report(result, report)
+        if tables is not None:
+            links = _spark_module("clocks").links(_spark_module("moment").open_tapes(sessions))
+            _spark_module("tables").write_tables(result, tables, links)
     document = documents.document(result)
     if json:
         print_json(document)
@@ -73,6 +79,8 @@ def replay(
         _print(document)
         if report is not None:
             out().print(f"report: {escape(str(report))}", soft_wrap=True)
+        if tables is not None:
+            out().print(f"tables: {escape(str(tables))}", soft_wrap=True)
     is_broken = any(row["violations"] and row["severity"] == "error" for row in document["invariants"])
     return 1 if is_broken else 0
 
@@ -165,6 +173,7 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
         out().print("lag: bytes, weighted by time; ack: ms from a frame's transfer to its ack", style="dim")
     if document["waits"]:
         _print_waits(document["waits"])
+        _print_causes(document["causes"])
     _print_violations(document)
     for row in document["sessions"]:
         for line in row["damage"]:
@@ -212,6 +221,27 @@ def _print_waits(rows: list[dict[str, Any]]) -> None:
     out().print(table)
 
 
+def _print_causes(rows: list[dict[str, Any]]) -> None:
+    table = _table("What puts waited for", "node", "status", "what", "conn", "puts", "waited ms p50/p99/max")
+    for row in sorted(rows, key=_count, reverse=True)[:CAUSES_SHOWN]:
+        conn = "" if row["conn"] is None else f"{row['conn']} {row['address'] or ''}".rstrip()
+        table.add_row(
+            _node(row),
+            escape(row["status"]),
+            row["cause"],
+            escape(conn),
+            _number(row["count"]),
+            _percentiles(row["waitedMs"]),
+        )
+    out().print(table)
+
+
+def _count(row: dict[str, Any]) -> int:
+    count: int = row["count"]
+    return count
+
+
+CAUSES_SHOWN = 12
 VIOLATIONS_SHOWN = 20
 
 
