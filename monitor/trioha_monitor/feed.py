@@ -1,14 +1,13 @@
-"""Asks the nodes: one trio task, one connection and at most one question in flight for each of them.
+"""Asks one node, for ever: over one connection, with at most one question in flight.
 
-Whatever a node does (refuses, hangs, answers half, answers nonsense, goes away) ends in a sample that says
-so, a pause that grows up to `back_off_s_max`, and a new connection. No node waits for another.
+Whatever the node does (refuses, hangs, answers half, answers nonsense, goes away) ends in a word on it to
+whoever listens, a pause that grows up to `back_off_s_max`, and a new connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
 from functools import partial
 
 import trio
@@ -18,12 +17,7 @@ from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.status import BrokerStatus, StatusReader
-from trioha_monitor.model import ClusterModel, Sample, Snapshot
 
-Publish = Callable[[Snapshot], None]
-"""Whoever is shown the snapshots; called in the feed's thread, returns at once."""
-Feed = Callable[[Publish], Awaitable[None]]
-"""A source of snapshots: publishes until it is cancelled."""
 Ask = Callable[[], Awaitable[BrokerStatus]]
 """One question to one node."""
 Hear = Callable[[str, BrokerStatus | None, str | None], None]
@@ -34,10 +28,10 @@ Hear = Callable[[str, BrokerStatus | None, str | None], None]
 class FeedTimes:
     """How often, and how patiently. All in seconds."""
 
-    interval_s: float = 0.2
+    interval_s: float = 0.1
     """Pause between two questions to one node."""
-    refresh_s: float = 0.2
-    """Pause between two snapshots, with or without new answers: what is shown ages visibly."""
+    refresh_s: float = 0.1
+    """Pause between two views, with or without new answers: what is shown ages visibly."""
     connect_timeout_s: float = 1.0
     """How long a connection may take."""
     request_timeout_s: float = 1.0
@@ -58,33 +52,6 @@ async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]
     async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
         reader = StatusReader(client, with_table=True)
         yield partial(reader.fetch, timeout_s=times.request_timeout_s)
-
-
-def live_feed(
-    addresses: Sequence[str], *, times: FeedTimes | None = None, open_session: OpenSession = remoting_session
-) -> Feed:
-    """A feed of what the nodes at `addresses` say now; an address that is named twice is asked once."""
-    wanted = tuple(dict.fromkeys(addresses))
-    chosen = times or FeedTimes()
-
-    async def feed(publish: Publish) -> None:
-        model = ClusterModel(wanted, interval_s=chosen.interval_s)
-
-        def hear(address: str, status: BrokerStatus | None, fault: str | None) -> None:
-            model.observe(Sample(address, at_s=trio.current_time(), status=status, fault=fault))
-
-        async with trio.open_nursery() as nursery:
-            for address in wanted:
-                nursery.start_soon(watch_node, address, hear, chosen, open_session)
-            nursery.start_soon(_publish_snapshots, model, publish, chosen)
-
-    return feed
-
-
-async def _publish_snapshots(model: ClusterModel, publish: Publish, times: FeedTimes) -> None:
-    while True:
-        publish(model.snapshot(trio.current_time(), wall_time=datetime.now().astimezone()))
-        await trio.sleep(times.refresh_s)
 
 
 async def watch_node(address: str, hear: Hear, times: FeedTimes, open_session: OpenSession) -> None:

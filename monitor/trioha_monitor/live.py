@@ -29,7 +29,7 @@ from trioha_monitor.texts import clean
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind, Health, NameServerView, Show, ViewFeed
 
-LIVE_TIMES = FeedTimes(interval_s=0.1, refresh_s=0.1)
+LIVE_TIMES = FeedTimes()
 """Ten questions a second to each node, ten views a second."""
 DISCOVERY_INTERVAL_S = 3.0
 """Pause between two questions to a name server, in seconds."""

@@ -2,7 +2,7 @@
 
 Two sources make views, and screens need not know which one they look at:
 
-- The live feed (`trioha_monitor.feed`) asks nodes over their remoting port and folds the answers
+- The live feed (`trioha_monitor.live`) asks nodes over their remoting port and folds the answers
   (`trioha_monitor.cluster`). Figures are as old as the last answer; `NodeView.age_s` says how old.
 - A replay (`trioha_monitor.replay`) folds recorded sessions up to the moment it stands at. There a node's
   figures are those of its session; what a session does not say is None.

@@ -1,4 +1,4 @@
-"""The feed over real sockets, against peers that speak remoting well, badly, or not at all."""
+"""The live source over real sockets, against peers that speak remoting well, badly, or not at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.status import HaExtras, HaRuntimeInfo
-from trioha_monitor.feed import FeedTimes, live_feed
-from trioha_monitor.model import Health, NodeView, Snapshot
+from trioha_monitor.feed import FeedTimes
+from trioha_monitor.live import LiveSettings, live_views
+from trioha_monitor.view import ClusterView, Health, NodeView
 
 TIMES = FeedTimes(
     interval_s=0.02, refresh_s=0.02, request_timeout_s=0.3, back_off_s_min=0.02, back_off_s_max=0.05
@@ -124,42 +125,48 @@ async def listening(peer: Peer, *, port: int = 0) -> AsyncIterator[int]:
 
 
 class Watch:
-    """A feed in the background."""
+    """A live source in the background."""
 
     def __init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[Snapshot](1)
+        self._send, self._receive = trio.open_memory_channel[ClusterView](1)
 
-    def publish(self, snapshot: Snapshot) -> None:
+    def show(self, view: ClusterView) -> None:
         with suppress(trio.WouldBlock):
-            self._send.send_nowait(snapshot)
+            self._send.send_nowait(view)
+
+    async def view_that(self, is_so: Callable[[NodeView], bool]) -> ClusterView:
+        """The first view with the watched node as wanted."""
+        with trio.fail_after(10):
+            async for view in self._receive:
+                if is_so(view.nodes[0]):
+                    return view
+        raise AssertionError("the source ended")
 
     async def node_that(self, is_so: Callable[[NodeView], bool]) -> NodeView:
         """The watched node as soon as it is as wanted."""
-        with trio.fail_after(10):
-            async for snapshot in self._receive:
-                if is_so(snapshot.nodes[0]):
-                    return snapshot.nodes[0]
-        raise AssertionError("the feed ended")
+        return (await self.view_that(is_so)).nodes[0]
 
 
 @asynccontextmanager
 async def watching(port: int) -> AsyncIterator[Watch]:
     watch = Watch()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(live_feed([f"127.0.0.1:{port}"], times=TIMES), watch.publish)
+        feed = live_views([f"127.0.0.1:{port}"], settings=LiveSettings(times=TIMES))
+        nursery.start_soon(feed, watch.show)
         yield watch
         nursery.cancel_scope.cancel()
 
 
 async def test_a_node_is_shown_with_its_connection() -> None:
     async with listening(trioha_node) as port, watching(port) as watch:
-        node = await watch.node_that(lambda node: node.health is Health.UP)
-        assert (node.role, node.name, node.max_offset, node.flushed_offset) == (
+        view = await watch.view_that(lambda node: node.health is Health.UP)
+        (node,) = view.nodes
+        assert (node.role, node.label, node.log.max_offset, node.log.flushed_offset) == (
             "SYNC_MASTER", "broker-a #0", 5000, 4950,
         )  # fmt: skip
-        assert [
-            (link.address, link.sent_offset, link.ack_offset, link.lag_bytes) for link in node.connections
-        ] == [("127.0.0.1:40000", 5000, 4900, 100)]
+        assert [(row.address, row.sent_offset, row.ack_offset, row.diff_bytes) for row in view.replicas] == [
+            ("127.0.0.1:40000", 5000, 4900, 100)
+        ]
 
 
 async def test_a_node_that_stops_is_down_and_one_that_starts_again_is_picked_up() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
-from tests.monitor.test_real_nodes import running, send
+from tests.monitor.real_nodes import running, send
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.view import ClusterView, EventKind, Verdict
 
@@ -33,14 +33,18 @@ class Watch:
         raise AssertionError(f"never so; at last: {view} {view.events}")
 
 
-async def test_a_pair_is_one_replica_that_both_sides_tell_of(tmp_path: Path) -> None:
+async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its_return(
+    tmp_path: Path,
+) -> None:
     watch = Watch()
     async with running(tmp_path / "m", brokerRole="SYNC_MASTER", brokerId=0, listenPort=0) as master:
         slave_settings = {
-            "brokerRole": "SLAVE", "brokerId": 1, "listenPort": 0, "haMasterAddress": str(master.ha),
+            "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": str(master.ha),
+            # It comes back at its exact end: a tail check would show for a moment as a lag of its own.
+            "trioha.haTailCheck": 0,
         }  # fmt: skip
         async with trio.open_nursery() as nursery:
-            async with running(tmp_path / "s", **slave_settings) as slave:
+            async with running(tmp_path / "s", listenPort=0, **slave_settings) as slave:
                 feed = live_views([str(master.listen), str(slave.listen)], settings=SETTINGS)
                 nursery.start_soon(feed, watch.show)
                 await watch.until(lambda view: any(row.node and row.is_connected for row in view.replicas))
@@ -78,6 +82,23 @@ async def test_a_pair_is_one_replica_that_both_sides_tell_of(tmp_path: Path) -> 
             assert [event.kind for event in gone.events if event.kind is EventKind.LOST] == [EventKind.LOST]
             lost = next(event for event in gone.events if event.kind is EventKind.LOST)
             assert lost.text.startswith("connection ended (EOF: the slave closed it); ack 2")
+            assert await send(str(master.listen), 3) == ["SLAVE_NOT_AVAILABLE"] * 3
+            behind = await watch.until(lambda view: (view.replicas[0].diff_bytes or 0) > 3000)
+            assert (behind.replicas[0].is_connected, behind.replicas[0].key) == (False, row.key)
+
+            async with running(tmp_path / "s", listenPort=slave.listen.port, **slave_settings):
+                again = await watch.until(
+                    lambda view: (
+                        view.replicas[0].verdict is Verdict.OK
+                        and (view.replicas[0].ack_offset or 0) > 23_000
+                        and view.replicas[0].diff_bytes == 0
+                    )
+                )
+                (back,) = again.replicas
+                assert (back.key, back.label, back.reconnects) == (row.key, row.label, 0)
+                worst = back.lag_history.worst(end_ms=again.time_ms, span_ms=60_000)
+                assert worst is not None
+                assert worst.value == behind.replicas[0].diff_bytes
             nursery.cancel_scope.cancel()
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import trio
 
+from tests.monitor.real_nodes import running, send
 from tests.monitor.test_live_nodes import SETTINGS, Watch
-from tests.monitor.test_real_nodes import running, send
 from trioha_monitor.live import live_views
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.verdict import Verdict
