@@ -1,11 +1,13 @@
 """How fast logs and sessions are read: CPU time in one process, and through Spark.
 
-`python tests/benchmarks/bench_spark_reading.py [--mb 256] [--rounds 5] [--spark]`
+`python tests/benchmarks/bench_spark_reading.py [--mb 256] [--events 1000000] [--session FOLDER] [--spark]`
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,10 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
+from trioha.recording.reader import Damage, Session, open_session
 from trioha.store.record import MAGIC_V1, Host, Record, body_crc, encode_record
 from trioha_spark.commitlog.columns import TYPES, decode
 from trioha_spark.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_spark.commitlog.reading import LogDamage, What, read_range
+from trioha_spark.packing import pack_segment, sealed_segments
+from trioha_spark.pieces import list_pieces, read_seqs
+from trioha_spark.session import spark_session
+from trioha_spark.sources import register
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.benchmarks.big_session import write_big_session
 
 BODY_BYTES = 1024
 FILE_BYTES = 1 << 30
@@ -94,6 +104,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--session", type=Path, help="a recorded session to measure packing with, too")
+    parser.add_argument("--spark", action="store_true", help="through Spark on local[2], too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for body_bytes in (BODY_BYTES, 100, 65536):
@@ -108,6 +121,45 @@ def main() -> None:
                     f"bodies of {body_bytes:>6} bytes, {name:>6} columns: "
                     f"{(arguments.mb << 20) / seconds / 1e6:8,.0f} MB/s, {count / seconds:12,.0f} records/s"
                 )
+        sessions = [write_big_session(Path(folder) / "session", events=arguments.events)]
+        if arguments.session is not None:
+            sessions.append(Path(shutil.copytree(arguments.session, Path(folder) / "recorded")))
+        for path in sessions:
+            measure_session(path, arguments.rounds)
+        if arguments.spark:
+            measure_spark(Path(folder) / f"log-{BODY_BYTES}", sessions[0])
+
+
+def measure_session(path: Path, rounds: int) -> None:
+    """Read a session, pack it, and read it packed."""
+    session = open_session(path)
+    count = list_pieces(session).end_seq
+    for state in ("unpacked", "packed"):
+        if state == "packed":
+            begin = time.process_time()
+            packed = [pack_segment(session, each) for each in sealed_segments(session, every=True)]
+            seconds = time.process_time() - begin
+            before, after = sum(one.source_bytes for one in packed), sum(one.target_bytes for one in packed)
+            print(f"{path.name}: packed {before / after:.1f} times smaller, {count / seconds:,.0f} events/s")
+        seconds = best_cpu_s(lambda: read_session(session), rounds, count)
+        print(f"{path.name}, {state}: {count:,} events, {count / seconds:,.0f} events/s")
+
+
+def read_session(session: Session) -> int:
+    """Read all records; gives their number."""
+    blocks = read_seqs(session, list_pieces(session), seq_from=0, seq_to=None)
+    return sum(len(block) for block in blocks if not isinstance(block, Damage))
+
+
+def measure_spark(store: Path, session: Path) -> None:
+    """Read all columns through Spark, into nothing; the second time, when Spark is up."""
+    with spark_session("local[2]") as spark:
+        register(spark)
+        for name, path in (("rocketmq-commitlog", store), ("trioha-session", session)):
+            for _ in range(3):
+                begin = time.monotonic()
+                spark.read.format(name).load(str(path)).write.format("noop").mode("overwrite").save()
+                print(f"{name} on local[2]: {time.monotonic() - begin:.2f} s of wall time")
 
 
 if __name__ == "__main__":

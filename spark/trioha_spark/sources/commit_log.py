@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from trioha_spark.sources.options import (
     SourceError,
@@ -158,13 +159,14 @@ class CommitLogReader(DataSourceReader):
         return iter(()) if partition.value is None else self.log.read(partition.value)
 
 
-class CommitLogStreamReader(DataSourceStreamReader):
+class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a log: the state is the physical offset behind the last message given."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.log = _Log(options, schema)
         if self.log.end_offset is not None:
             raise SourceError("option endOffset: a stream has no end")
+        self.target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
         """startOffset, or where the log begins."""
@@ -188,7 +190,19 @@ class CommitLogStreamReader(DataSourceStreamReader):
         from trioha_spark.commitlog.following import end_of_log  # noqa: PLC0415
 
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        return {"offset": end_of_log(self.log.store, int(start["offset"]), bytes_max=bytes_max)}
+        begin = int(start["offset"])
+        if self.target is not None and begin >= self.target:
+            return {"offset": begin}
+        end = end_of_log(self.log.store, begin, bytes_max=bytes_max)
+        return {"offset": end if self.target is None else min(end, self.target)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        """The query ends where the log ends now."""
+        from trioha_spark.commitlog.files import list_files  # noqa: PLC0415
+        from trioha_spark.commitlog.following import end_of_log  # noqa: PLC0415
+
+        files = list_files(self.log.store)
+        self.target = end_of_log(self.log.store, files[0].start_offset if files else 0)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Ranges of a batch."""
