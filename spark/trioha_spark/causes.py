@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging.scene import Scene, Setting
+from trioha.recording.judging.scene import Scene
 from trioha.recording.judging.waits import pair_waits
 
 Ints = NDArray[np.int64]
@@ -122,20 +122,18 @@ def causes(scene: Scene) -> Caused:
     )
 
 
-def tally_causes(
-    records: NDArray[np.void], setting: Setting, *, before: Callable[[], Iterable[NDArray[np.void]]]
-) -> CauseTally:
-    """What the waits that ended in `records` waited for.
+def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+    """What the waits that ended in a part waited for.
 
     `before` gives, if asked, more and more of the records just before them: for waits that began there.
     """
+    records = scene.raw
     first_seq = int(records["seq"][0]) if len(records) else 0
-    scene = Scene(records[records["kind"] != Kind.KEYFRAME], setting, cold=False)
     waits = pair_waits(scene)
     if (waits.begins < 0).any():
         for earlier in before():
             both = np.concatenate((earlier, records))
-            scene = Scene(both[both["kind"] != Kind.KEYFRAME], setting, cold=False)
+            scene = Scene(both, scene.setting, cold=False)
             waits = pair_waits(scene)
             if (waits.begins[scene.records["seq"][waits.ends] >= first_seq] >= 0).all():
                 break

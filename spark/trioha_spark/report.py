@@ -17,13 +17,20 @@ from plotly import graph_objects, offline
 
 from trioha.errors import StoreError
 from trioha.recording.curves import Curve
+from trioha.recording.events import PutStatus
+from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
+from trioha_spark.causes import CAUSES
 from trioha_spark.document import document
-from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
+from trioha_spark.replay import CURVE_STEPS, ConnectionReplay, ReplayResult, SessionReplay
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session that get curves: those that moved the most bytes."""
 HISTOGRAM_BARS: Final = 60
+HEAT_PIECES: Final = 160
+"""Pieces that the log is cut into for its strip."""
+VIOLATIONS_MAX: Final = 20
+"""Violations of one invariant that are named."""
 
 _COLORS: Final = {
     "max": "#7a869a",
@@ -32,6 +39,14 @@ _COLORS: Final = {
     "received": "#2f6fde",
     "reported": "#1a9e6b",
     "lag": "#d9480f",
+}
+_CAUSE_COLORS: Final = {
+    "nothing": "#b8c1ce",
+    "send": "#2f6fde",
+    "ack": "#1a9e6b",
+    "flush": "#d9a50f",
+    "no slave": "#b42318",
+    "unknown": "#7a869a",
 }
 _STATUS_COLORS: Final = {"PUT_OK": "#1a9e6b"}
 _NAMES: Final = {
@@ -78,6 +93,7 @@ def report_html(result: ReplayResult) -> str:
             "while a slave is behind, the time until its next event counts with the lag just before that. ",
             "Ack latency is the time from a frame&#8217;s transfer to the first ack at or beyond its end. ",
             "Times are UTC.</p>",
+            _verdict(result),
             _connections_table(result),
             *(_session(replay) for replay in result.sessions),
             "</body></html>\n",
@@ -107,9 +123,46 @@ def _session(replay: SessionReplay) -> str:
         _lag_figure(replay, shown),
         _latency_figure(shown),
         _waits_figure(replay),
+        _causes_figure(replay),
+        _heat_figure(replay, shown),
     ]
     parts.extend(_html(figure) for figure in figures if figure is not None)
     return "".join(parts)
+
+
+def _verdict(result: ReplayResult) -> str:
+    """Which invariants do not hold, and where first."""
+    judged = [verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged]
+    broken = [verdict for verdict in judged if verdict.count]
+    if not broken:
+        return f'<p class="note">All invariants hold ({len(judged)} were judged in all).</p>'
+    lines = []
+    for replay in result.sessions:
+        identity = replay.session.identity
+        for verdict in replay.verdicts:
+            for violation in verdict.violations[:VIOLATIONS_MAX]:
+                (time,) = _times(replay, np.array([violation.ts_ns]))
+                conn = "" if violation.conn is None else str(violation.conn)
+                cells = (
+                    f"{identity.broker_name} {identity.broker_id}",
+                    violation.severity.value,
+                    violation.invariant,
+                    time.partition("T")[2],
+                    conn,
+                    violation.sentence,
+                )
+                lines.append("".join(f'<td class="text">{escape(cell)}</td>' for cell in cells))
+    head = "".join(
+        f'<th class="text">{title}</th>'
+        for title in ("node", "severity", "invariant", "time", "conn", "what")
+    )
+    count = sum(verdict.count for verdict in broken)
+    return (
+        f'<p class="bad">{len(broken)} of {len(judged)} invariants do not hold: {count:,} violations.</p>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>'
+        + "".join(f"<tr>{line}</tr>" for line in lines)
+        + "</tbody></table></div>"
+    )
 
 
 def _moved_bytes(connection: ConnectionReplay) -> int:
@@ -175,6 +228,81 @@ def _waits_figure(replay: SessionReplay) -> Any:
     return figure if figure.data else None
 
 
+def _causes_figure(replay: SessionReplay) -> Any:
+    """A bar for each put status, cut by what its puts waited for."""
+    figure = _figure("What puts waited for", "", x_title="puts")
+    addresses = {connection.figures.conn: connection for connection in replay.connections}
+    statuses = sorted({status for status, _, _ in replay.causes.waited_us})
+    for (status, cause, conn), waited_us in replay.causes.waited_us.items():
+        waited = percentiles(waited_us)
+        assert waited is not None, "a cause is there because a wait had it"
+        peer = addresses.get(conn)
+        name = CAUSES[cause] + (f", {_label(peer)}" if peer is not None else "")
+        figure.add_trace(
+            graph_objects.Bar(
+                y=[_status(status)],
+                x=[waited_us.total],
+                name=name,
+                orientation="h",
+                text=name,
+                hovertext=f"{name}: {waited_us.total:,} puts, ms p50 {waited.p50 / 1000:,.3f}, "
+                f"p99 {waited.p99 / 1000:,.3f}, max {waited.max / 1000:,.3f}",
+                hoverinfo="text",
+                marker={"color": _CAUSE_COLORS[CAUSES[cause]], "line": {"color": "white", "width": 1}},
+                showlegend=False,
+            )
+        )
+    figure.update_layout(barmode="stack", height=140 + 70 * len(statuses))
+    figure.update_yaxes(rangemode=None)
+    return figure if figure.data else None
+
+
+def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
+    """A strip for each connection: how long each piece of the log waited for its ack."""
+    acked = [one for one in shown if len(one.figures.curves["ack"].steps)]
+    if replay.session.is_slave or not acked:
+        return None
+    own = sum((one.figures.curves["max"] for one in replay.connections), Curve())
+    maxima = np.maximum.accumulate(own.values)
+    begin = min(max(0, one.figures.request_offset or 0) for one in acked)
+    end = max(int(one.figures.curves["ack"].values.max()) for one in acked)
+    pieces = np.unique(np.linspace(begin, end, HEAT_PIECES + 1).astype(np.int64))
+    if len(pieces) < 2:
+        return None
+    ends = pieces[1:]
+    step_s = replay.grid.step_ns / 1e9
+    rows = []
+    for one in acked:
+        ack = one.figures.curves["ack"]
+        acks = np.maximum.accumulate(ack.values)
+        stored, arrived = np.searchsorted(maxima, ends), np.searchsorted(acks, ends)
+        # What the slave had when it came was acknowledged before.
+        known = (arrived < len(acks)) & (stored < len(maxima)) & (ends > (one.figures.request_offset or 0))
+        waited = np.full(len(ends), np.nan)
+        waited[known] = (ack.steps[arrived[known]] - own.steps[stored[known]]).clip(min=0) * step_s
+        rows.append([None if np.isnan(value) else float(value) for value in waited])
+    figure = _figure(f"How long pieces of the log waited for their ack (to {step_s:g} s)", "")
+    figure.add_trace(
+        graph_objects.Heatmap(
+            x=((pieces[:-1] + pieces[1:]) / 2).tolist(),
+            y=[_label(one) for one in acked],
+            z=rows,
+            colorscale="YlOrRd",
+            zmin=0,
+            colorbar={"title": "s"},
+            hovertemplate="offset %{x:,.0f}<br>%{y}<br>%{z:.3f} s<extra></extra>",
+        )
+    )
+    figure.update_layout(height=160 + 32 * len(acked), margin={"l": 190})
+    figure.update_xaxes(title="offset, bytes")
+    figure.update_yaxes(rangemode=None, autorange="reversed", type="category")
+    return figure
+
+
+def _status(code: int) -> str:
+    return PutStatus(code).name if code in set(PutStatus) else str(code)
+
+
 def _add_bars(
     figure: Any, histogram: Histogram, *, per_ms: float, name: str, color: str | None = None
 ) -> None:
@@ -220,7 +348,10 @@ def _figure(title: str, y_title: str, *, x_title: str | None = None) -> Any:
 def _add_curve(
     figure: Any, replay: SessionReplay, curve: Curve, *, name: str, color: str | None, group: str
 ) -> None:
-    ts_ns = replay.grid.origin_ns + curve.steps * replay.grid.step_ns
+    # The curve of a long session has more points than a screen has.
+    every = -(-replay.grid.steps // (2 * CURVE_STEPS))
+    curve = Curve.of(curve.steps // every, curve.values)
+    ts_ns = replay.grid.origin_ns + curve.steps * every * replay.grid.step_ns
     figure.add_trace(
         graph_objects.Scatter(
             x=_times(replay, ts_ns),

@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from trioha.recording.curves import Grid
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.fold import ConnectionPart, Part, fold
-from trioha.recording.judging import Judgement, Setting, combine, judge
+from trioha.recording.judging import Judgement, Setting, combine, judge_scene
+from trioha.recording.judging.scene import Scene
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment
 from trioha.recording.tallies import NodeTally
@@ -121,8 +122,9 @@ def _fold_batches(ranges: Sequence[Range], batches: Iterable[pa.RecordBatch]) ->
 def _fold_range(work: Range) -> pa.RecordBatch:
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
     part: Part = fold(records.array, is_slave=work.session.is_slave, grid=work.grid, cold=work.cold)
-    judgement = judge(records.array, Setting.of(work.session), cold=work.cold)
-    causes = tally_causes(records.array, Setting.of(work.session), before=partial(_before, work))
+    scene = Scene(records.array, Setting.of(work.session), work.cold)
+    judgement = judge_scene(scene)
+    causes = tally_causes(scene, before=partial(_before, work))
     events = records.array[np.isin(records.array["kind"], EVENT_KINDS)][:EVENTS_MAX]
     node = NodePart(part.node, records.damage, judgement, causes, (events,))
     rows: dict[int, object] = {NO_CONNECTION: node, **part.connections}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -327,3 +328,44 @@ def test_report_that_cannot_be_written_is_one_clear_error(result: ReplayResult, 
 def test_names_in_a_report_are_text(spark: SparkSession, tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", master_events(), addresses={1: "<script>alert(1)</script>"})
     assert "<script>alert(1)" not in report_html(replay([path], spark=spark))
+
+
+def figures_of(html: str) -> dict[str, list[dict[str, Any]]]:
+    """The data of each figure of a report by its title; of several of one title the first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    decoder = json.JSONDecoder()
+    for call in re.finditer(r"Plotly\.newPlot\(\s*\"[^\"]+\",\s*", html):
+        data, end = decoder.raw_decode(html, call.end())
+        layout, _ = decoder.raw_decode(html, html.index("{", end))
+        found.setdefault(layout["title"]["text"], data)
+    return found
+
+
+def test_report_shows_what_puts_waited_for(result: ReplayResult) -> None:
+    bars = figures_of(report_html(result))["What puts waited for"]
+    assert [(bar["y"], bar["x"], bar["name"]) for bar in bars] == [
+        (["PUT_OK"], [1], "ack, conn 1 10.0.0.2:41000"),
+        (["FLUSH_SLAVE_TIMEOUT"], [1], "ack, conn 1 10.0.0.2:41000"),
+    ]
+
+
+def test_report_has_a_strip_of_the_log_for_each_connection(result: ReplayResult) -> None:
+    (strip,) = figures_of(report_html(result))["How long pieces of the log waited for their ack (to 0.001 s)"]
+    assert strip["y"] == ["conn 1 10.0.0.2:41000", "conn 2 10.0.0.2:41001"]
+    offsets = [round(offset) for offset in strip["x"]]
+    first, second = ([None if value is None else round(value, 6) for value in row] for row in strip["z"])
+    assert (offsets[0] > 1000, offsets[-1] < 2000) == (True, True)
+    # To 1500 after 2 ms on the first connection, the rest 34 ms later on the second one.
+    assert [(a, b) for a, b in zip(first, second, strict=True)][::40] == [
+        (0.002, None),
+        (0.002, None),
+        (None, 0.034),
+        (None, 0.034),
+    ]
+
+
+def test_report_names_violations(result: ReplayResult) -> None:
+    html = report_html(result)
+    assert "1 of" in html
+    assert "invariants do not hold: 1 violations." in html
+    assert "nothing-dropped" in html

@@ -6,6 +6,7 @@ from trioha.recording.judging.judge import (
     Violation,
     combine,
     judge,
+    judge_scene,
     judge_session,
     verdicts,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Violation",
     "combine",
     "judge",
+    "judge_scene",
     "judge_session",
     "verdicts",
 ]

@@ -67,7 +67,12 @@ class Verdict:
 
 def judge(records: NDArray[np.void], setting: Setting, *, cold: bool = False) -> Judgement:
     """Judge `records` of one session, in the order of their seq; `cold`: nothing came before them."""
-    scene = Scene(records, setting, cold)
+    return judge_scene(Scene(records, setting, cold))
+
+
+def judge_scene(scene: Scene) -> Judgement:
+    """Judge records that are looked at for other things too."""
+    records, setting = scene.raw, scene.setting
     carries = {
         invariant.name: invariant.rule.judge(scene)
         for invariant in INVARIANTS

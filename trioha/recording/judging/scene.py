@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Direction, Kind
@@ -68,6 +68,8 @@ class Scene:
     setting: Setting
     cold: bool
     """Whether nothing came before, so that KEYFRAMEs tell where everything stands."""
+    found: dict[type, object] = field(factory=dict)
+    """What was worked out of it for all rules, by its type."""
 
     @cached_property
     def _kept(self) -> tuple[Array, Bools | None]:

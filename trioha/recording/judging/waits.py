@@ -22,7 +22,14 @@ class Waits:
 
 
 def pair_waits(scene: Scene) -> Waits:
-    """The waits of a part."""
+    """The waits of a part; found once for each scene."""
+    known = scene.found.get(Waits)
+    if not isinstance(known, Waits):
+        scene.found[Waits] = known = _pair_waits(scene)
+    return known
+
+
+def _pair_waits(scene: Scene) -> Waits:
     codes = scene.codes
     places = np.flatnonzero((codes == Kind.WAIT_BEGIN) | (codes == Kind.WAIT_END))
     ids = scene.records["aux"][places]
