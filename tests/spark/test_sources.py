@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 
 from tests.spark.logs import STORES, VECTORS, expected_rows, write_log
 from trioha_spark.sources import register
@@ -210,3 +214,50 @@ def test_a_stream_over_a_growing_log_gives_each_message_once_over_restarts(
     more = write_log(store, [b"x" * 50] * 90, file_bytes=4096)
     assert run() == more
     assert run() == more
+
+
+class PushedReader(DataSourceReader):
+    """Takes filters from Spark, as its documentation shows."""
+
+    def __init__(self) -> None:
+        self.wanted: list[int] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
+        for each in filters:
+            if isinstance(each, EqualTo):
+                self.wanted.append(each.value)
+            else:
+                yield each
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        return iter([(number,) for number in range(10) if all(number == each for each in self.wanted)])
+
+
+class PushedSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "pushed"
+
+    def schema(self) -> str:
+        return "number int"
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return PushedReader()
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="why our sources take no filters; if this passes, they may"
+)
+def test_spark_pushes_the_filters_of_one_frame_used_twice_apart(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    # By value: Spark's Python does not find this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        session.dataSource.register(PushedSource)
+        frame = session.read.format("pushed").load()
+        both = frame.where("number = 3").union(frame.where("number = 7"))
+        numbers = sorted(row.number for row in both.collect())
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert numbers == [3, 7]

@@ -8,6 +8,9 @@ bytes between two records that are neither record nor blank are damage.
 That a place can be known as a record without having read the log before it is what makes a file divisible.
 Of the range that it is cut into, each gives the records that begin in it, and the damage behind them; so the
 damage before the first record of a range belongs to the range before, and any cut gives the same rows.
+
+There is one way to fool it: a body that holds a whole record with the very offset where it comes to lie, in a
+range of a file that begins inside of that body. Its producer would have to foretell that offset.
 """
 
 from __future__ import annotations
