@@ -27,6 +27,8 @@ CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
 """`unknown`: the begin of the wait is not in the recording."""
 NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
+EARLIER_NS: Final = 100_000_000
+"""A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
 _CELLS_MAX: Final = 4_000_000
 """Waits times connections that are looked at together."""
 
@@ -130,13 +132,15 @@ def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]
     records = scene.raw
     first_seq = int(records["seq"][0]) if len(records) else 0
     waits = pair_waits(scene)
-    if (waits.begins < 0).any():
+    began_ns = _began_before(scene, waits.ends[waits.begins < 0])
+    if began_ns is not None:
+        recent = records[:0]
         for earlier in before():
-            both = np.concatenate((earlier, records))
-            scene = Scene(both, scene.setting, cold=False)
-            waits = pair_waits(scene)
-            if (waits.begins[scene.records["seq"][waits.ends] >= first_seq] >= 0).all():
+            recent = earlier[earlier["ts_ns"] >= began_ns]
+            if len(recent) < len(earlier):
                 break
+        scene = Scene(np.concatenate((recent, records)), scene.setting, cold=False)
+        waits = pair_waits(scene)
     own = waits.ends[scene.records["seq"][waits.ends] >= first_seq]
     found = causes(scene)
     cause = np.full(len(scene.records), UNKNOWN, np.int64)
@@ -153,6 +157,16 @@ def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]
             for index, key in enumerate(unique)
         }
     )
+
+
+def _began_before(scene: Scene, ends: Ints) -> int | None:
+    """When the first of these waits began, as their ends say, if that is before the part's first record."""
+    records = scene.records
+    if not len(ends):
+        return None
+    began_ns = records["ts_ns"][ends] - records["size"][ends].astype(np.int64) * 1000 - EARLIER_NS
+    before = began_ns[began_ns < scene.raw["ts_ns"][0]]
+    return int(before.min()) if len(before) else None
 
 
 def _causes(scene: Scene, journeys: Journeys, flushed: Ints, ends: Ints, begins: Ints) -> tuple[Ints, Ints]:

@@ -83,7 +83,11 @@ class Scene:
             records, is_key = self.raw[kept], is_key[kept]
             records[is_key] = as_what_they_stand_for(records[is_key])
             return records, is_key
-        return self.raw[~is_key], None
+        kept = np.flatnonzero(~is_key)
+        if len(kept) and int(kept[-1]) - int(kept[0]) + 1 == len(kept):
+            # They stand at the begin of a segment: what follows need not be copied.
+            return self.raw[int(kept[0]) : int(kept[-1]) + 1], None
+        return self.raw[kept], None
 
     @property
     def records(self) -> Array:
