@@ -280,6 +280,22 @@ def test_the_filter_shows_rows_with_all_words_and_escape_drops_it() -> None:
     drive(steps)
 
 
+def test_a_filter_is_typed_kept_and_left_without_a_pause() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4")
+        await pilot.pause(0.05)
+        table = app.monitor_screen.query_one(EventsPane).table
+        await pilot.press("slash", *"refused", "enter", "1")
+        await pilot.pause(0.05)
+        assert table.filter_text == "refused"
+        assert app.monitor_screen.pane.id == "replicas"
+        assert not app.monitor_screen.query_one("#filter", Input).display
+        assert replicas(app).table.has_focus
+        assert replicas(app).table.filter_text == ""
+
+    drive(steps)
+
+
 def test_events_are_newest_first_and_can_be_filtered() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("4")
