@@ -32,7 +32,7 @@ from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import TopBar
 
-DRAW_PAUSE_S = 0.25
+DRAW_PAUSE_S = 0.33
 """Views that come faster are drawn no faster: nobody reads figures that change ten times a second, and
 drawing is what costs most. Graphs lose nothing: histories keep the worst of what was not drawn. Seconds."""
 SPANS_S = (30, 60, 120, 300, 900)
