@@ -269,6 +269,20 @@ async def test_a_peer_that_has_not_reported_is_not_in_sync(tmp_path, nursery, au
         assert info.connections[0].state == "HANDSHAKE"
 
 
+async def test_an_answer_to_ha_status_is_given_again_for_50_virtual_milliseconds(broker, autojump_clock):
+    async def max_offset():
+        answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
+        return HaRuntimeInfo.from_json(answer.body).master_max_offset
+
+    assert await max_offset() == 0
+    await broker.send()
+    assert broker.log.max_offset > 0
+    await trio.sleep(0.049)
+    assert await max_offset() == 0
+    await trio.sleep(0.001)
+    assert await max_offset() == broker.log.max_offset
+
+
 async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
     await broker.send()
     answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import trio
 from attrs import field, frozen
@@ -30,6 +32,27 @@ from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
 
 GIB = 1 << 30
+STATUS_KEPT_S = 0.05
+"""How long an answer to 907 is given again, in seconds: twenty monitors that ask ten times a second each cost
+the node little more than two. Half of the pause between two questions of one monitor."""
+DISK_KEPT_S = 1.0
+"""How long what the disk holds is told again, in seconds."""
+
+
+class DiskUsage(Protocol):
+    """What `shutil.disk_usage` gives, all in bytes."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+
+    @property
+    def used(self) -> int:
+        """What files hold."""
+
+    @property
+    def free(self) -> int:
+        """What is left."""
 
 
 @frozen
@@ -71,6 +94,18 @@ class BrokerInfo:
         self._replicas = replicas
         self._slave = slave
         self._boot_ms = time.time_ns() // 1_000_000
+        self._status_body = b""
+        self._status_until_s = -math.inf
+        self._disk: DiskUsage | None = None
+        self._disk_until_s = -math.inf
+
+    def ha_status_body(self) -> bytes:
+        """The encoded `ha_status`, at most `STATUS_KEPT_S` old."""
+        now_s = trio.current_time()
+        if now_s >= self._status_until_s:
+            self._status_body = self.ha_status().to_json()
+            self._status_until_s = now_s + STATUS_KEPT_S
+        return self._status_body
 
     def ha_status(self) -> HaRuntimeInfo:
         """Replication as it stands now."""
@@ -145,7 +180,7 @@ class BrokerInfo:
         """The table of GET_BROKER_RUNTIME_INFO: what `mqadmin` needs and this broker knows, all as text."""
         commit_log = self._log
         puts = self._puts.statistics()
-        disk = await trio.to_thread.run_sync(partial(shutil.disk_usage, self._identity.store_path))
+        disk = await self._disk_usage()
         disk_ratio = str(disk.used / disk.total) if disk.total else "0.0"
         rates = " ".join(str(rate) for rate in puts.messages_per_s)
         none_per_s = "0.0 0.0 0.0"
@@ -194,6 +229,14 @@ class BrokerInfo:
             "timerOffsetBehind": "0",
             "timerReadBehind": "0",
         }
+
+    async def _disk_usage(self) -> DiskUsage:
+        """What the disk of the store holds; asked in a thread, since a disk may be slow."""
+        disk, now_s = self._disk, trio.current_time()
+        if disk is None or now_s >= self._disk_until_s:
+            disk = await trio.to_thread.run_sync(partial(shutil.disk_usage, self._identity.store_path))
+            self._disk, self._disk_until_s = disk, now_s + DISK_KEPT_S
+        return disk
 
     def _earliest_ms(self) -> int:
         """storeTimestamp of the first record, -1 without one."""
