@@ -280,7 +280,7 @@ def test_the_filter_shows_rows_with_all_words_and_escape_drops_it() -> None:
     drive(steps)
 
 
-def test_a_filter_is_typed_kept_and_left_without_a_pause() -> None:
+def test_a_filter_is_typed_kept_and_left_for_another_screen() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("4")
         await pilot.pause(0.05)
