@@ -107,6 +107,11 @@ class PutService:
         self._rates.add(1, trio.current_time())
         return PutResult(status, appended)
 
+    @property
+    def ended(self) -> int:
+        """Puts that have their result."""
+        return sum(self._statuses)
+
     def statistics(self) -> PutStatistics:
         """What became of the puts up to now."""
         self._turn_day(datetime.now().astimezone().date())
