@@ -67,11 +67,23 @@ def drive(
 
     async def run() -> None:
         async with driven.run_test(size=size) as pilot:
+            make_patient(pilot)
             await settle(driven, pilot)
             await steps(driven, pilot)
 
     asyncio.run(run())
     return driven
+
+
+def make_patient(pilot: Pilot[None]) -> None:
+    """Let every pause last until nothing is being worked on: how long that takes is the machine's."""
+    pause = pilot.pause
+
+    async def patient(delay: float | None = None) -> None:
+        await pause(delay)
+        await pause()
+
+    setattr(pilot, "pause", patient)  # noqa: B010 - a method, which only tests replace
 
 
 async def settle(app: MonitorApp, pilot: Pilot[None]) -> None:
