@@ -70,10 +70,14 @@ def test_real_brokers_are_found_through_a_real_name_server_and_shown(
         end = broker.max_offset
 
         def is_followed(view: ClusterView) -> bool:
+            master = next((node for node in view.nodes if node.address == broker.listen_address), None)
             return (
-                # The slave's own word would do for its row, before its master is found.
-                broker.listen_address in {node.address for node in view.nodes}
+                # Answers come one by one: the slave's own word makes a row before its master is found.
+                master is not None
+                and master.limits.are_told
+                and master.log.disk_ratio is not None
                 and bool(view.replicas)
+                and view.replicas[0].diff_bytes is not None
                 and view.replicas[0].node is not None
                 and view.replicas[0].ack_offset == end
                 and view.replicas[0].verdict is Verdict.OK
