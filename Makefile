@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment of its own, .venv, which each target makes when it is missing or older
 # than what it is made from. Python 3.11 or newer and make must be there; demo and test also want Java 17.
 #
-#   make test ARGS="tests/store -x"        arguments for pytest
+#   make test ARGS="tests/store -x -n 0"   arguments for pytest; -n 0: in one process
 #   make demo ARGS="--watch"               options of trioha demo
 #   PYTHON=/opt/python3.12/bin/python3     this Python and no other
 
@@ -23,7 +23,7 @@ demo: java $(INSTALLED) ## replicate, break, recover, verify, replay
 	@$(BIN)/trioha demo $(ARGS)
 
 test: java $(INSTALLED) ## run all tests
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import ClassVar
 
 import outcome
 from attrs import evolve
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
+from textual.widgets import Input
 
 from trioha.errors import TriohaError
 from trioha_monitor.guest import TrioGuest
@@ -27,6 +30,9 @@ from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.source import Playback, Recording
 from trioha_monitor.themes import DARK, LIGHT
 from trioha_monitor.view import ClusterView, ViewFeed
+
+LINE_TIMEOUT_S = 1.0
+"""How long an input line that goes away may keep a key from being looked at, in seconds."""
 
 
 class MonitorError(TriohaError):
@@ -111,6 +117,34 @@ class MonitorApp(App[None]):
         self.theme = DARK.name
         self._handle_signals()
         self._guest.start()
+
+    async def on_event(self, event: events.Event) -> None:
+        """Take keys one by one: what one of them opens has the next one, however fast they come.
+
+        Textual passes a key on to whatever has the focus at that moment, and looks for its binding when it
+        has come back up: a pasted `/abc` would be four keys of the table.
+        """
+        if isinstance(event, events.Key) and not event.is_forwarded and await self._run_key(event):
+            return
+        await super().on_event(event)
+
+    async def _run_key(self, key: events.Key) -> bool:
+        """Do at once what a key is bound to; returns whether it is, and is no text for an input."""
+        line = self.focused
+        if isinstance(line, Input):
+            if key.is_printable:
+                return False
+            # The line takes in first what was typed before.
+            taken = asyncio.Event()
+            if line.call_later(taken.set):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(taken.wait(), LINE_TIMEOUT_S)
+        active = self.screen.active_bindings.get(key.key)
+        return (
+            active is not None
+            and active.enabled
+            and await self.run_action(active.binding.action, active.node)
+        )
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         """One frozen view drives the whole screen."""

@@ -2,7 +2,7 @@
 
 A row is fed by its master's listing (`listed`), by the end of it (`unlisted`), or, where the master lists
 nothing (RocketMQ 4.9) or not this slave, by the slave's own status (`seen`). It keeps speeds, histories and
-the verdict that is shown, and survives reconnects: the matching is in `trioha_monitor.cluster`.
+the verdict that is shown, and survives reconnects: the matching is in `trioha_monitor.matching`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trioha.remoting.status import Spread as ToldSpread
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.texts import REASON_MAX, clean
-from trioha_monitor.verdict import Facts, Judgement, Steady, judge
+from trioha_monitor.verdict import Facts, Judgement, Steady, is_rejoining, judge
 from trioha_monitor.view import Limits, ReplicaView, Spread, Verdict
 
 IN_STEP_S = 1.0
@@ -79,6 +79,12 @@ class Replica:
     """Since when it is otherwise."""
     ack_moved_ms: int = 0
     """When ack_offset was last seen to move."""
+    is_new: bool = False
+    """Whether its connection was made while its master was watched, and nothing was asked on it yet."""
+    joined_at_offset: int | None = None
+    """Where its master's log ended when its connection was new; None if it never was."""
+    is_rejoining: bool = False
+    """Whether what it lacks may be the tail that it compares."""
     _sent_rate: RateMeter = field(factory=RateMeter)
     _ack_rate: RateMeter = field(factory=RateMeter)
     _trend: TrendMeter = field(factory=TrendMeter)
@@ -88,13 +94,17 @@ class Replica:
         """The verdict that is shown."""
         return self.steady.shown or Judgement(Verdict.OK)
 
-    def connected(self, address: str, *, at_ms: int) -> None:
-        """Its master lists it, for the first time or again, as `address`."""
+    def connected(self, address: str, *, at_ms: int, is_new: bool) -> None:
+        """Its master lists it, for the first time or again, as `address`.
+
+        `is_new` says that the connection was made just now, rather than before anybody watched.
+        """
         if self.was_connected:
             self.reconnects += 1
         self.address = address
         self.is_connected = self.was_connected = True
         self.since_ms = self.ack_moved_ms = at_ms
+        self.is_new, self.joined_at_offset = is_new, None
         self.restart_meters()
 
     def disconnected(self, *, at_ms: int) -> None:
@@ -102,7 +112,7 @@ class Replica:
         self.is_connected = False
         self.state = ""
         self.since_ms = at_ms
-        self.in_sync = False
+        self.in_sync = self.is_rejoining = False
         self.transferred_bytes_per_s = self.ack_latency_us = self.frame_bytes = None
         self.restart_meters()
 
@@ -133,6 +143,14 @@ class Replica:
         ack = max(status.ack_offset, 0)
         self._moved(ack if status.ack_offset >= 0 else status.ack_offset, at_ms=at_ms)
         self.master_offset = max(master.max_offset, ack + status.lag_bytes)
+        if self.is_new and status.ack_offset >= 0:
+            self.is_new, self.joined_at_offset = False, self.master_offset
+        self.is_rejoining = self.joined_at_offset is not None and is_rejoining(
+            ack,
+            joined_at_offset=self.joined_at_offset,
+            connected_s=max(0, at_ms - self.since_ms) / 1000,
+            limits=limits,
+        )
         if status.lag_ms is not None:
             self.lag_now_s = max(0, status.lag_ms) / 1000
         else:
@@ -218,10 +236,14 @@ class Replica:
             in_sync=self.in_sync,
             lag_s=self.lag_now_s,
             unmoved_s=max(0, at_ms - self.ack_moved_ms) / 1000,
+            is_rejoining=self.is_rejoining,
         )
         shown = self.steady.shown
         judged = judge(facts, limits, shown=None if shown is None else shown.verdict)
         severity = self.steady.show(judged, at_ms=at_ms).verdict.severity
+        if self.is_rejoining:
+            # No lag, though it looks like some: graphs keep the worst of each moment for ever.
+            return
         if self.diff_bytes is not None:
             distance = max(0, self.diff_bytes)
             self._trend.add(distance, at_ms=at_ms)
@@ -280,6 +302,7 @@ class Replica:
             eta_s=eta_s if live else None,
             is_closing=is_closing if live else None,
             reconnects=reconnects,
+            is_rejoining=self.is_rejoining and live,
             ack_latency_ms=spread_of(self.ack_latency_us, per=1000.0),
             frame_bytes=spread_of(self.frame_bytes),
             lag_history=self.lag_bytes.freeze(),

@@ -6,9 +6,9 @@ from time import monotonic
 from typing import ClassVar
 
 from attrs import evolve
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.timer import Timer
@@ -16,9 +16,10 @@ from textual.widgets import ContentSwitcher, Footer, Input
 
 from trioha.errors import TriohaError
 from trioha_monitor.copying import ha_status_text
+from trioha_monitor.keys import LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS, help_on_keys
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
-from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
+from trioha_monitor.panes.pane import Pane, Scene
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.source import Playback, Recording
@@ -26,13 +27,14 @@ from trioha_monitor.themes import palette_of
 from trioha_monitor.units import format_duration
 from trioha_monitor.view import ClusterView
 from trioha_monitor.widgets.dialogs import AskScreen
+from trioha_monitor.widgets.filter_line import FilterLine
 from trioha_monitor.widgets.help import HelpScreen
 from trioha_monitor.widgets.look import Look, Part
 from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import TopBar
 
-DRAW_PAUSE_S = 0.33
+DRAW_PAUSE_S = 0.5
 """Views that come faster are drawn no faster: nobody reads figures that change ten times a second, and
 drawing is what costs most. Graphs lose nothing: histories keep the worst of what was not drawn. Seconds."""
 SPANS_S = (30, 60, 120, 300, 900)
@@ -40,20 +42,6 @@ SPANS_S = (30, 60, 120, 300, 900)
 PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
 JUMP_HINT = "12:03:05 · +90s or -5m from here · 25% · begin · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
-MOVES = frozenset(f"table.{move}" for move in ("up", "down", "page-up", "page-down", "first", "last", "open"))
-"""Keys that help names together."""
-LIVE_ONLY = frozenset({"record"})
-REPLAY_ONLY = frozenset({"speed", "turn", "step", "seek_event", "jump", "until"})
-
-
-class FilterLine(Input):
-    """Where the text to filter by is typed. Return keeps it, escape drops it."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        # Not Input's own message: a key that is typed right behind belongs to the screen already.
-        Binding("enter", "screen.keep_filter", "Keep filter", id="filter.keep"),
-        Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
-    ]
 
 
 class MonitorScreen(Screen[None]):
@@ -61,117 +49,7 @@ class MonitorScreen(Screen[None]):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-huge")]  # noqa: RUF012 - Textual declares it so
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012 - Textual declares it so
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "1",
-            "pane('replicas')",
-            "Replicas",
-            show=False,
-            tooltip="All replicas, and lag",
-            id="pane.replicas",
-        ),
-        Binding("2", "pane('slave')", "Slave", show=False, tooltip="One replica in depth", id="pane.slave"),
-        Binding("3", "pane('log')", "Log", show=False, tooltip="Logs, disks, puts", id="pane.log"),
-        Binding("4", "pane('events')", "Events", show=False, tooltip="What happened", id="pane.events"),
-        Binding(
-            "space",
-            "pause",
-            "Pause",
-            key_display="space",
-            tooltip="Hold the tables while graphs go on",
-            id="monitor.pause",
-        ),
-        Binding(
-            "slash", "filter", "Filter", key_display="/", tooltip="Only rows with a text", id="monitor.filter"
-        ),
-        Binding(
-            "plus,equals_sign",
-            "span(1)",
-            "Longer",
-            show=False,
-            key_display="+",
-            tooltip="Draw more time",
-            id="monitor.longer",
-        ),
-        Binding(
-            "minus",
-            "span(-1)",
-            "Shorter",
-            show=False,
-            key_display="-",
-            tooltip="Draw less time",
-            id="monitor.shorter",
-        ),
-        Binding("u", "units", "Units", tooltip="KiB, kB or bytes", id="monitor.units"),
-        Binding(
-            "c",
-            "copy",
-            "Copy",
-            tooltip="Copy the replicas as mqadmin haStatus prints them",
-            id="monitor.copy",
-        ),
-        Binding(
-            "r", "record", "Record", tooltip="Start or stop a recording of what is seen", id="monitor.record"
-        ),
-        Binding(
-            "right_square_bracket",
-            "speed(1)",
-            "Faster",
-            show=False,
-            key_display="]",
-            tooltip="Play twice as fast",
-            id="replay.faster",
-        ),
-        Binding(
-            "left_square_bracket",
-            "speed(-1)",
-            "Slower",
-            show=False,
-            key_display="[",
-            tooltip="Play half as fast",
-            id="replay.slower",
-        ),
-        Binding("b", "turn", "Backward", show=False, tooltip="Play the other way", id="replay.turn"),
-        Binding(
-            "full_stop",
-            "step(1)",
-            "Step",
-            show=False,
-            key_display=".",
-            tooltip="A small step on",
-            id="replay.step",
-        ),
-        Binding(
-            "comma",
-            "step(-1)",
-            "Step back",
-            show=False,
-            key_display=",",
-            tooltip="A small step back",
-            id="replay.step-back",
-        ),
-        Binding(
-            "n", "seek_event(1)", "Next event", show=False, tooltip="Go to the next event", id="replay.next"
-        ),
-        Binding(
-            "N",
-            "seek_event(-1)",
-            "Last event",
-            show=False,
-            tooltip="Go to the event before",
-            id="replay.previous",
-        ),
-        Binding("g", "jump", "Go to", show=False, tooltip="Go to a time", id="replay.jump"),
-        Binding(
-            "f",
-            "until",
-            "Until",
-            show=False,
-            tooltip="As fast as possible until something is so",
-            id="replay.until",
-        ),
-        Binding("question_mark", "help", "Help", tooltip="Keys and columns", id="monitor.help"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = SCREEN_KEYS
 
     span_s: reactive[int] = reactive(120)
     """How much time the graphs cover, in seconds."""
@@ -247,7 +125,9 @@ class MonitorScreen(Screen[None]):
         look = self._look = evolve(look, end_ms=view.time_ms, span_ms=self.span_s * 1000)
         self.query_one(TopBar).show(view, look, pane=self.pane.id or "", states=self._states(view, look))
         if self._playback is not None:
-            self.query_one(ReplayBar).show(self._playback.state(), look)
+            # Of the moment that all the rest shows: a replay that plays fast is far ahead of its last view.
+            state = evolve(self._playback.state(), time_ms=view.time_ms)
+            self.query_one(ReplayBar).show(state, look)
         self.pane.show(Scene(view, self._held or view, look, self._replica))
 
     def watch_span_s(self) -> None:
@@ -259,8 +139,8 @@ class MonitorScreen(Screen[None]):
         if action in REPLAY_ONLY:
             return self._playback is not None
         if action in LIVE_ONLY:
-            return self._recording is not None
-        return True
+            return self._playback is None
+        return action != "record" or self._recording is not None
 
     def action_pane(self, name: str) -> None:
         """Another screen."""
@@ -271,11 +151,13 @@ class MonitorScreen(Screen[None]):
         self.call_after_refresh(self.redraw)
 
     def action_pause(self) -> None:
-        """Hold the tables, or let them go on; in a replay hold everything."""
-        if self._playback is not None:
-            self._playback.toggle()
-        else:
-            self._held = self._view if self._held is None else None
+        """Hold the tables, or let them go on."""
+        self._held = self._view if self._held is None else None
+        self.redraw()
+
+    def action_play(self) -> None:
+        """Play, or stand still."""
+        self._steer().toggle()
         self.redraw()
 
     def action_filter(self) -> None:
@@ -366,18 +248,20 @@ class MonitorScreen(Screen[None]):
         self._steer().seek_event(steps)
         self.redraw()
 
-    def action_jump(self) -> None:
+    async def action_jump(self) -> None:
         """Ask for a moment and go there."""
-        self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
+        await self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
 
-    def action_until(self) -> None:
+    async def action_until(self) -> None:
         """Ask for a condition and run until it holds."""
-        self.app.push_screen(AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until))
+        await self.app.push_screen(
+            AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until)
+        )
 
-    def action_help(self) -> None:
+    async def action_help(self) -> None:
         """Keys and what is to be seen."""
         label = dict(PANES)[self.pane.id or "replicas"]
-        self.app.push_screen(HelpScreen(f"Help: {label}", (self._keys(), *self.pane.help_topics)))
+        await self.app.push_screen(HelpScreen(f"Help: {label}", (help_on_keys(self), *self.pane.help_topics)))
 
     @on(Pane.ReplicaChosen)
     def _choose_replica(self, message: Pane.ReplicaChosen) -> None:
@@ -409,6 +293,13 @@ class MonitorScreen(Screen[None]):
     @on(RowTable.Arranged)
     def _arranged(self) -> None:
         self.redraw()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """What is pasted into a table is what to look for in it."""
+        words = event.text.strip().partition("\n")[0].removeprefix("/")
+        if words and self.pane.main_table is not None:
+            self._show_filter(open_it=True)
+            self.query_one("#filter", Input).value = words
 
     @on(Input.Changed, "#filter")
     def _filter(self, message: Input.Changed) -> None:
@@ -450,28 +341,3 @@ class MonitorScreen(Screen[None]):
         if self._playback is not None:
             states.append(("REPLAY", look.palette.accent))
         return tuple(states)
-
-    def _keys(self) -> HelpTopic:
-        """All keys that work now."""
-        terms: list[tuple[str, str]] = []
-        for active in sorted(self.active_bindings.values(), key=lambda active: _key_order(active.binding.id)):
-            binding = active.binding
-            if not active.enabled or binding.id is None or not (binding.tooltip or binding.description):
-                continue
-            label = self.app.get_key_display(binding)
-            if binding.id in MOVES:
-                continue
-            terms.append((label, binding.tooltip or binding.description))
-        terms += [
-            ("↑ ↓ home end", "choose a row; so does a click"),
-            ("enter", "see more of the row; so does a double click"),
-            ("click", "on a column's name sorts by it, on a screen's name opens it"),
-        ]
-        return HelpTopic("Keys", terms)
-
-
-def _key_order(identity: str | None) -> int:
-    """Screens first, then what works everywhere."""
-    rooms = ("pane", "replay", "monitor", "replicas", "slave", "table", "app")
-    room = (identity or "").partition(".")[0]
-    return rooms.index(room) if room in rooms else len(rooms)

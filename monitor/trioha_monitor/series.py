@@ -3,7 +3,8 @@
 Time is cut into buckets of equal length, aligned to multiples of that length; each keeps the worst value and
 the worst severity seen in it. A picture with fewer columns than buckets takes the worst of the buckets that a
 column touches. Columns are aligned too, so a peak keeps its height while it moves to the left, and a column
-never changes again once the last bucket that it touches is over: whoever draws may keep it.
+never changes again once the last bucket that it touches is over, within one `Series.revision`: whoever draws
+may keep it.
 
 A `Series` is a value. The one made by the next sample shares everything but the bucket that is being filled,
 so making one with every poll costs nothing that grows with the time covered.
@@ -60,6 +61,8 @@ class Series:
     """Buckets that are over, oldest first: the same object until the next one is over."""
     current: Bucket | None = None
     """The bucket behind them, which is being filled; None exactly if there is no data at all."""
+    revision: int = 0
+    """Another one where buckets that were over may have changed: a replay that still learns of its past."""
 
     @property
     def buckets(self) -> tuple[Bucket | None, ...]:

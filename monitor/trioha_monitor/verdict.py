@@ -15,8 +15,8 @@
 | FALL BEHIND | its oldest missing byte is older than slaveTimeout: puts that wait for it time out |
 | OK | else |
 
-A slave compares up to 64 KiB of its tail when it connects and acknowledges them again: for that moment it is
-OK, with the words "catching up after reconnect".
+A slave compares up to `TAIL_CHECK_BYTES` of its tail when it connects and acknowledges them again: for that
+moment it is rejoining, which is OK and no lag.
 
 Nothing flickers, by two means. FALL BEHIND, once shown, ends at half the age at which it begins. And what
 `Steady` shows changes only after the new verdict, or others than the shown one, have lasted for a while. What
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
+from trioha_monitor.units import format_bytes
 from trioha_monitor.view import Limits, Verdict
 
 TAIL_CHECK_BYTES = 64 * 1024
@@ -73,6 +74,8 @@ class Facts:
     """Age of the oldest byte that it has not acknowledged, seconds."""
     unmoved_s: float = 0.0
     """For how long its ack has not moved, seconds."""
+    is_rejoining: bool = False
+    """Whether all that it lacks may be the tail that it compares: see `is_rejoining`."""
 
 
 @frozen
@@ -99,7 +102,7 @@ def judge(facts: Facts, limits: Limits, *, shown: Verdict | None = None) -> Judg
 def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Judgement:
     master, ack, sent, lag_s = facts.master_offset, facts.ack_offset, facts.sent_offset, facts.lag_s
     if master is not None and ack is not None and ack > master:
-        return Judgement(Verdict.DIVERGED, f"acknowledged {ack - master} bytes more than there are")
+        return Judgement(Verdict.DIVERGED, f"acknowledged {format_bytes(ack - master)} more than there are")
     if facts.min_offset is not None and sent is not None and 0 < sent < facts.min_offset:
         return Judgement(Verdict.GAP, f"wants {sent}, the log begins at {facts.min_offset}")
     if facts.heard_s is not None and facts.heard_s > 2 * limits.heartbeat_s:
@@ -112,18 +115,31 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
         patience_s = OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s
         if sent is not None and ack is not None and sent > ack and waits_s >= patience_s:
             return Judgement(Verdict.OBSERVER, f"connected and no ack for {seconds(waits_s)}")
-        return Judgement(Verdict.STALLED, f"no ack for {seconds(waits_s)}, {lacks_bytes} bytes wait")
+        return Judgement(Verdict.STALLED, f"no ack for {seconds(waits_s)}, {format_bytes(lacks_bytes)} wait")
     if facts.in_sync is False:
         if facts.state == "HANDSHAKE":
             return Judgement(Verdict.NOT_IN_SYNC, "connected, has not asked for anything")
-        return Judgement(Verdict.NOT_IN_SYNC, f"lacks more than {limits.gap_bytes_max} bytes")
+        if lacks_bytes is not None and lacks_bytes < limits.gap_bytes_max:
+            return Judgement(
+                Verdict.NOT_IN_SYNC, f"its master does not count it: no ack for {seconds(waits_s)}"
+            )
+        return Judgement(Verdict.NOT_IN_SYNC, f"lacks {format_bytes(limits.gap_bytes_max)} or more")
     limit_s = limits.slave_timeout_s / (2 if shown is Verdict.FALL_BEHIND else 1)
-    is_fresh = facts.connected_s <= limits.heartbeat_s
-    if lacks_bytes and is_fresh and lacks_bytes <= TAIL_CHECK_BYTES:
-        return Judgement(Verdict.OK, "catching up after reconnect")
+    if facts.is_rejoining:
+        return Judgement(Verdict.OK, "rejoining: compares its tail and acknowledges it again")
     if lag_s is not None and lag_s > limit_s:
         return Judgement(Verdict.FALL_BEHIND, f"lacks what came {seconds(lag_s)} ago")
     return Judgement(Verdict.OK)
+
+
+def is_rejoining(ack_offset: int, *, joined_at_offset: int, connected_s: float, limits: Limits) -> bool:
+    """Whether a replica may have had all of its master's log when it connected, and acknowledges it again.
+
+    `joined_at_offset` is where that log ended then. What it lacks of that is the tail that it compares, at
+    most `TAIL_CHECK_BYTES`, and it has not been connected for longer than a heartbeat.
+    """
+    lacked_bytes = joined_at_offset - ack_offset
+    return 0 < lacked_bytes <= TAIL_CHECK_BYTES and connected_s <= limits.heartbeat_s
 
 
 @define(eq=False)

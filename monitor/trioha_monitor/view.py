@@ -287,6 +287,8 @@ class NodeView:
     """Connections that it has now, hidden ones included."""
     hidden_replicas: int = 0
     """Connections beyond what is kept of one node."""
+    observers: int = 0
+    """Connections that take everything and acknowledge nothing, as they are meant to."""
     in_sync_replicas: int | None = None
     """Slaves that it counts as in sync, itself not counted."""
     ended_connections: Mapping[str, int] = Factory(dict)
@@ -364,6 +366,9 @@ class ReplicaView:
     """Whether the distance shrinks; None until the speeds are known. False: show "not closing"."""
     reconnects: int | None
     """How often it reconnected: by its own count, else as often as it was seen to."""
+    is_rejoining: bool = False
+    """Whether what it lacks may be the tail that it compares after it connected, and no lag: then graphs have
+    nothing of it."""
     ack_latency_ms: Spread | None = None
     """From sending a frame to its ack, milliseconds; where the master tells it."""
     frame_bytes: Spread | None = None

@@ -5,23 +5,28 @@ wait to that connection's TRANSFER of the put's last byte it waited to be sent (
 for network and slave (`ack`); the longer of the two is what it waited for. With SYNC_FLUSH the own disk may
 be later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
 acknowledge them (`ack`), for one that was not even sent them (`send`), or there was none (`no slave`).
+
+Which connections are open may be known only from long before a wait. A part keeps, of puts for which it knows
+of none (`CauseTally.alone`), which ones it cannot have been; who joins it to what came before knows the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
+from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
+from trioha.recording.fold import OWN_MAX_KINDS
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging.scene import Scene
+from trioha.recording.judging.scene import Rows, Scene
 from trioha.recording.judging.waits import pair_waits
 
 Ints = NDArray[np.int64]
+K = TypeVar("K")
 
 CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
 """`unknown`: the begin of the wait is not in the recording."""
@@ -29,6 +34,10 @@ NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
 """A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
+_TELLS_END: Final = np.zeros(256, np.bool_)
+_TELLS_END[OWN_MAX_KINDS] = True
+_WINDOW: Final = 4096
+"""Records that are looked through at a time for the first one of a kind."""
 _CELLS_MAX: Final = 4_000_000
 """Waits times connections that are looked at together."""
 
@@ -43,6 +52,9 @@ class Caused:
     """Index in `CAUSES`."""
     conn: Ints
     """The connection that was last, or -1."""
+    out: tuple[frozenset[int], ...]
+    """Of each that timed out with no slave, as far as is known, which connections had ended or acknowledged
+    it; nothing of the others: shape (m,), m at most n."""
 
 
 @frozen(eq=False)
@@ -50,13 +62,42 @@ class CauseTally:
     """Waiting times of waits in us, by put status, cause (index in `CAUSES`) and connection (-1: none)."""
 
     waited_us: Mapping[tuple[int, int, int], Histogram] = field(factory=dict)
+    alone: Mapping[frozenset[int], Histogram] = field(factory=dict)
+    """The same of puts that timed out with no slave, as far as is known, by which connections it cannot have
+    been: they had ended, or acknowledged it."""
+    opened: frozenset[int] = frozenset()
+    """Connections that were seen, and not seen to end."""
+    ended: frozenset[int] = frozenset()
 
-    def __add__(self, other: CauseTally) -> CauseTally:
-        keys = sorted({*self.waited_us, *other.waited_us})
-        none = Histogram()
+    def __add__(self, later: CauseTally) -> CauseTally:
+        alone: dict[frozenset[int], Histogram] = dict(self.alone)
+        told: dict[_Key, Histogram] = {}
+        for out, waited_us in later.alone.items():
+            if self.opened - out:
+                told = _added(told, {_NOT_SENT: waited_us})
+            else:
+                alone = _added(alone, {out | self.ended: waited_us})
         return CauseTally(
-            {key: self.waited_us.get(key, none) + other.waited_us.get(key, none) for key in keys}
+            _added(_added(self.waited_us, later.waited_us), told),
+            alone,
+            (self.opened | later.opened) - self.ended - later.ended,
+            self.ended | later.ended,
         )
+
+    def finished(self) -> CauseTally:
+        """The same when nothing came before."""
+        told = {_NO_SLAVE: sum(self.alone.values(), Histogram())} if self.alone else {}
+        return CauseTally(dict(sorted(_added(self.waited_us, told).items())))
+
+
+_Key = tuple[int, int, int]
+_NOT_SENT: Final = (int(PutStatus.FLUSH_SLAVE_TIMEOUT), SEND, NO_CONNECTION)
+_NO_SLAVE: Final = (int(PutStatus.FLUSH_SLAVE_TIMEOUT), NO_SLAVE, NO_CONNECTION)
+
+
+def _added(some: Mapping[K, Histogram], more: Mapping[K, Histogram]) -> dict[K, Histogram]:
+    none = Histogram()
+    return {key: some.get(key, none) + more.get(key, none) for key in {**some, **more}}
 
 
 @frozen(eq=False)
@@ -74,23 +115,21 @@ class Journeys:
     """The frames and acks of a part, to be asked about many offsets."""
 
     def __init__(self, scene: Scene) -> None:
-        records = scene.records
-        places, conns, codes = scene.by_connection
-        chosen = np.flatnonzero((codes == Kind.TRANSFER) | (codes == Kind.ACK))
-        places, conns, is_ack = places[chosen], conns[chosen], codes[chosen] == Kind.ACK
-        self.conns, begins = np.unique(conns, return_index=True)
-        ends = np.append(begins, len(conns))[1:]
+        track = scene.connections
+        frames, acks = track.stream((Kind.TRANSFER,)), track.stream((Kind.ACK,))
+        frame_ends = frames["offset"] + frames["size"]
+        groups = np.flatnonzero(np.diff(frames.bounds) + np.diff(acks.bounds))
+        self.conns = track.keys[groups]
         self._tracks = []
-        for begin, end in zip(begins, ends, strict=True):
-            own, acks = places[begin:end], is_ack[begin:end]
-            frames, acks = own[~acks], own[acks]
-            frame_ends = records["offset"][frames] + records["size"][frames]
+        for group in groups.tolist():
+            sent = slice(*frames.bounds[group : group + 2].tolist())
+            acked = slice(*acks.bounds[group : group + 2].tolist())
             self._tracks.append(
                 (
-                    np.maximum.accumulate(frame_ends),
-                    np.append(records["ts_ns"][frames], NEVER),
-                    np.maximum.accumulate(records["offset"][acks]),
-                    np.append(records["ts_ns"][acks], NEVER),
+                    np.maximum.accumulate(frame_ends[sent]),
+                    np.append(frames["ts_ns"][sent], NEVER),
+                    np.maximum.accumulate(acks["offset"][acked]),
+                    np.append(acks["ts_ns"][acked], NEVER),
                 )
             )
 
@@ -108,73 +147,115 @@ def causes(scene: Scene) -> Caused:
     """What the waits that began and ended in a part waited for; the others are left out."""
     waits = pair_waits(scene)
     whole = waits.begins >= 0
-    ends, begins = waits.ends[whole], waits.begins[whole]
-    journeys = Journeys(scene)
-    step = max(1, _CELLS_MAX // max(1, len(journeys.conns)))
-    flushed = np.flatnonzero(scene.codes == Kind.FLUSHED)
-    parts = [
-        _causes(scene, journeys, flushed, ends[first : first + step], begins[first : first + step])
-        for first in range(0, len(ends), step)
-    ]
-    none = np.zeros(0, np.int64)
-    return Caused(
-        ends,
-        np.concatenate([none, *(cause for cause, _ in parts)]),
-        np.concatenate([none, *(conn for _, conn in parts)]),
-    )
+    return _caused(scene, waits.ends[whole], waits.begins[whole])
 
 
 def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
     """What the waits that ended in a part waited for.
 
-    `before` gives, if asked, more and more of the records just before them: for waits that began there.
+    `before` gives, if asked, more and more of the records just before them: for waits that began there, or
+    whose bytes were already in the log, so that frames and acks of them may be there.
     """
-    records = scene.raw
-    first_seq = int(records["seq"][0]) if len(records) else 0
+    seen, ended = _connections_before(scene, len(scene.records))
+    return evolve(_tally_all(scene, before), opened=seen - ended, ended=ended)
+
+
+def _tally_all(scene: Scene, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
     waits = pair_waits(scene)
-    began_ns = _began_before(scene, waits.ends[waits.begins < 0])
-    if began_ns is not None:
-        recent = records[:0]
-        for earlier in before():
-            recent = earlier[earlier["ts_ns"] >= began_ns]
-            if len(recent) < len(earlier):
-                break
-        scene = Scene(np.concatenate((recent, records)), scene.setting, cold=False)
-        waits = pair_waits(scene)
-    own = waits.ends[scene.records["seq"][waits.ends] >= first_seq]
-    found = causes(scene)
-    cause = np.full(len(scene.records), UNKNOWN, np.int64)
-    conn = np.full(len(scene.records), NO_CONNECTION, np.int64)
-    cause[found.ends], conn[found.ends] = found.cause, found.conn
-    status = scene.records["flags"][own].astype(np.int64)
-    waited_us = np.maximum(scene.records["size"][own].astype(np.int64), 0)
-    keys = np.stack((status, cause[own], conn[own]), axis=1)
-    unique, place = np.unique(keys, axis=0, return_inverse=True)
-    place = place.reshape(-1)
+    offsets = scene.columns["offset"][waits.ends]
+    is_early = (waits.begins < 0) | (offsets <= _log_end_before(scene.columns))
+    early = waits.ends[is_early]
+    if scene.cold or not len(early):
+        return _tally(scene, waits.ends)
+    began_ns, lowest_offset = _began_ns(scene, early).min(), offsets[is_early].min()
+    recent = scene.raw[:0]
+    for recent in before():
+        if recent["ts_ns"].min() < began_ns and _log_end_before(Rows(recent)) < lowest_offset:
+            break
+    records = scene.records[: int(early[-1]) + 1]
+    joined = Scene(np.concatenate((recent, records)), scene.setting, cold=False)
+    # Neither of the two comes before the other: they say nothing of what is open.
+    return _tally(scene, waits.ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
+
+
+def _began_ns(scene: Scene, ends: Ints) -> Ints:
+    """No later than which each of these waits began, as their ends say."""
+    columns = scene.columns
+    began_ns: Ints = columns["ts_ns"][ends] - columns["size"][ends] * 1000 - EARLIER_NS
+    return began_ns
+
+
+def _log_end_before(columns: Rows) -> int:
+    """Where the node's log ended before these records, as the first one says that does; `NEVER` if none."""
+    count = len(columns["kind"])
+    for begin in range(0, count, _WINDOW):
+        some = slice(begin, begin + _WINDOW)
+        kind = columns["kind"][some]
+        is_put = kind == Kind.PUT
+        tells = np.flatnonzero(is_put | (_TELLS_END[kind] & (columns["conn"][some] != NO_CONNECTION)))
+        if len(tells):
+            at = begin + int(tells[0])
+            if is_put[tells[0]]:
+                return int(columns["offset"][at] - columns["size"][at])
+            return int(columns["aux"][at])
+    return int(NEVER)
+
+
+def _tally(scene: Scene, ends: Ints) -> CauseTally:
+    """Of some waits of a scene; `ends`: places of their WAIT_END, ascending."""
+    waits = pair_waits(scene)
+    begins = waits.begins[np.searchsorted(waits.ends, ends)]
+    whole = begins >= 0
+    found = _caused(scene, ends[whole], begins[whole])
+    cause = np.full(len(ends), UNKNOWN, np.int64)
+    conn = np.full(len(ends), NO_CONNECTION, np.int64)
+    cause[whole], conn[whole] = found.cause, found.conn
+    status = scene.columns["flags"][ends].astype(np.int64)
+    waited_us = np.maximum(scene.columns["size"][ends], 0)
+    alone: dict[frozenset[int], Histogram] = {}
+    is_alone = (cause == NO_SLAVE) & (status == PutStatus.FLUSH_SLAVE_TIMEOUT)
+    for out, own_us in zip(found.out, waited_us[is_alone].tolist(), strict=True):
+        alone = _added(alone, {out: Histogram.of(np.array([own_us]))})
+    status, waited_us, cause, conn = (each[~is_alone] for each in (status, waited_us, cause, conn))
+    conns, column = np.unique(conn, return_inverse=True)
+    keys = (status * len(CAUSES) + cause) * len(conns) + column
     return CauseTally(
         {
-            (int(key[0]), int(key[1]), int(key[2])): Histogram.of(waited_us[place == index])
-            for index, key in enumerate(unique)
-        }
+            (
+                key // len(conns) // len(CAUSES),
+                key // len(conns) % len(CAUSES),
+                int(conns[key % len(conns)]),
+            ): Histogram.of(waited_us[keys == key])
+            for key in np.flatnonzero(np.bincount(keys)).tolist()
+        },
+        alone,
     )
 
 
-def _began_before(scene: Scene, ends: Ints) -> int | None:
-    """When the first of these waits began, as their ends say, if that is before the part's first record."""
-    records = scene.records
-    if not len(ends):
-        return None
-    began_ns = records["ts_ns"][ends] - records["size"][ends].astype(np.int64) * 1000 - EARLIER_NS
-    before = began_ns[began_ns < scene.raw["ts_ns"][0]]
-    return int(before.min()) if len(before) else None
+def _caused(scene: Scene, ends: Ints, begins: Ints) -> Caused:
+    """Of waits with both ends in the scene."""
+    journeys = Journeys(scene)
+    step = max(1, _CELLS_MAX // max(1, len(journeys.conns)))
+    parts = [
+        _causes(scene, journeys, ends[first : first + step], begins[first : first + step])
+        for first in range(0, len(ends), step)
+    ]
+    none = np.zeros(0, np.int64)
+    return Caused(
+        ends,
+        np.concatenate([none, *(cause for cause, _, _ in parts)]),
+        np.concatenate([none, *(conn for _, conn, _ in parts)]),
+        tuple(out for _, _, some in parts for out in some),
+    )
 
 
-def _causes(scene: Scene, journeys: Journeys, flushed: Ints, ends: Ints, begins: Ints) -> tuple[Ints, Ints]:
-    records = scene.records
-    begin_ns, end_ns = records["ts_ns"][begins], records["ts_ns"][ends]
-    offsets = records["offset"][ends]
-    status = records["flags"][ends]
-    need = records["size"][begins].astype(np.int64) - 1
+def _causes(
+    scene: Scene, journeys: Journeys, ends: Ints, begins: Ints
+) -> tuple[Ints, Ints, list[frozenset[int]]]:
+    columns = scene.columns
+    begin_ns, end_ns = columns["ts_ns"][begins], columns["ts_ns"][ends]
+    offsets, status = columns["offset"][ends], columns["flags"][ends]
+    need = columns["size"][begins] - 1
     journey = journeys.of(offsets)
     rows = np.arange(len(ends))
     acked = np.where(journey.acked_ns <= end_ns[:, None], journey.acked_ns, NEVER)
@@ -184,8 +265,11 @@ def _causes(scene: Scene, journeys: Journeys, flushed: Ints, ends: Ints, begins:
     released_ns = begin_ns.copy()
     is_last = (need >= 1) & (need <= acked.shape[1])
     if is_last.any():
-        order = np.argsort(acked, axis=1, kind="stable")
-        column = order[rows, np.clip(need - 1, 0, acked.shape[1] - 1)]
+        if need.max() == 1:
+            column = acked.argmin(axis=1)
+        else:
+            order = np.argsort(acked, axis=1, kind="stable")
+            column = order[rows, np.clip(need - 1, 0, acked.shape[1] - 1)]
         is_last &= acked[rows, column] < NEVER
         sent_ns, acked_ns = sent[rows, column], acked[rows, column]
         # Without a frame of its own (a slave that came with the bytes) nothing was waited for to be sent.
@@ -194,21 +278,40 @@ def _causes(scene: Scene, journeys: Journeys, flushed: Ints, ends: Ints, begins:
         cause[is_last] = np.where(longer, SEND, ACK)[is_last]
         conn[is_last] = journey.conns[column[is_last]]
         released_ns[is_last] = acked_ns[is_last]
+    flushed = scene.whole.stream((Kind.FLUSHED,))
     if scene.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
-        place = np.searchsorted(np.maximum.accumulate(records["offset"][flushed]), offsets)
-        flushed_ns = np.append(records["ts_ns"][flushed], NEVER)[place]
+        place = np.searchsorted(np.maximum.accumulate(flushed["offset"]), offsets)
+        flushed_ns = np.append(flushed["ts_ns"], NEVER)[place]
         cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
     cause[status == PutStatus.FLUSH_DISK_TIMEOUT] = FLUSH
     cause[status == PutStatus.SLAVE_NOT_AVAILABLE] = NO_SLAVE
     late = np.flatnonzero(status == PutStatus.FLUSH_SLAVE_TIMEOUT)
+    out: list[frozenset[int]] = []
     if len(late):
         owed = np.where(acked[late] == NEVER, sent[late], NEVER)
-        is_silent = acked[late] == NEVER
         first = owed.argmin(axis=1) if owed.shape[1] else np.zeros(len(late), np.int64)
         was_sent = owed.min(axis=1, initial=NEVER) < NEVER
-        cause[late] = np.where(was_sent, ACK, np.where(is_silent.any(axis=1), SEND, NO_SLAVE))
+        cause[late] = ACK
         conn[late] = NO_CONNECTION
         conn[late[was_sent]] = journey.conns[first[was_sent]]
+        for at in late[~was_sent].tolist():
+            seen, ended = _connections_before(scene, int(ends[at]))
+            not_it = ended.union(journey.conns[acked[at] < NEVER].tolist())
+            cause[at] = SEND if seen - not_it else NO_SLAVE
+            if cause[at] == NO_SLAVE:
+                out.append(not_it)
     is_flush = (cause == FLUSH) | (cause == NO_SLAVE)
     conn[is_flush] = NO_CONNECTION
-    return cause, conn
+    return cause, conn, out
+
+
+def _connections_before(scene: Scene, place: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Connections that were seen before a place in the records of a scene, and those that ended before it."""
+    track = scene.connections
+    assert track.places is not None, "connections are sorted"
+    ends = track.stream((Kind.CLOSED, Kind.STATE))
+    is_end = (ends["kind"] == Kind.CLOSED) | (ends["flags"] == HaState.SHUTDOWN)
+    return (
+        frozenset(track.keys[track.places[track.begins] < place].tolist()),
+        frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
+    )

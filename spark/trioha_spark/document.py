@@ -5,19 +5,24 @@ Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, PutStatus
 from trioha.recording.figures import Percentiles, percentiles
+from trioha.recording.histogram import Histogram
 from trioha.recording.judging import Violation
-from trioha_spark.causes import CAUSES
+from trioha_spark.causes import ACK, CAUSES
+from trioha_spark.interruptions import gap_rows, reconnect_rows
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
 
 
-def document(result: ReplayResult) -> dict[str, list[Row]]:
-    """`sessions`, `connections`, `waits`, `causes`, `invariants`, `violations`: one row for each."""
+def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
+    """Rows by table: `sessions`, `connections`, `reconnects`, `gaps`, `waits`, `causes`, `links`,
+    `invariants`, `violations`; `links` as `trioha.recording.clocks.links` finds them."""
     return {
         "sessions": [session_row(session) for session in result.sessions],
         "connections": [
@@ -25,8 +30,11 @@ def document(result: ReplayResult) -> dict[str, list[Row]]:
             for session in result.sessions
             for connection in session.connections
         ],
+        "reconnects": [row for session in result.sessions for row in reconnect_rows(session)],
+        "gaps": [row for session in result.sessions for row in gap_rows(session)],
         "waits": [row for session in result.sessions for row in wait_rows(session)],
-        "causes": [row for session in result.sessions for row in cause_rows(session)],
+        "causes": [row for session in result.sessions for row in cause_rows(session, links)],
+        "links": [link_row(link) for link in links],
         "invariants": [row for session in result.sessions for row in invariant_rows(session)],
         "violations": [row for session in result.sessions for row in violation_rows(session)],
     }
@@ -37,6 +45,8 @@ def session_row(replay: SessionReplay) -> Row:
     identity, node = replay.session.identity, replay.node
     first_ns = replay.grid.origin_ns if node.first_ts_ns is None else node.first_ts_ns
     last_ns = first_ns if node.last_ts_ns is None else node.last_ts_ns
+    histograms = [connection.figures.ack_latency_histogram for connection in replay.connections]
+    latency_ns = sum(histograms, Histogram())
     return {
         "session": replay.name,
         "clusterName": identity.cluster_name,
@@ -56,6 +66,7 @@ def session_row(replay: SessionReplay) -> Row:
         "dispatchedOffset": node.dispatched_offset,
         "connections": len(replay.connections),
         "reconnects": replay.reconnects,
+        "ackLatencyMs": percentiles_row(percentiles(latency_ns), per_ms=1_000_000),
         "waitsOpen": node.waits_open,
     }
 
@@ -78,8 +89,8 @@ def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
         "bytes": figures.body_bytes,
         "frames": figures.frames,
         "acks": figures.acks,
-        "lagBytes": _percentiles(figures.lag_bytes),
-        "ackLatencyMs": _percentiles(figures.ack_latency_ns, per_ms=1_000_000),
+        "lagBytes": percentiles_row(figures.lag_bytes),
+        "ackLatencyMs": percentiles_row(figures.ack_latency_ns, per_ms=1_000_000),
         "unacknowledgedFrames": figures.unacknowledged_frames,
         "requestOffset": figures.request_offset,
         "sentOffset": figures.sent_offset,
@@ -102,27 +113,35 @@ def wait_rows(replay: SessionReplay) -> list[Row]:
             "brokerId": replay.session.identity.broker_id,
             "status": wait.status,
             "count": wait.count,
-            "waitedMs": _percentiles(wait.waited_us, per_ms=1000),
+            "waitedMs": percentiles_row(wait.waited_us, per_ms=1000),
         }
         for wait in replay.node.waits
     ]
 
 
-def cause_rows(replay: SessionReplay) -> list[Row]:
+def cause_rows(replay: SessionReplay, links: Sequence[Link] = ()) -> list[Row]:
     """What the group-commit waits of a session waited for: a row for each status, cause and connection."""
+    mostly = ack_mostly(replay, links)
     addresses = {connection.figures.conn: connection.address for connection in replay.connections}
     return [
         {
             **_whose(replay),
             "status": PutStatus(status).name if status in set(PutStatus) else str(status),
             "cause": CAUSES[cause],
+            "ackMostly": mostly.get(conn) if cause == ACK else None,
             "conn": None if conn == NO_CONNECTION else conn,
             "address": addresses.get(conn),
             "count": waited_us.total,
-            "waitedMs": _percentiles(percentiles(waited_us), per_ms=1000),
+            "waitedMs": percentiles_row(percentiles(waited_us), per_ms=1000),
         }
         for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]
+
+
+def ack_mostly(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str | None]:
+    """What the acks of each connection that has a link mostly took: `network` or `slave`."""
+    path = replay.session.path
+    return {link.master_conn: link.ack_mostly for link in links if link.master.session.path == path}
 
 
 def invariant_rows(replay: SessionReplay) -> list[Row]:
@@ -160,6 +179,25 @@ def violation_rows(replay: SessionReplay) -> list[Row]:
     ]
 
 
+def link_row(link: Link) -> dict[str, Any]:
+    """One connection that a master's and a slave's session both have, with what is known of their clocks."""
+    return {
+        "session": link.master.session.path.resolve().name,
+        "brokerName": link.master.session.identity.broker_name,
+        "conn": link.master_conn,
+        "slaveSession": link.slave.session.path.resolve().name,
+        "slaveBrokerId": link.slave.session.identity.broker_id,
+        "slaveConn": link.slave_conn,
+        "frames": link.frames,
+        "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
+        "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
+        **{
+            f"{name}Ms": percentiles_row(found, per_ms=1_000_000)
+            for name, found in (("there", link.there_ns), ("slave", link.slave_ns), ("back", link.back_ns))
+        },
+    }
+
+
 def _seq(violation: Violation) -> int:
     return violation.seq
 
@@ -173,7 +211,8 @@ def _whose(replay: SessionReplay) -> Row:
     }
 
 
-def _percentiles(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:
+def percentiles_row(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:
+    """`p50`, `p99` and `max`: as they are, or in ms if `per_ms` says how many of their units are one."""
     if found is None:
         return None
     if per_ms is None:

@@ -15,12 +15,12 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.errors import TriohaError
+from trioha.recording.clocks import Link, links
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.judging.scene import Scene, Setting
 from trioha.recording.standing import stands
 from trioha.recording.tape import Tape
 from trioha_spark.causes import ACK, CAUSES, FLUSH, NO_SLAVE, SEND, causes
-from trioha_spark.clocks import Link, links
 from trioha_spark.moment import connection_addresses, reason_name
 
 Array = NDArray[np.void]

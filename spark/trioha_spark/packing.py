@@ -1,6 +1,6 @@
 """Packs segments of recorded sessions into Parquet for keeping, and unpacks them again, byte for byte.
 
-A packed piece has the fields of its segment as columns, without the check word, which follows from the
+A packed segment has the fields of a segment as columns, without the check word, which follows from the
 others. Its rows are in row groups of consecutive seqs, and in each of these ordered by kind and connection:
 what stands below each other is then alike and grows evenly, which makes it small (measured on a session of a
 node under load: 7.9 times smaller, 6.3 times if left in their order). `seq` gives the order.
@@ -17,21 +17,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trioha.errors import StoreError
-from trioha.recording.layout import CLOSED_NOTE, EVENTS_FOLDER, PACKED_SUFFIX, encode_header
+from trioha.recording.layout import CLOSED_NOTE, EVENTS_FOLDER, PACKED_SUFFIX, encode_header, segment_name
+from trioha.recording.packed import BASE_TS_KEY, BLOCK_RECORDS, CHECK, PackedError, is_packed, read_packed
 from trioha.recording.reader import Segment, Session, read_facts, read_segments
-from trioha.recording.records import read_segment
-from trioha_spark.pieces import (
-    BASE_TS_KEY,
-    BLOCK_RECORDS,
-    CHECK,
-    Piece,
-    list_pieces,
-    read_piece,
-    whole,
-)
+from trioha.recording.records import read_segment, record_dtype
 
 COMPRESSION_LEVEL: Final = 3
 """Of zstd: 9 takes twice as long and saves one per cent."""
@@ -40,7 +32,7 @@ _LONG_DICTIONARIES: Final = ("kind", "flags", "node")
 
 @frozen
 class Packed:
-    """What became of a segment or packed piece."""
+    """What became of a segment."""
 
     source: Path
     target: Path
@@ -58,12 +50,12 @@ def sealed_segments(session: Session, *, every: bool = False) -> list[Segment]:
     facts, _ = read_facts(session)
     is_closed = any(fact.type_ == "note" and fact.fields.get("text") == CLOSED_NOTE for fact in facts[-1:])
     sealed = segments if every or is_closed else segments[:-1]
-    return [segment for segment in sealed if segment.records]
+    return [segment for segment in sealed if segment.records and not is_packed(segment.path)]
 
 
-def packed_pieces(session: Session) -> list[Piece]:
-    """The pieces that are packed and have no segment beside them."""
-    return [piece for piece in list_pieces(session).pieces if piece.is_packed]
+def packed_segments(session: Session) -> list[Segment]:
+    """Those that are packed and have no segment beside them."""
+    return [segment for segment in read_segments(session).segments if is_packed(segment.path)]
 
 
 def pack_segment(session: Session, segment: Segment, *, keep: bool = False) -> Packed:
@@ -81,14 +73,15 @@ def pack_segment(session: Session, segment: Segment, *, keep: bool = False) -> P
     part = target.with_name(f".{target.name}.tmp")
     try:
         _write(part, records.array, segment.base_ts_ns)
-        piece = Piece(Segment(part, segment.base_seq, segment.base_ts_ns, 0, segment.records), is_packed=True)
-        if _bytes_of(session, piece) != records.array.tobytes():
+        if _bytes_of(session, evolve(segment, path=part)) != records.array.tobytes():
             raise StoreError("not packed: its records have bytes that no field names", path=segment.path)
         source_bytes, target_bytes = segment.path.stat().st_size, part.stat().st_size
         part.replace(target)
         _sync_folder(target.parent)
         if not keep:
             segment.path.unlink()
+    except PackedError as error:
+        raise StoreError(f"not packed: it {error}", path=part) from error
     except OSError as error:
         raise StoreError(f"cannot be packed: {error.strerror or error}", path=segment.path) from error
     finally:
@@ -96,27 +89,26 @@ def pack_segment(session: Session, segment: Segment, *, keep: bool = False) -> P
     return Packed(segment.path, target, segment.records, source_bytes, target_bytes)
 
 
-def unpack_piece(session: Session, piece: Piece) -> Packed:
-    """Make a packed piece its segment again, and delete the packed file. Raises StoreError if it cannot."""
-    source = piece.segment.path
-    target = session.path / EVENTS_FOLDER / f"{piece.base_seq:020d}.seg"
+def unpack_segment(session: Session, segment: Segment) -> Packed:
+    """Make a packed segment what it was, and delete the packed file. Raises StoreError if it cannot."""
+    source = segment.path
+    target = session.path / EVENTS_FOLDER / segment_name(segment.base_seq)
     part = target.with_name(f".{target.name}.tmp")
     try:
-        header = encode_header(base_seq=piece.base_seq, base_ts_ns=piece.segment.base_ts_ns)
-        records = _bytes_of(session, piece)
-        if len(records) != piece.segment.records * session.record_bytes:
-            raise StoreError("cannot be unpacked: it is damaged", path=source, hint="it stays as it is")
-        part.write_bytes(header + records)
+        header = encode_header(base_seq=segment.base_seq, base_ts_ns=segment.base_ts_ns)
+        part.write_bytes(header + _bytes_of(session, segment))
         _sync(part)
         source_bytes, target_bytes = source.stat().st_size, part.stat().st_size
         part.replace(target)
         _sync_folder(target.parent)
         source.unlink()
+    except PackedError as error:
+        raise StoreError(f"not unpacked: it {error}", path=source, hint="it stays as it is") from error
     except OSError as error:
         raise StoreError(f"cannot be unpacked: {error.strerror or error}", path=source) from error
     finally:
         part.unlink(missing_ok=True)
-    return Packed(source, target, piece.segment.records, source_bytes, target_bytes)
+    return Packed(source, target, segment.records, source_bytes, target_bytes)
 
 
 def _write(path: Path, records: np.ndarray[Any, Any], base_ts_ns: int) -> None:
@@ -148,9 +140,14 @@ def _is_int(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" and dtype.itemsize in {4, 8}
 
 
-def _bytes_of(session: Session, piece: Piece) -> bytes:
-    blocks = read_piece(session, piece, first=0, count=piece.segment.records)
-    return b"".join(whole(block).tobytes() for block in blocks if isinstance(block, np.ndarray))
+def _bytes_of(session: Session, packed: Segment) -> bytes:
+    """The bytes of its segment, without the header."""
+    records = read_packed(
+        packed.path, record_dtype(session), base_seq=packed.base_seq, first=0, count=packed.records
+    )
+    words = records.view(np.uint32).reshape(len(records), -1)
+    records[CHECK] = np.bitwise_xor.reduce(words, axis=1)
+    return records.tobytes()
 
 
 def _sync(path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,7 @@ from trioha.recording.tallies import NodeTally
 from trioha_spark.causes import CauseTally
 from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
 from trioha_spark.session import LOCAL, spark_session
+from trioha_spark.watching import Watch, watched
 
 CURVE_STEPS: Final = 1500
 """Points that a curve has, more or less: enough for a screen's width."""
@@ -59,9 +62,9 @@ class SessionReplay:
     node: NodeResult
     connections: tuple[ConnectionReplay, ...]
     """By connection number."""
-    reconnects: int
-    """Connections that took the place of one that had ended: of a slave's own to its master, or of a
-    master's from the same host."""
+    replaced: tuple[tuple[ConnectionReplay, ConnectionReplay], ...]
+    """Connections that took the place of one that had ended (a slave's own to its master, or a master's from
+    the same host), each after the one whose place it took; by the time of the new one."""
     damage: tuple[Damage, ...]
     """What could not be read."""
     grid: Grid
@@ -73,6 +76,11 @@ class SessionReplay:
     events: NDArray[np.void]
     """Records of the kinds `trioha_spark.scan.EVENT_KINDS`, the first ones."""
     segments: tuple[Segment, ...]
+
+    @property
+    def reconnects(self) -> int:
+        """Connections that took another's place."""
+        return len(self.replaced)
 
     @property
     def name(self) -> str:
@@ -93,11 +101,12 @@ def replay(
     master: str = LOCAL,
     spark: SparkSession | None = None,
     range_records: int = RANGE_RECORDS,
+    watch: Watch | None = None,
 ) -> ReplayResult:
     """Replay `sessions` (session folders, or folders of them) on Spark.
 
-    Uses `spark` if given, else a session of its own on `master`. Raises StoreError if a path is no session,
-    JavaError or SparkError if Spark cannot be started.
+    Uses `spark` if given, else a session of its own on `master`; tells `watch` how far it is. Raises
+    StoreError if a path is no session, JavaError or SparkError if Spark cannot be started.
     """
     opened = [open_session(path) for path in find_sessions(map(Path, sessions))]
     found = [read_segments(session) for session in opened]
@@ -112,10 +121,10 @@ def replay(
     if not ranges:
         joined: _Joined = _Joined({}, {})
     elif spark is not None:
-        joined = _run(spark, ranges, grids)
+        joined = _run(spark, ranges, grids, watch)
     else:
         with spark_session(master) as own:
-            joined = _run(own, ranges, grids)
+            joined = _run(own, ranges, grids, watch)
     return ReplayResult(
         tuple(
             _session_replay(index, session, found[index], grids[index], joined)
@@ -132,14 +141,15 @@ class _Joined:
     """By session index and connection number."""
 
 
-def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid]) -> _Joined:
+def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], watch: Watch | None) -> _Joined:
     joined = _Joined({}, {})
     frame = fold_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
-    for session_index, conn, part in joined_rows(frame):
-        if isinstance(part, NodePart):
-            joined.nodes[session_index] = part
-        else:
-            joined.connections[session_index, conn] = part
+    with watched(spark.sparkContext, watch):
+        for session_index, conn, part in joined_rows(frame):
+            if isinstance(part, NodePart):
+                joined.nodes[session_index] = part
+            else:
+                joined.connections[session_index, conn] = part
     return joined
 
 
@@ -171,28 +181,27 @@ def _session_replay(
     index: int, session: Session, segments: Segments, grid: Grid, joined: _Joined
 ) -> SessionReplay:
     facts, fact_damage = read_facts(session)
-    addresses = {
-        fact.fields.get("conn"): str(fact.fields.get("address"))
-        for fact in facts
-        if fact.type_ == "connection"
-    }
+    named = {fact.fields.get("conn"): fact.fields for fact in facts if fact.type_ == "connection"}
+    addresses = {conn: str(fields.get("address")) for conn, fields in named.items()}
+    # Others may connect to a slave, too: it is the master there.
+    served = {conn for conn, fields in named.items() if fields.get("role") == "master"}
     connections = tuple(
         ConnectionReplay(addresses.get(conn), connection_result(conn, part, grid))
         for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
         if session_index == index and conn != NO_CONNECTION
     )
+    own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
     node_part = joined.nodes.get(index) or _nothing(session)
     node = node_result(node_part.tally)
-    reconnects = max(0, node.connects - 1) if session.is_slave else _reconnects(connections)
     return SessionReplay(
         session=session,
         node=node,
         connections=connections,
-        reconnects=reconnects,
+        replaced=tuple(_replaced(own, is_slave=session.is_slave)),
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
         verdicts=verdicts(node_part.judgement),
-        causes=node_part.causes,
+        causes=node_part.causes.finished(),
         events=np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events]),
         segments=segments.segments,
     )
@@ -204,24 +213,29 @@ def _nothing(session: Session) -> NodePart:
     return NodePart(NodeTally(), (), judge(none, Setting.of(session)), CauseTally(), ())
 
 
-def _reconnects(connections: Iterable[ConnectionReplay]) -> int:
-    """How often a host's connection took the place of one of its connections that had ended.
+def _replaced(
+    connections: Sequence[ConnectionReplay], *, is_slave: bool
+) -> Iterator[tuple[ConnectionReplay, ConnectionReplay]]:
+    """Connections that took the place of one that had ended, after the one whose place it was.
 
-    Ports change with each connection, so several slaves of one host are told apart by what is open at once.
+    A slave has one after the other. To a master a connection is in the place of the one of the same host that
+    has been away for longest: ports change with each connection, so several slaves of one host are told apart
+    by what is open at once.
     """
-    turns: list[tuple[int, int, str]] = []
-    for connection in connections:
-        host = (connection.address or "").rpartition(":")[0]
+    if is_slave:
+        yield from pairwise(connections)
+        return
+    turns: list[tuple[int, int, int]] = []
+    for place, connection in enumerate(connections):
         figures = connection.figures
-        turns.append((figures.first_ts_ns, 1, host))
+        turns.append((figures.first_ts_ns, 1, place))
         if figures.closed_ts_ns is not None:
-            turns.append((figures.closed_ts_ns, 0, host))
-    vacant: dict[str, int] = {}
-    reconnects = 0
-    for _, opens, host in sorted(turns):
+            turns.append((figures.closed_ts_ns, 0, place))
+    vacant: dict[str, deque[ConnectionReplay]] = {}
+    for _, opens, place in sorted(turns):
+        connection = connections[place]
+        away = vacant.setdefault((connection.address or "").rpartition(":")[0], deque())
         if not opens:
-            vacant[host] = vacant.get(host, 0) + 1
-        elif vacant.get(host, 0):
-            vacant[host] -= 1
-            reconnects += 1
-    return reconnects
+            away.append(connection)
+        elif away:
+            yield away.popleft(), connection

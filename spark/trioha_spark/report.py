@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from plotly import graph_objects, offline
 
 from trioha.errors import StoreError
+from trioha.recording.clocks import Link
 from trioha.recording.curves import Curve
 from trioha.recording.events import PutStatus
 from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
-from trioha_spark.causes import CAUSES
-from trioha_spark.document import document
+from trioha_spark.causes import ACK, CAUSES
+from trioha_spark.document import ack_mostly
 from trioha_spark.replay import CURVE_STEPS, ConnectionReplay, ReplayResult, SessionReplay
+from trioha_spark.report_tables import connections_html, gaps_html, links_html, verdict_html
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session that get curves: those that moved the most bytes."""
 HISTOGRAM_BARS: Final = 60
 HEAT_PIECES: Final = 160
 """Pieces that the log is cut into for its strip."""
-VIOLATIONS_MAX: Final = 20
-"""Violations of one invariant that are named."""
 
 _COLORS: Final = {
     "max": "#7a869a",
@@ -70,16 +70,16 @@ th { color: #5b6676; font-weight: 600; } td.text, th.text { text-align: left; }
 """
 
 
-def write_report(result: ReplayResult, path: Path) -> None:
+def write_report(result: ReplayResult, path: Path, links: Sequence[Link] = ()) -> None:
     """Write the report of `result` to the file `path`. Raises StoreError if it cannot be written."""
     try:
-        path.write_text(report_html(result), encoding="utf-8")
+        path.write_text(report_html(result, links), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"the report cannot be written: {error.strerror or error}", path=path) from error
 
 
-def report_html(result: ReplayResult) -> str:
-    """The report as one HTML page."""
+def report_html(result: ReplayResult, links: Sequence[Link] = ()) -> str:
+    """The report as one HTML page; `links` as `trioha.recording.clocks.links` finds them."""
     names = ", ".join(replay.name for replay in result.sessions)
     return "".join(
         [
@@ -93,15 +93,17 @@ def report_html(result: ReplayResult) -> str:
             "while a slave is behind, the time until its next event counts with the lag just before that. ",
             "Ack latency is the time from a frame&#8217;s transfer to the first ack at or beyond its end. ",
             "Times are UTC.</p>",
-            _verdict(result),
-            _connections_table(result),
-            *(_session(replay) for replay in result.sessions),
+            verdict_html(result),
+            connections_html(result),
+            gaps_html(result),
+            links_html(links),
+            *(_session(replay, links) for replay in result.sessions),
             "</body></html>\n",
         ]
     )
 
 
-def _session(replay: SessionReplay) -> str:
+def _session(replay: SessionReplay, links: Sequence[Link]) -> str:
     identity, node = replay.session.identity, replay.node
     shown = sorted(replay.connections, key=_moved_bytes, reverse=True)[:CONNECTIONS_MAX]
     shown.sort(key=lambda connection: connection.figures.conn)
@@ -123,46 +125,11 @@ def _session(replay: SessionReplay) -> str:
         _lag_figure(replay, shown),
         _latency_figure(shown),
         _waits_figure(replay),
-        _causes_figure(replay),
+        _causes_figure(replay, links),
         _heat_figure(replay, shown),
     ]
     parts.extend(_html(figure) for figure in figures if figure is not None)
     return "".join(parts)
-
-
-def _verdict(result: ReplayResult) -> str:
-    """Which invariants do not hold, and where first."""
-    judged = [verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged]
-    broken = [verdict for verdict in judged if verdict.count]
-    if not broken:
-        return f'<p class="note">All invariants hold ({len(judged)} were judged in all).</p>'
-    lines = []
-    for replay in result.sessions:
-        identity = replay.session.identity
-        for verdict in replay.verdicts:
-            for violation in verdict.violations[:VIOLATIONS_MAX]:
-                (time,) = _times(replay, np.array([violation.ts_ns]))
-                conn = "" if violation.conn is None else str(violation.conn)
-                cells = (
-                    f"{identity.broker_name} {identity.broker_id}",
-                    violation.severity.value,
-                    violation.invariant,
-                    time.partition("T")[2],
-                    conn,
-                    violation.sentence,
-                )
-                lines.append("".join(f'<td class="text">{escape(cell)}</td>' for cell in cells))
-    head = "".join(
-        f'<th class="text">{title}</th>'
-        for title in ("node", "severity", "invariant", "time", "conn", "what")
-    )
-    count = sum(verdict.count for verdict in broken)
-    return (
-        f'<p class="bad">{len(broken)} of {len(judged)} invariants do not hold: {count:,} violations.</p>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>'
-        + "".join(f"<tr>{line}</tr>" for line in lines)
-        + "</tbody></table></div>"
-    )
 
 
 def _moved_bytes(connection: ConnectionReplay) -> int:
@@ -178,7 +145,7 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) ->
                 _add_curve(
                     figure,
                     replay,
-                    Curve(curve.steps, np.maximum.accumulate(curve.values)),
+                    _risen(replay, curve),
                     name=f"{_label(connection)} {label}",
                     color=_COLORS[name],
                     group=_label(connection),
@@ -189,7 +156,7 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) ->
 def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
     figure = _figure("Lag over time (the worst in each step)", "bytes")
     for connection in shown:
-        curve = connection.figures.curves["lag"]
+        curve = _lag_curve(replay, connection)
         if len(curve.steps):
             _add_curve(figure, replay, curve, name=_label(connection), color=None, group=_label(connection))
     for connection in shown:
@@ -204,6 +171,21 @@ def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any
                 "#b42318",
             )
     return figure if figure.data else None
+
+
+def _lag_curve(replay: SessionReplay, connection: ConnectionReplay) -> Curve:
+    """The worst lag in each step, and behind it the one at the step's end if nothing happens in the next."""
+    curves = connection.figures.curves
+    worst = _thinned(replay, curves["lag"])
+    if not len(worst.steps):
+        return worst
+    at_end = [
+        curve.values[np.searchsorted(curve.steps, worst.steps, side="right") - 1]
+        for curve in (_risen(replay, curves["max"]), _risen(replay, curves["ack"]))
+    ]
+    left = np.maximum(at_end[0] - at_end[1], 0)
+    quiet = np.flatnonzero(np.diff(worst.steps) > 1)
+    return worst + Curve(worst.steps[quiet] + 1, left[quiet])
 
 
 def _latency_figure(shown: Sequence[ConnectionReplay]) -> Any:
@@ -228,8 +210,9 @@ def _waits_figure(replay: SessionReplay) -> Any:
     return figure if figure.data else None
 
 
-def _causes_figure(replay: SessionReplay) -> Any:
+def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Any:
     """A bar for each put status, cut by what its puts waited for."""
+    mostly = ack_mostly(replay, links)
     figure = _figure("What puts waited for", "", x_title="puts")
     addresses = {connection.figures.conn: connection for connection in replay.connections}
     statuses = sorted({status for status, _, _ in replay.causes.waited_us})
@@ -237,7 +220,8 @@ def _causes_figure(replay: SessionReplay) -> Any:
         waited = percentiles(waited_us)
         assert waited is not None, "a cause is there because a wait had it"
         peer = addresses.get(conn)
-        name = CAUSES[cause] + (f", {_label(peer)}" if peer is not None else "")
+        part = mostly.get(conn) if cause == ACK else None
+        name = CAUSES[cause] + (f" ({part})" if part else "") + (f", {_label(peer)}" if peer else "")
         figure.add_trace(
             graph_objects.Bar(
                 y=[_status(status)],
@@ -345,13 +329,25 @@ def _figure(title: str, y_title: str, *, x_title: str | None = None) -> Any:
     )
 
 
+def _every(replay: SessionReplay) -> int:
+    """So many steps are one: the curve of a long session has more points than a screen has."""
+    return -(-replay.grid.steps // (2 * CURVE_STEPS))
+
+
+def _thinned(replay: SessionReplay, curve: Curve) -> Curve:
+    return Curve.of(curve.steps // _every(replay), curve.values)
+
+
+def _risen(replay: SessionReplay, curve: Curve) -> Curve:
+    """An offset, which does not go back, thinned out."""
+    return _thinned(replay, Curve(curve.steps, np.maximum.accumulate(curve.values)))
+
+
 def _add_curve(
     figure: Any, replay: SessionReplay, curve: Curve, *, name: str, color: str | None, group: str
 ) -> None:
-    # The curve of a long session has more points than a screen has.
-    every = -(-replay.grid.steps // (2 * CURVE_STEPS))
-    curve = Curve.of(curve.steps // every, curve.values)
-    ts_ns = replay.grid.origin_ns + curve.steps * every * replay.grid.step_ns
+    """Draw a curve that is thinned out."""
+    ts_ns = replay.grid.origin_ns + curve.steps * _every(replay) * replay.grid.step_ns
     figure.add_trace(
         graph_objects.Scatter(
             x=_times(replay, ts_ns),
@@ -399,58 +395,3 @@ def _label(connection: ConnectionReplay) -> str:
 
 def _html(figure: Any) -> str:
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
-
-
-_COLUMNS: Final = (
-    # Title, key of the row, whether it is text.
-    ("node", "node", True),
-    ("conn", "conn", False),
-    ("address", "address", True),
-    ("state", "state", True),
-    ("ended by", "closeReason", True),
-    ("bytes", "bytes", False),
-    ("frames", "frames", False),
-    ("lag p50", "lagBytes.p50", False),
-    ("p99", "lagBytes.p99", False),
-    ("max", "lagBytes.max", False),
-    ("ack ms p50", "ackLatencyMs.p50", False),
-    ("p99", "ackLatencyMs.p99", False),
-    ("max", "ackLatencyMs.max", False),
-    ("sent", "sentOffset", False),
-    ("ack", "ackOffset", False),
-    ("received", "receivedOffset", False),
-    ("reported", "reportedOffset", False),
-)
-TABLE_ROWS_MAX: Final = 500
-
-
-def _connections_table(result: ReplayResult) -> str:
-    rows = document(result)["connections"]
-    head = "".join(f"<th{_class(text)}>{title}</th>" for title, _, text in _COLUMNS)
-    lines = (
-        "".join(f"<td{_class(text)}>{escape(_cell(row, key))}</td>" for _, key, text in _COLUMNS)
-        for row in rows[:TABLE_ROWS_MAX]
-    )
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    rest = len(rows) - TABLE_ROWS_MAX
-    more = f'<p class="note">{rest:,} more.</p>' if rest > 0 else ""
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
-    )
-
-
-def _class(text: bool) -> str:
-    return ' class="text"' if text else ""
-
-
-def _cell(row: dict[str, Any], key: str) -> str:
-    if key == "node":
-        return f"{row['brokerName']} {row['brokerId']}"
-    value: Any = row
-    for name in key.split("."):
-        value = None if value is None else value[name]
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) and key != "conn" else str(value)

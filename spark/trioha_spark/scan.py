@@ -1,8 +1,9 @@
 """Sessions on Spark: ranges of records are folded in parallel, and the parts joined for each connection.
 
-Only the parts move between processes: a few kilobytes for each connection of a range, whatever the number of
-its events. Workers read the segments themselves, so on a cluster the sessions lie where every worker sees
-them under the same path.
+A task folds some ranges that follow each other, one after the other, and joins them as it goes: its memory is
+that of one range. Only the parts move between processes: a few kilobytes for each connection of a task,
+whatever the number of its events. Workers read the segments themselves, so on a cluster the sessions lie
+where every worker sees them under the same path.
 """
 
 from __future__ import annotations
@@ -20,26 +21,34 @@ from pyspark.sql import DataFrame, SparkSession
 
 from trioha.recording.curves import Grid
 from trioha.recording.events import NO_CONNECTION, Kind
-from trioha.recording.fold import ConnectionPart, Part, fold
+from trioha.recording.fold import ConnectionPart, fold_scene
 from trioha.recording.judging import Judgement, Setting, combine, judge_scene
 from trioha.recording.judging.scene import Scene
+from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session
-from trioha.recording.records import read_segment
+from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
 from trioha_spark.causes import CauseTally, tally_causes
 
-RANGE_RECORDS: Final = 500_000
-"""Records that one task folds at a time: 24 MB."""
+RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
+"""Records that are folded at a time: 12 MB, and whole row groups of what is packed. What is worked out of so
+many stays in a processor's cache (of 500,000 it does not: a third slower on a busy machine)."""
+RUN_RANGES_MAX: Final = 8
+"""Ranges of one task: half a second of work or so."""
+RUNS_PER_CORE: Final = 4
+"""At least so many tasks for each core, if there are so many ranges: none waits long for the last one."""
 
 EVENT_KINDS: Final = (Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED)
 """What happens to connections and to the recording: seldom, but what an operator looks for."""
+_IS_EVENT: Final = np.zeros(256, np.bool_)
+_IS_EVENT[list(EVENT_KINDS)] = True
 EVENTS_MAX: Final = 100_000
 """So many of them are kept of a session, the first ones."""
-BEFORE_RECORDS: Final = (65_536, 1_000_000)
+BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
 """How far before a range the begins of waits are looked for."""
 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
-"""A part: index of its session, connection (-1: the node), place of its range there, and pickled."""
+"""A part: index of its session, connection (-1: the node), place of its first range there, and pickled."""
 JOINED_SCHEMA: Final = "session int, conn int, part binary"
 
 _PARTS: Final = pa.schema(
@@ -50,20 +59,26 @@ _JOINED: Final = pa.schema([("session", pa.int32()), ("conn", pa.int32()), ("par
 
 @frozen
 class Range:
-    """Some records of one segment: what a task reads."""
+    """Some records of one segment: what is folded at a time."""
 
     session_index: int
     ordinal: int
     """Place among the ranges of the session."""
     session: Session
-    segment: Segment
+    segments: tuple[Segment, ...]
+    """All of the session."""
+    segment_index: int
+    """Its own."""
     first: int
     count: int
     grid: Grid
     cold: bool
     """Whether nothing came before it."""
-    previous: Segment | None
-    """The segment before its own."""
+
+    @property
+    def segment(self) -> Segment:
+        """Its own."""
+        return self.segments[self.segment_index]
 
 
 @frozen(eq=False)
@@ -89,54 +104,81 @@ def ranges_of(
 ) -> list[Range]:
     """The ranges that cover all records of `segments`, at most `range_records` each."""
     ranges: list[Range] = []
-    for previous, segment in zip((None, *segments), segments, strict=False):
+    segments = tuple(segments)
+    for segment_index, segment in enumerate(segments):
         for first in range(0, segment.records, range_records):
             ranges.append(
                 Range(
                     session_index=session_index,
                     ordinal=len(ranges),
                     session=session,
-                    segment=segment,
+                    segments=segments,
+                    segment_index=segment_index,
                     first=first,
                     count=min(range_records, segment.records - first),
                     grid=grid,
                     cold=not ranges,
-                    previous=previous,
                 )
             )
     return ranges
 
 
 def fold_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
-    """A DataFrame of parts (`PARTS_SCHEMA`), one partition for each range; `ranges` must not be empty."""
-    numbers = spark.range(0, len(ranges), 1, len(ranges))
-    return numbers.mapInArrow(partial(_fold_batches, list(ranges)), PARTS_SCHEMA)
+    """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of `ranges`, which are not empty."""
+    runs = runs_of(ranges, wanted=spark.sparkContext.defaultParallelism * RUNS_PER_CORE)
+    numbers = spark.range(0, len(runs), 1, len(runs))
+    return numbers.mapInArrow(partial(_fold_batches, runs), PARTS_SCHEMA)
 
 
-def _fold_batches(ranges: Sequence[Range], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def runs_of(ranges: Sequence[Range], *, wanted: int) -> list[list[Range]]:
+    """`ranges` in their order as about `wanted` runs or more, each of one session."""
+    length = min(RUN_RANGES_MAX, max(1, len(ranges) // wanted))
+    runs: list[list[Range]] = []
+    for work in ranges:
+        if not runs or len(runs[-1]) == length or runs[-1][0].session_index != work.session_index:
+            runs.append([])
+        runs[-1].append(work)
+    return runs
+
+
+def _fold_batches(
+    runs: Sequence[Sequence[Range]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield _fold_range(ranges[number])
+            yield _fold_run(runs[number])
 
 
-def _fold_range(work: Range) -> pa.RecordBatch:
-    records = read_segment(work.session, work.segment, first=work.first, count=work.count)
-    part: Part = fold(records.array, is_slave=work.session.is_slave, grid=work.grid, cold=work.cold)
-    scene = Scene(records.array, Setting.of(work.session), work.cold)
-    judgement = judge_scene(scene)
-    causes = tally_causes(scene, before=partial(_before, work))
-    events = records.array[np.isin(records.array["kind"], EVENT_KINDS)][:EVENTS_MAX]
-    node = NodePart(part.node, records.damage, judgement, causes, (events,))
-    rows: dict[int, object] = {NO_CONNECTION: node, **part.connections}
+def _fold_run(run: Sequence[Range]) -> pa.RecordBatch:
+    node, connections = fold_range(run[0])
+    for work in run[1:]:
+        its_node, its_connections = fold_range(work)
+        node = join_node([node, its_node])
+        for conn, part in its_connections.items():
+            known = connections.get(conn)
+            connections[conn] = part if known is None else known.followed_by(part, work.grid)
+    rows: dict[int, object] = {NO_CONNECTION: node, **connections}
     return pa.RecordBatch.from_pydict(
         {
-            "session": [work.session_index] * len(rows),
+            "session": [run[0].session_index] * len(rows),
             "conn": list(rows),
-            "ordinal": [work.ordinal] * len(rows),
+            "ordinal": [run[0].ordinal] * len(rows),
             "part": [pickle.dumps(value) for value in rows.values()],
         },
         schema=_PARTS,
     )
+
+
+def fold_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
+    """What a range says of the node, and of each connection."""
+    records = read_segment(work.session, work.segment, first=work.first, count=work.count)
+    scene = Scene(records.array, Setting.of(work.session), work.cold)
+    part = fold_scene(scene, work.grid)
+    judgement = judge_scene(scene)
+    causes = tally_causes(scene, before=partial(_before, work))
+    events = records.array[np.flatnonzero(_IS_EVENT[records.array["kind"]])[:EVENTS_MAX]]
+    node = NodePart(part.node, records.damage, judgement, causes, (events,))
+    return node, dict(part.connections)
 
 
 def join_parts(parts: DataFrame, grids: Mapping[int, Grid]) -> DataFrame:
@@ -185,14 +227,20 @@ def _first_events(parts: Sequence[NDArray[np.void]]) -> tuple[NDArray[np.void], 
 
 
 def _before(work: Range) -> Iterator[NDArray[np.void]]:
-    """More and more of the records before a range, its segment's or the one's before it."""
-    for count in BEFORE_RECORDS:
-        segment, last = work.segment, work.first
-        if last == 0:
-            if work.previous is None:
-                return
-            segment, last = work.previous, work.previous.records
-        yield read_segment(work.session, segment, first=max(0, last - count), count=min(count, last)).array
+    """More and more of the records before a range."""
+    for wanted in BEFORE_RECORDS:
+        found: list[NDArray[np.void]] = []
+        index, last, missing = work.segment_index, work.first, wanted
+        while missing and (last or index):
+            if not last:
+                index -= 1
+                last = work.segments[index].records
+            first = max(0, last - missing)
+            segment = work.segments[index]
+            found.append(read_segment(work.session, segment, first=first, count=last - first).array)
+            missing -= last - first
+            last = first
+        yield np.concatenate([np.zeros(0, record_dtype(work.session)), *reversed(found)])
 
 
 def join_connection(parts: Sequence[ConnectionPart], grid: Grid) -> ConnectionPart:

@@ -1,12 +1,15 @@
-"""Connections second by second: lag, offsets and rates, from the curves of a replay.
+"""Connections second by second: lag, latency, offsets, rates and states, from the curves of a replay.
 
 A connection has a row for each second of the wall clock in which something happened on it (a heartbeat is
 enough). Of a session longer than a day the rows are farther apart: as its curves' steps are.
+
+Lag in seconds is the age of the oldest byte without an ack, the worst in the second. While a slave keeps up
+it is the worst ack latency, which is exact; of what is owed for longer, curves say when it was stored, to
+their step: the age counts from the step's end, and so is never more than it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -14,11 +17,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trioha.recording.curves import Curve
+from trioha.recording.events import HaState, Kind
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
+from trioha_spark.scan import EVENTS_MAX
 
 Ints = NDArray[np.int64]
 
 SECOND_NS: Final = 10**9
+NEVER_NS: Final = np.iinfo(np.int64).max
 
 SECONDS_SCHEMA: Final = pa.schema(
     [
@@ -27,8 +33,10 @@ SECONDS_SCHEMA: Final = pa.schema(
         ("brokerId", pa.int64()),
         ("conn", pa.int64()),
         ("atMs", pa.int64()),
+        ("state", pa.string()),
         ("lagBytes", pa.int64()),
         ("lagSeconds", pa.float64()),
+        ("ackLatencyMs", pa.float64()),
         ("bytesPerSecond", pa.float64()),
         ("maxOffset", pa.int64()),
         ("sentOffset", pa.int64()),
@@ -37,9 +45,11 @@ SECONDS_SCHEMA: Final = pa.schema(
         ("reportedOffset", pa.int64()),
     ]
 )
-"""`atMs`: begin of the second, since 1970. `lagBytes`: the worst in it. `lagSeconds`: at its end, the age of
-the oldest byte without an ack, to the precision of a curve's step. `bytesPerSecond`: log bytes sent (of a
-master) or received (of a slave). Offsets: at its end; null where there is none yet, or never in this role."""
+"""`atMs`: begin of the second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the
+worst in it. `bytesPerSecond`: log bytes sent (of a master) or received (of a slave). Offsets: at its end.
+What there is none of yet, or never in this role, is null."""
+
+_OF_OFFSETS: Final = ("max", "sent", "ack", "received", "reported")
 
 
 def seconds_table(result: ReplayResult) -> pa.Table:
@@ -59,12 +69,24 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
         return (begin_ns + steps * grid.step_ns) // length_ns
 
     seconds = np.unique(np.concatenate([second_of(curve.steps) for curve in curves.values()]))
-    lag_bytes = _at(seconds, *_worst(second_of(curves["lag"].steps), curves["lag"].values), carried=False)
+    lag_bytes, latency_ns = (
+        _at(seconds, *_worst(second_of(curves[name].steps), curves[name].values), carried=False)
+        for name in ("lag", "latency")
+    )
     columns = {
-        name: _at(seconds, *_worst(second_of(curve.steps), np.maximum.accumulate(curve.values)), carried=True)
-        for name, curve in curves.items()
-        if name != "lag"
+        name: _at(
+            seconds,
+            *_worst(second_of(curves[name].steps), np.maximum.accumulate(curves[name].values)),
+            carried=True,
+        )
+        for name in _OF_OFFSETS
     }
+    steps, ages_ns = _ages_before_acks(curves["ack"], curves["max"], grid.step_ns)
+    age_ns = np.maximum(
+        _ages_at(columns["ack"], curves["max"], begin_ns, grid.step_ns, _ends(replay, connection, seconds)),
+        np.maximum(_at(seconds, *_worst(second_of(steps), ages_ns), carried=False), latency_ns),
+    )
+    lag_seconds = np.where(lag_bytes < 0, np.nan, np.maximum(age_ns, 0) / SECOND_NS)
     moved = columns["received" if replay.session.is_slave else "sent"]
     rows = len(seconds)
     return pa.table(
@@ -74,10 +96,10 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
             "brokerId": [replay.session.identity.broker_id] * rows,
             "conn": np.full(rows, connection.figures.conn),
             "atMs": seconds * (length_ns // 10**6),
+            "state": _states(replay, connection, _ends(replay, connection, seconds)),
             "lagBytes": _nullable(lag_bytes),
-            "lagSeconds": pa.array(
-                list(_lag_seconds(replay, connection, (seconds + 1) * length_ns, columns))
-            ),
+            "lagSeconds": pa.array(lag_seconds, from_pandas=True),
+            "ackLatencyMs": pa.array(latency_ns / 1e6, mask=latency_ns < 0),
             "bytesPerSecond": _rates(moved, connection, seconds, length_ns),
             **{f"{name}Offset": _nullable(values) for name, values in columns.items()},
         },
@@ -119,22 +141,40 @@ def _rates(moved: Ints, connection: ConnectionReplay, seconds: Ints, length_ns: 
     return pa.array(np.where(moved < 0, 0, np.maximum(moved - before, 0)) / passed)
 
 
-def _lag_seconds(
-    replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints, columns: dict[str, Ints]
-) -> Iterator[float | None]:
-    grid, session, figures = replay.grid, replay.session, connection.figures
-    ack, reached = columns["ack"], columns["max"]
-    curve = figures.curves["max"]
-    maxima = np.maximum.accumulate(curve.values)
-    last_ns = session.wall_of(figures.last_ts_ns)
-    for end_ns, ack_offset, max_offset in zip(
-        np.minimum(ends_ns, last_ns).tolist(), ack.tolist(), reached.tolist(), strict=True
-    ):
-        if ack_offset < 0:
-            yield None
-        elif max_offset <= ack_offset:
-            yield 0.0
-        else:
-            step = int(curve.steps[np.searchsorted(maxima, ack_offset, side="right")])
-            since_ns = session.wall_of(grid.origin_ns + step * grid.step_ns)
-            yield max(0, end_ns - since_ns) / SECOND_NS
+def _ends(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints) -> Ints:
+    """Wall clock at the end of each second, or at the connection's last event if that is before, in ns."""
+    length_ns = max(SECOND_NS, replay.grid.step_ns)
+    last_ns = replay.session.wall_of(connection.figures.last_ts_ns)
+    ends: Ints = np.minimum((seconds + 1) * length_ns, last_ns)
+    return ends
+
+
+def _ages_before_acks(ack: Curve, own: Curve, step_ns: int) -> tuple[Ints, Ints]:
+    """How long the oldest byte had been owed when an ack came: the ack's step and the age in ns."""
+    acks, maxima = np.maximum.accumulate(ack.values), np.maximum.accumulate(own.values)
+    rose = np.flatnonzero(np.diff(acks) > 0) + 1
+    stored = np.searchsorted(maxima, acks[rose - 1], side="right")
+    known = stored < len(maxima)
+    rose, stored = rose[known], stored[known]
+    return ack.steps[rose], np.maximum(ack.steps[rose] - own.steps[stored] - 1, 0) * step_ns
+
+
+def _ages_at(ack_offset: Ints, own: Curve, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
+    """How long the oldest byte behind each of `ack_offset` was owed at `ends_ns` (wall clock), in ns."""
+    maxima = np.maximum.accumulate(own.values)
+    stored = np.searchsorted(maxima, ack_offset, side="right")
+    stored_ns = begin_ns + (np.append(own.steps, 0)[stored] + 1) * step_ns
+    ages: Ints = np.where((ack_offset < 0) | (stored == len(maxima)), 0, ends_ns - stored_ns)
+    return ages
+
+
+def _states(replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints) -> pa.Array:
+    """State at each of `ends_ns`; null behind the last event that is kept, if not all of them are."""
+    events = replay.events
+    wall_of = replay.session.wall_of
+    known_to_ns = wall_of(int(events["ts_ns"][-1])) if len(events) >= EVENTS_MAX else NEVER_NS
+    own = events[(events["conn"] == connection.figures.conn) & (events["kind"] == Kind.STATE)]
+    names = [HaState(flags).name if flags in set(HaState) else str(flags) for flags in own["flags"].tolist()]
+    place = np.searchsorted(wall_of(own["ts_ns"].astype(np.int64)), ends_ns, side="right")
+    place[ends_ns > known_to_ns] = 0
+    return pa.array([names[at - 1] if at else None for at in place.tolist()], pa.string())

@@ -16,8 +16,8 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from trioha.errors import StoreError
+from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent
-from trioha_spark.clocks import Link
 from trioha_spark.document import document
 from trioha_spark.replay import ReplayResult, SessionReplay
 from trioha_spark.seconds import seconds_table
@@ -39,6 +39,7 @@ SESSIONS_SCHEMA: Final = pa.schema(
         ("damage", pa.list_(_TEXT)),
         *_longs("puts", "putBytes", "maxOffset", "flushedOffset", "dispatchedOffset"),
         *_longs("connections", "reconnects", "waitsOpen"),
+        ("ackLatencyMs", _PERCENTILES),
     ]
 )
 CONNECTIONS_SCHEMA: Final = pa.schema(
@@ -52,13 +53,32 @@ CONNECTIONS_SCHEMA: Final = pa.schema(
         *_longs("reportedOffset", "maxOffset", "heartbeatsSent", "heartbeatsReceived", "refused"),
     ]
 )
+RECONNECTS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("role", _TEXT), ("conn", _LONG), ("address", _TEXT), ("previousConn", _LONG)),
+        *(("closeReason", _TEXT), ("closedAtMs", _DOUBLE), ("awayMs", _DOUBLE)),
+        *_longs("previousOffset", "requestOffset", "resentBytes"),
+    ]
+)
+"""`closeReason`, `closedAtMs`: of the connection whose place it took. `previousOffset`: what that one had
+acknowledged (reported, of a slave). `resentBytes`: what it was sent that is asked for again."""
+GAPS_SCHEMA: Final = pa.schema(
+    [
+        *(*_WHOSE, ("role", _TEXT), ("atMs", _DOUBLE), ("seq", _LONG), ("conn", _LONG)),
+        *(("address", _TEXT), ("reason", _TEXT), ("offset", _LONG), ("maxOffset", _LONG)),
+        ("sentence", _TEXT),
+    ]
+)
+"""`offset`: where the logs do not fit, or what was refused. `maxOffset`: end of the own log then."""
 WAITS_SCHEMA: Final = pa.schema([*_WHOSE, ("status", _TEXT), ("count", _LONG), ("waitedMs", _PERCENTILES)])
 CAUSES_SCHEMA: Final = pa.schema(
     [
-        *(*_WHOSE, ("status", _TEXT), ("cause", _TEXT), ("conn", _LONG), ("address", _TEXT)),
-        *(("count", _LONG), ("waitedMs", _PERCENTILES)),
+        *(*_WHOSE, ("status", _TEXT), ("cause", _TEXT), ("ackMostly", _TEXT), ("conn", _LONG)),
+        *(("address", _TEXT), ("count", _LONG), ("waitedMs", _PERCENTILES)),
     ]
 )
+"""`ackMostly`: of cause `ack`, where the slave's session is there: `network` or `slave`, whichever takes
+longer for the median frame of that connection."""
 INVARIANTS_SCHEMA: Final = pa.schema(
     [
         *(*_WHOSE, ("invariant", _TEXT), ("severity", _TEXT), ("sentence", _TEXT)),
@@ -85,9 +105,11 @@ LINKS_SCHEMA: Final = pa.schema(
         *(("session", _TEXT), ("brokerName", _TEXT), ("conn", _LONG), ("slaveSession", _TEXT)),
         *_longs("slaveBrokerId", "slaveConn", "frames"),
         *(("aheadMs", _DOUBLE), ("uncertainMs", _DOUBLE)),
+        *(("thereMs", _PERCENTILES), ("slaveMs", _PERCENTILES), ("backMs", _PERCENTILES)),
     ]
 )
-"""`frames`: those that both sides have. `aheadMs`: how far the slave's clock is ahead."""
+"""`frames`: those that both sides have. `aheadMs`: how far the slave's clock is ahead. `thereMs`, `slaveMs`,
+`backMs`: what an ack's time is made of, see `trioha.recording.clocks`."""
 
 
 @frozen(eq=False)
@@ -98,6 +120,8 @@ class ReplayTables:
     connections: DataFrame
     seconds: DataFrame
     events: DataFrame
+    reconnects: DataFrame
+    gaps: DataFrame
     waits: DataFrame
     causes: DataFrame
     links: DataFrame
@@ -106,8 +130,8 @@ class ReplayTables:
 
 
 def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
-    """The tables of a replay, by their names; `links` as `trioha_spark.clocks.links` finds them."""
-    rows = document(result)
+    """The tables of a replay, by their names; `links` as `trioha.recording.clocks.links` finds them."""
+    rows = document(result, links)
     return {
         "sessions": pa.Table.from_pylist(rows["sessions"], SESSIONS_SCHEMA),
         "connections": pa.Table.from_pylist(rows["connections"], CONNECTIONS_SCHEMA),
@@ -115,9 +139,11 @@ def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, 
         "events": pa.Table.from_pylist(
             [row for replay in result.sessions for row in _event_rows(replay)], EVENTS_SCHEMA
         ),
+        "reconnects": pa.Table.from_pylist(rows["reconnects"], RECONNECTS_SCHEMA),
+        "gaps": pa.Table.from_pylist(rows["gaps"], GAPS_SCHEMA),
         "waits": pa.Table.from_pylist(rows["waits"], WAITS_SCHEMA),
         "causes": pa.Table.from_pylist(rows["causes"], CAUSES_SCHEMA),
-        "links": pa.Table.from_pylist([_link_row(link) for link in links], LINKS_SCHEMA),
+        "links": pa.Table.from_pylist(rows["links"], LINKS_SCHEMA),
         "invariants": pa.Table.from_pylist(rows["invariants"], INVARIANTS_SCHEMA),
         "violations": pa.Table.from_pylist(rows["violations"], VIOLATIONS_SCHEMA),
     }
@@ -190,17 +216,3 @@ def _what(kind: int, flags: int) -> str | None:
     if names is None:
         return None
     return names(flags).name if flags in set(names) else str(flags)
-
-
-def _link_row(link: Link) -> dict[str, Any]:
-    return {
-        "session": link.master.session.path.resolve().name,
-        "brokerName": link.master.session.identity.broker_name,
-        "conn": link.master_conn,
-        "slaveSession": link.slave.session.path.resolve().name,
-        "slaveBrokerId": link.slave.session.identity.broker_id,
-        "slaveConn": link.slave_conn,
-        "frames": link.frames,
-        "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
-        "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
-    }

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from trioha.recording.reader import Damage, Session, open_session
+from trioha.recording.reader import Damage, Session, open_session, read_segments
 from trioha.store.record import MAGIC_V1, Host, Record, body_crc, encode_record
 from trioha_spark.commitlog.columns import TYPES, decode
 from trioha_spark.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_spark.commitlog.reading import LogDamage, What, read_range
 from trioha_spark.packing import pack_segment, sealed_segments
-from trioha_spark.pieces import list_pieces, read_seqs
+from trioha_spark.pieces import end_seq, read_seqs
 from trioha_spark.session import spark_session
 from trioha_spark.sources import register
 
@@ -133,7 +133,7 @@ def main() -> None:
 def measure_session(path: Path, rounds: int) -> None:
     """Read a session, pack it, and read it packed."""
     session = open_session(path)
-    count = list_pieces(session).end_seq
+    count = end_seq(read_segments(session))
     for state in ("unpacked", "packed"):
         if state == "packed":
             begin = time.process_time()
@@ -147,7 +147,7 @@ def measure_session(path: Path, rounds: int) -> None:
 
 def read_session(session: Session) -> int:
     """Read all records; gives their number."""
-    blocks = read_seqs(session, list_pieces(session), seq_from=0, seq_to=None)
+    blocks = read_seqs(session, read_segments(session), seq_from=0, seq_to=None)
     return sum(len(block) for block in blocks if not isinstance(block, Damage))
 
 

@@ -52,7 +52,8 @@ def test_help_names_every_command_without_importing_any(arguments: list[str]) ->
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert find_spec(f"trioha.cli.{command}") is not None
+    module = command.replace("-", "_")
+    assert find_spec(f"trioha.cli.{module}") is not None
     assert main([command, "--help"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"Usage: trioha {command}")

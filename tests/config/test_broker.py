@@ -95,6 +95,7 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "bind_address": "0.0.0.0",
         "ha_distinct_by": DistinctBy.ADDRESS,
         "ha_transfer_batch_max": 1048576,
+        "ha_busy_poll": 200,
         "ha_start_from": StartFrom.LAST_FILE,
         "ha_ack_mode": AckMode.WRITTEN,
         "ha_role": HaRole.REPLICA,
@@ -166,6 +167,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.bindAddress=127.0.0.1
         trioha.haDistinctBy=connection
         trioha.haTransferBatchMax=2097152
+        trioha.haBusyPoll=50
         trioha.haStartFrom=1073741824
         trioha.haAckMode=flushed
         trioha.haRole=observer
@@ -231,6 +233,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "bind_address": "127.0.0.1",
         "ha_distinct_by": DistinctBy.CONNECTION,
         "ha_transfer_batch_max": 2097152,
+        "ha_busy_poll": 50,
         "ha_start_from": 1073741824,
         "ha_ack_mode": AckMode.FLUSHED,
         "ha_role": HaRole.OBSERVER,

@@ -371,13 +371,19 @@ async def test_with_resync_a_diverged_log_is_kept_aside_and_the_master_followed(
     log, master_log, autojump_clock
 ):
     await diverged(log, master_log)
-    slave, dialer, _ = make_slave(log, gap_policy=GapPolicy.RESYNC)
+    slave, dialer, events = make_slave(log, gap_policy=GapPolicy.RESYNC)
     directory = log.directory
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
         await send_log(dialer.peers[0], master_log, await dialer.peers[0].next_report())
+        await trio.sleep(0.05)
+        # It says at once that its log ends at 0 now, and not when it has a master again.
+        (*_, told) = events.of(Kind.STATE)
+        assert (told[5], told[2:4]) == (HaState.READY, (0, 0))
+        (*_, flushed) = events.of(Kind.FLUSHED)
+        assert flushed[2] == 0
         await trio.sleep(1)
         assert await dialer.peers[1].next_report() == 0
         await send_log(dialer.peers[1], master_log, 0)

@@ -22,18 +22,21 @@ from tests.interop.rocketmq import class_path, java_tool
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
 
-_JVM_FLAGS = [
-    "-Xms48m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-    "-Xss512k", "-Xshare:auto",
+OPENED = [
     *(
         f"--add-opens=java.base/{package}=ALL-UNNAMED"
         for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "java.lang", "java.util")
     ),
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+"""What RocketMQ needs of the JDK's own."""
+_JVM_FLAGS = [
+    "-Xms48m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-Xss512k", "-Xshare:auto", *OPENED,
 ]  # fmt: skip
 
 # Quiet but not dumb: what RocketMQ warns about ends in the driver's log, which is shown when a call fails.
-_LOGBACK = """\
+LOGBACK = """\
 <configuration>
   <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
     <target>System.err</target>
@@ -140,7 +143,7 @@ class JavaDriver:
         home = folder / "home"
         home.mkdir(parents=True)
         logback = folder / "logback.xml"
-        logback.write_text(_LOGBACK)
+        logback.write_text(LOGBACK)
         self._log_path = folder / "driver.log"
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(

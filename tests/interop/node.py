@@ -195,6 +195,11 @@ class TriohaNode:
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-60:])
 
     @property
+    def pid(self) -> int:
+        """Of the node's process."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the process is still there."""
         return self._process.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from tests.interop.node import TriohaNode, load
 from tests.interop.test_java_master import sync_settings
 from trioha.remoting.client import open_client
 from trioha.remoting.name_server import fetch_broker_groups
+from trioha_monitor.app import MonitorApp
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
+from trioha_monitor.panes.events import EventsPane
+from trioha_monitor.panes.log import LogPane
+from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -104,3 +110,48 @@ def test_real_brokers_are_found_through_a_real_name_server_and_shown(
         assert view.name_servers[0].health is Health.UP
         found = [event for event in view.events if event.text == "found by the name server"]
         assert [event.kind for event in found] == [EventKind.NODE]
+        asyncio.run(
+            look_at_screens(names, slave, version=java.version, broker=broker.listen_address, end=end)
+        )
+
+
+async def look_at_screens(names: str, slave: TriohaNode, *, version: str, broker: str, end: int) -> None:
+    """The same on the screens themselves: what an operator reads, before and after the slave is killed."""
+    app = MonitorApp(live_views([slave.listen_address], name_servers=[names], settings=SETTINGS))
+    async with app.run_test(size=(200, 50)) as pilot:
+        panes = app.monitor_screen.panes
+        replicas, slave_pane, log, events = (panes[name] for name in ("replicas", "slave", "log", "events"))
+        assert isinstance(replicas, ReplicasPane)
+        assert isinstance(slave_pane, SlavePane)
+        assert isinstance(log, LogPane)
+        assert isinstance(events, EventsPane)
+
+        async def until(shown: Callable[[], list[str]], *texts: str) -> None:
+            async with asyncio.timeout(60):
+                while not all(text in "\n".join(shown()) for text in texts):
+                    await pilot.pause(0.1)
+
+        table = replicas.table
+        # 4.9.7 does not list its slaves: then it is the slave itself that says that it follows.
+        await until(lambda: table.lines, "● OK", f"{end:,}", " 0 B ", "in step")
+        assert len(table.lines) == 1
+        told = "1 slave, 1 in sync" if version != "4.9.7" else "this version does not tell its replicas"
+        await until(lambda: replicas.nodes.lines, "● UP", "SYNC_MASTER", version.replace(".", "_"), told)
+        await pilot.press("c")
+        if version != "4.9.7":
+            assert f"#MasterAddr\t{broker}\n#MasterCommitLogMaxOffset\t{end}\n#SlaveNum\t1\n" in app.clipboard
+            (line,) = [line for line in app.clipboard.splitlines() if line.startswith("127.")]
+            address, ack, diff, _, status, _ = line.split()
+            assert (address.partition(":")[0], ack, diff, status) == ("127.0.0.1", str(end), "0", "OK")
+        await pilot.press("2")
+        await until(lambda: slave_pane.ladder.lines, f"acked      {end:,}", f"dispatched {end:,}")
+        await pilot.press("3")
+        await until(lambda: log.facts.lines, f"0 to {end:,}", "Puts")
+        await pilot.press("4")
+        await until(lambda: events.table.lines, "found by the name server")
+        slave.kill()
+        await until(lambda: events.table.lines, "no longer answers")
+        await pilot.press("1")
+        await until(lambda: table.lines, "✗ SILENT", "gone")
+        await until(lambda: replicas.nodes.lines, "✗ DOWN", "● UP")
+    assert app.failure is None

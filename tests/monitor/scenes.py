@@ -99,6 +99,7 @@ def busy_view() -> ClusterView:
         told_by="907",
         tells_replicas=True,
         connected_replicas=6,
+        observers=1,
         in_sync_replicas=4,
         limits=LIMITS,
         ended_connections={"REMOTE_CLOSED": 3, "HOUSEKEEPING": 1},
@@ -187,7 +188,7 @@ def busy_view() -> ClusterView:
         replica(
             2,
             Verdict.FALL_BEHIND,
-            why="lacks bytes for 4.2 s, puts wait 3 s",
+            why="lacks what came 4.2 s ago",
             diff_bytes=5_123_456,
             ack_offset=END - 5_123_456,
             lag_s=4.2,
@@ -198,7 +199,7 @@ def busy_view() -> ClusterView:
         replica(
             3,
             Verdict.NOT_IN_SYNC,
-            why="lacks 281 MiB, haMaxGapNotInSync is 256 MiB",
+            why="lacks 256 MiB or more",
             diff_bytes=294_912_000,
             ack_offset=0,
             lag_s=240.0,
@@ -219,7 +220,7 @@ def busy_view() -> ClusterView:
         replica(
             5,
             Verdict.STALLED,
-            why="no ack for 12 s, 61 KiB wait",
+            why="no ack for 12 s, 59.8 KiB wait",
             ack_bytes_per_s=0.0,
             lag_s=12.4,
             eta_s=None,
@@ -228,7 +229,7 @@ def busy_view() -> ClusterView:
         replica(
             6,
             Verdict.SILENT,
-            why="connection lost 31 s ago",
+            why="not connected for 31 s",
             is_connected=False,
             state="",
             for_s=31.0,
@@ -245,7 +246,7 @@ def busy_view() -> ClusterView:
         replica(
             7,
             Verdict.GAP,
-            why="asks for 50,000,000, the log begins at 67,108,864",
+            why="wants 50000000, the log begins at 67108864",
             label="broker-a #2",
             node=SECOND,
             sent_offset=None,
@@ -274,7 +275,7 @@ def busy_view() -> ClusterView:
         replica(
             9,
             Verdict.DIVERGED,
-            why="acknowledged 4,096 more than the master has",
+            why="acknowledged 4.00 KiB more than there are",
             ack_offset=END + 4096,
             diff_bytes=-4096,
             lag_s=None,

@@ -10,6 +10,7 @@ import pytest
 import trio
 from attrs import evolve
 from rich.text import Text
+from textual import events
 from textual.app import App
 from textual.events import Unmount
 from textual.pilot import Pilot
@@ -119,7 +120,7 @@ def test_a_row_for_every_node_and_every_replica() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         up, slave_row, stuck, down = replicas(app).nodes.lines
         assert up.split()[:6] == ["●", "UP", "1h", "SYNC_MASTER", "broker-a", "#0"]
-        assert "← 127.0.0.1:10912 reported 196,933,3" in slave_row
+        assert slave_row.endswith("← 127.0.0.1:10912 196,933,333")
         assert "✗ GAP: 50000000 is deleted" in stuck
         assert down.startswith("✗ DOWN 10s")
         assert "Connection refused" in down
@@ -139,7 +140,7 @@ def test_every_line_fits_and_the_essential_columns_are_there(size: tuple[int, in
         for key, table, essential in (
             ("1", replicas(app).table, {"verdict", "slave", "diff", "lag", "history"}),
             ("3", app.monitor_screen.query_one(LogPane).table, {"health", "name", "max", "rate"}),
-            ("4", app.monitor_screen.query_one(EventsPane).table, {"time", "kind", "node", "text"}),
+            ("4", app.monitor_screen.query_one(EventsPane).table, {"time", "kind", "about", "text"}),
         ):
             await pilot.press(key)
             await pilot.pause(0.05)
@@ -202,7 +203,7 @@ def test_the_chosen_replica_is_drawn_and_opened() -> None:
         assert title(replicas(app).graph) == "Lag of broker-a #1"
         await pilot.press("down")
         await pilot.pause(0.02)
-        assert title(replicas(app).graph).startswith("Lag of 127.0.0.1:43112 · lacks bytes for 4.2 s")
+        assert title(replicas(app).graph).startswith("Lag of 127.0.0.1:43112 · lacks what came 4.2 s ago")
         await pilot.press("enter")
         await pilot.pause(0.05)
         assert pane(app) == "slave"
@@ -306,6 +307,89 @@ def test_a_filter_is_typed_kept_and_left_for_another_screen() -> None:
         assert replicas(app).table.filter_text == ""
 
     drive(steps)
+
+
+def burst(app: MonitorApp, *keys: str) -> None:
+    """Keys as a terminal gives them that were pasted, or typed while it was busy: all at once."""
+    for key in keys:
+        character = {"slash": "/", "enter": "\r", "escape": None}.get(key, key)
+        app.post_message(events.Key(key, character))
+
+
+def test_keys_that_come_at_once_go_where_each_would_go_alone() -> None:
+    playback = FakePlayback()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        burst(app, "4", "slash", *"refused", "enter", "1", "slash", *"sync", "enter", "u", "2")
+        await pilot.pause(0.1)
+        assert app.monitor_screen.query_one(EventsPane).table.filter_text == "refused"
+        assert replicas(app).table.filter_text == "sync"
+        assert not app.monitor_screen.query_one("#filter", Input).display
+        assert pane(app) == "slave"
+        burst(app, "f", *"event", "enter", "g", *"50%", "enter", "question_mark", "escape", "n")
+        await pilot.pause(0.1)
+        assert playback.told == [("until", "event"), ("until", "50%"), ("event", 1)]
+        assert app.screen is app.monitor_screen
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
+
+
+def test_what_is_pasted_is_looked_for() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        app.post_message(events.Paste("/127.0.0.1:43113\nmore"))
+        await pilot.pause(0.05)
+        assert [row.address for row in replicas(app).table.rows] == ["127.0.0.1:43113"]
+        assert app.monitor_screen.query_one("#filter", Input).has_focus
+
+    drive(steps)
+
+
+def test_all_words_of_the_chosen_event_can_be_read_on_a_small_terminal() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4")
+        await pilot.pause(0.05)
+        events_pane = app.monitor_screen.query_one(EventsPane)
+        for event in reversed(busy_events()):
+            words = " ".join(events_pane.chosen.lines)
+            assert event.text in words
+            assert (event.replica or event.node) in words
+            assert len(events_pane.chosen.lines) <= events_pane.chosen.size.height
+            await pilot.press("down")
+            await pilot.pause(0.02)
+
+    drive(steps, size=(80, 24))
+
+
+def test_l_shows_seconds_where_there_is_room_for_one_graph() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        await pilot.pause(0.05)
+        slave = app.monitor_screen.query_one(SlavePane)
+        assert (slave.graph.display, slave.graph.size.height > 0, slave.seconds_graph.size.height) == (
+            True,
+            True,
+            0,
+        )
+        await pilot.press("l")
+        await pilot.pause(0.05)
+        assert (slave.graph.size.height, slave.seconds_graph.size.height > 0) == (0, True)
+        assert "0 s └" in "\n".join(slave.seconds_graph.lines)
+
+    drive(steps, size=(80, 24))
+
+
+def test_long_words_on_a_verdict_go_on_below() -> None:
+    why = "wants 100, and the log of its master begins at 65536 since files were deleted by age, as is said"
+    lost = replica(1, Verdict.GAP, label="broker-a #1", why=why)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        await pilot.pause(0.05)
+        lines = app.monitor_screen.query_one(SlavePane).facts.lines
+        assert lines[0].split() == ["Verdict", "▼", "GAP:", "below", "min"]
+        assert " ".join(line.strip() for line in lines[1:3]) == why
+
+    drive(steps, feed_of(evolve(calm_view(), replicas=(lost,))), size=(80, 24))
 
 
 def test_events_are_newest_first_and_can_be_filtered() -> None:
@@ -437,7 +521,9 @@ def test_help_is_of_the_screen_in_sight_and_names_its_keys() -> None:
             await pilot.press(key, "question_mark")
             screen = app.screen
             assert isinstance(screen, HelpScreen)
-            named = {key for key, _ in screen.topics[0].terms}
+            keys = [key for key, _ in screen.topics[0].terms]
+            named = set(keys)
+            assert len(keys) == len(named)
             assert {"1", "2", "3", "4", "space", "/", "+", "-", "u", "c", "s", "t", "q", "?", "o"} <= named
             assert "[" not in named
             topic = next(topic for topic in screen.topics if topic.title == title_of_it)
@@ -585,6 +671,34 @@ def test_keys_of_a_replay_steer_it_and_mean_nothing_live() -> None:
         assert app.screen is app.monitor_screen
 
     drive(live)
+
+
+def test_all_clocks_of_a_replay_show_the_moment_of_its_figures() -> None:
+    playback = FakePlayback()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        # It plays fast, and is a minute farther by now.
+        playback.now = evolve(playback.now, time_ms=playback.now.time_ms + 60_000)
+        app.monitor_screen.show(calm_view(NOW_MS + 5000))
+        bar = app.monitor_screen.query_one(ReplayBar)
+        clock = top(app).split()[-1]
+        assert f" {clock}." in bar.lines[0]
+        assert "4m 05s of 5m 00s" in bar.lines[0]
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
+
+
+def test_help_of_a_replay_says_what_its_keys_do() -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("question_mark")
+        screen = app.screen
+        assert isinstance(screen, HelpScreen)
+        keys = dict(screen.topics[0].terms)
+        assert keys["space"] == "Play, or stand still"
+        assert {"[", "]", "b", ".", ",", "n", "N", "g", "f"} <= set(keys)
+        assert "r" not in keys
+
+    drive(steps, MonitorApp(feed_of(busy_view()), playback=FakePlayback()))
 
 
 def test_an_event_of_a_replay_is_a_moment_to_go_to() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.remoting.status import BrokerSettings, BrokerStatus, BrokerTable, ConnectionStatus
-from trioha_monitor.cluster import LOST_KEPT_MS, Cluster, Sample
+from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.matching import LOST_KEPT_MS
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Severity, Verdict
 
 START_MS = 1_700_000_000_000
@@ -107,6 +108,53 @@ def test_a_replica_that_stops_is_stalled_and_the_timeline_says_so_once() -> None
     assert play.events()[-1] == (EventKind.VERDICT, "STALLED is over")
 
 
+def test_a_tail_that_is_compared_after_a_connect_is_named_and_no_lag() -> None:
+    play = Play()
+    play.tell(master(500_000), for_s=1)
+    tail = connection(A, sent=500_000, ack=440_000, lag=60_000)
+    play.tell(master(500_000, tail))
+    row = play.row()
+    assert (row.is_rejoining, row.verdict, row.why.partition(":")[0]) == (True, Verdict.OK, "rejoining")
+    # As mqadmin has it; but no graph keeps it.
+    assert row.diff_bytes == 60_000
+    assert row.lag_history.buckets == row.lag_s_history.buckets == ()
+    play.tell(master(510_000, connection(A, sent=510_000, ack=500_000, lag=10_000)))
+    row = play.row()
+    assert (row.is_rejoining, row.why) == (False, "")
+    worst = row.lag_history.worst(end_ms=play.now_ms, span_ms=1000)
+    assert worst is not None
+    assert worst.value == 10_000
+
+
+def test_what_a_replica_lacks_is_lag_where_its_connection_is_older_or_it_lacks_more_than_a_tail() -> None:
+    lacking = connection(A, sent=500_000, ack=440_000, lag=60_000)
+    play = Play()
+    # It was connected before the monitor was there.
+    play.tell(master(500_000, lacking))
+    assert not play.row().is_rejoining
+    assert play.row().lag_history.current is not None
+    play = Play()
+    play.tell(master(500_000))
+    play.tell(master(500_000, connection(A, sent=500_000, ack=430_000, lag=70_000)))
+    assert not play.row().is_rejoining
+    play = Play()
+    play.tell(master(500_000))
+    play.tell(master(500_000, lacking), for_s=5.2)
+    assert not play.row().is_rejoining
+    assert play.row().lag_history.current is not None
+
+
+def test_an_observer_is_no_replica_that_is_out_of_sync() -> None:
+    play = Play(MASTER, SLAVE)
+    tap = evolve(slave(0), client=evolve(slave(0).client, is_observer=True, local_address=A))
+    play.tell(master(0, connection(A, sent=0, ack=0, lag=0)), tap, for_s=2)
+    behind = connection(A, sent=9000, ack=0, lag=9000, in_sync=False)
+    view = play.tell(master(9000, behind), evolve(tap, max_offset=9000), for_s=20)
+    assert play.row().verdict is Verdict.OBSERVER
+    assert (view.nodes[0].connected_replicas, view.nodes[0].observers) == (1, 1)
+    assert EventKind.SYNC not in {kind for kind, _ in play.events()}
+
+
 def test_a_slave_that_comes_back_is_the_same_row_with_its_history() -> None:
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
@@ -177,7 +225,7 @@ def test_in_sync_changes_are_told_when_they_last() -> None:
     play.tell(master(1000, behind), for_s=1.5)
     play.tell(master(1000, quiet(A, 1000)), for_s=1.5)
     assert [text for kind, text in play.events() if kind is EventKind.SYNC] == [
-        "not in sync: 500 bytes behind",
+        "not in sync: 500 B behind",
         "in sync again",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,18 @@ from hypothesis import strategies as st
 
 from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
 from trioha.errors import StoreError
-from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
+from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.tape import Tape
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay.reel import Reel
 from trioha_monitor.replay.until import UntilError
-from trioha_monitor.series import Series
+from trioha_monitor.series import Series, Severity
 from trioha_monitor.source import Playback
 from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
+from trioha_spark.packing import pack_segment, sealed_segments
 
 S = 10**9
 MS = 10**6
@@ -163,7 +165,7 @@ def test_the_timeline_has_what_happened_up_to_the_moment(master: ReplaySource) -
         (EventKind.PUTS, "", 22_008),
     ]
     assert [event.number for event in events] == list(range(1, 8))
-    assert events[3].text == "connection ended: HOUSEKEEPING, 100 bytes behind"
+    assert events[3].text == "connection ended: HOUSEKEEPING, 100 B behind"
     assert master.view_at(WALL_NS + 20 * S).events == events[:4]
     ticks = master.state().ticks
     assert [(tick.time_ms, tick.severity) for tick in ticks] == [
@@ -210,8 +212,11 @@ def plain(view: ClusterView) -> ClusterView:
     return evolve(
         view,
         events=(),
-        nodes=tuple(evolve(node, log=evolve(node.log, puts=()), ended_connections={}) for node in view.nodes),
-        replicas=tuple(evolve(one, lag_history=Series()) for one in view.replicas),
+        nodes=tuple(
+            evolve(node, log=evolve(node.log, puts=(), append_history=Series()), ended_connections={})
+            for node in view.nodes
+        ),
+        replicas=tuple(evolve(one, lag_history=Series(), lag_s_history=Series()) for one in view.replicas),
     )
 
 
@@ -228,11 +233,13 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
     bearing = source.bearing
     bucket_ns = source._overview.bucket_ms * MS
     first, last = bearing.start_ns // bucket_ns, bearing.end_ns // bucket_ns
-    worst: dict[int, int] = {}
+    worst_of: dict[int, dict[int, int]] = {}
     known: set[int] = set()
     ack: dict[int, int] = {}
+    acks: dict[int, set[int]] = {}
 
-    def note(bucket: int, value: int) -> None:
+    def note(conn: int, bucket: int, value: int) -> None:
+        worst = worst_of.setdefault(conn, {})
         worst[bucket] = max(worst.get(bucket, -1), value)
 
     at, own_max = first, -1
@@ -241,28 +248,118 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
         while at < bucket:
             at += 1
             for conn in known:
-                note(at, own_max - ack[conn])
+                note(conn, at, own_max - ack[conn])
         if event.kind == Kind.PUT:
             own_max = event.offset
             for conn in known:
-                note(bucket, own_max - ack[conn])
+                note(conn, bucket, own_max - ack[conn])
         elif event.conn >= 0:
             own_max = event.aux
         if event.conn < 0 or (event.kind == Kind.STATE and event.flags == HaState.SHUTDOWN):
             continue
         if event.conn in ack:
-            note(bucket, event.aux - ack[event.conn])
+            note(event.conn, bucket, event.aux - ack[event.conn])
         if event.kind == Kind.ACK:
             ack[event.conn] = event.offset
+            acks.setdefault(event.conn, set()).add(event.offset)
         if event.conn in ack:
-            note(bucket, event.aux - ack[event.conn])
+            note(event.conn, bucket, event.aux - ack[event.conn])
             known.add(event.conn)
         if event.kind == Kind.CLOSED:
             known.discard(event.conn)
             ack.pop(event.conn, None)
+    worst: dict[int, int] = {}
+    for conn, of_conn in worst_of.items():
+        lasted_ns = (max(of_conn) - min(of_conn) + 1) * bucket_ns
+        if len(acks[conn]) == 1 and lasted_ns > 30 * S:
+            # So much of it is an observer.
+            continue
+        for bucket, value in of_conn.items():
+            worst[bucket] = max(worst.get(bucket, -1), value)
     lag = source.state().lag
     found = {lag.first + at: int(one.value) for at, one in enumerate(lag.buckets) if one is not None}
     assert found == {bucket: value for bucket, value in worst.items() if bucket <= last}
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), chunk_records=st.sampled_from((16, 4096)))
+def test_the_age_of_what_a_replica_lacks_is_the_greatest_of_each_stretch(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, chunk_records: int
+) -> None:
+    events = [evolve(event, ts_ns=event.ts_ns * 500) for event in MasterModel(seed).run(150)]
+    path = write_session(tmp_path_factory.mktemp("replay") / "s", events, segment_records=4096)
+    source = opened(path, chunk_records=chunk_records)
+    overview, (take,) = source._overview, source._reel.takes
+    bucket_ns = overview.bucket_ms * MS
+    expected: dict[int, dict[int, int]] = {}
+    ack: dict[int, int] = {}
+    grown: list[tuple[int, int]] = []
+
+    def note(conn: int, at_ns: int) -> None:
+        """The moment just before `at_ns`."""
+        passed = next((ts_ns for ts_ns, end in grown if end > ack[conn]), at_ns)
+        worst = expected.setdefault(conn, {})
+        bucket = at_ns // bucket_ns - (at_ns % bucket_ns == 0)
+        worst[bucket] = max(worst.get(bucket, 0), at_ns - passed)
+
+    now_ns = WALL_NS
+    for event in events:
+        at_ns = WALL_NS + event.ts_ns
+        for edge_ns in range((now_ns // bucket_ns + 1) * bucket_ns, at_ns + 1, bucket_ns):
+            for conn in ack:
+                note(conn, edge_ns)
+        if event.conn in ack and at_ns % bucket_ns:
+            note(event.conn, at_ns)
+        now_ns = at_ns
+        if event.kind == Kind.PUT or event.conn >= 0:
+            grown.append((at_ns, event.offset if event.kind == Kind.PUT else event.aux))
+        if event.kind == Kind.ACK:
+            ack[event.conn] = event.offset
+        if event.kind == Kind.CLOSED:
+            ack.pop(event.conn, None)
+    end_ns = source.bearing.end_ns
+    for conn, worst in expected.items():
+        series = overview.age_series(take, (conn,), at_ns=end_ns, now_s=None, limits=take.limits)
+        for number, bucket in enumerate(series.buckets, start=series.first):
+            found_ns = 0 if bucket is None else round(bucket.value * S)
+            exact_ns = worst.get(number, 0)
+            # Where a byte was put long before, its bucket is known and no more.
+            slack_ns = 0 if chunk_records == 4096 else bucket_ns
+            assert exact_ns - 1 <= found_ns <= exact_ns + slack_ns + 1, (conn, number)
+
+
+def test_graphs_of_a_replay_have_a_past(master: ReplaySource) -> None:
+    at_ns = WALL_NS + 15 * S + 500 * MS
+    view = master.view_at(at_ns)
+    stalled = by_host(view)["10.0.0.2"]
+    history = stalled.lag_s_history
+    assert history.current is not None
+    assert (history.current.value, stalled.lag_s) == (5.5, 5.5)
+    worst = history.worst(end_ms=at_ns // MS - 2000, span_ms=500)
+    assert worst is not None
+    assert 3.4 < worst.value <= 3.6
+    assert worst.severity is Severity.WARNING
+    rate = view.nodes[0].log.append_history.worst(end_ms=at_ns // MS, span_ms=10_000)
+    assert rate is not None
+    # A hundred bytes in one stretch each second.
+    assert rate.value == 100 * 1000 / view.nodes[0].log.append_history.bucket_ms
+
+
+def test_a_slave_that_compares_its_tail_is_named_in_a_replay(tmp_path: Path) -> None:
+    path = write_session(
+        tmp_path / "m",
+        [
+            Event(0, Kind.PUT, offset=70_000, size=70_000),
+            *connect(30 * MS, 5, 69_000, 70_000),
+            Event(60 * MS, Kind.ACK, conn=5, offset=70_000, aux=70_000),
+        ],
+        addresses={5: "10.0.0.7:41234"},
+    )
+    source = opened(path)
+    (before,) = source.view_at(WALL_NS + 40 * MS).replicas
+    (after,) = source.view_at(WALL_NS + 60 * MS).replicas
+    assert (before.is_rejoining, before.why.partition(":")[0], before.diff_bytes) == (True, "rejoining", 1000)
+    assert (after.is_rejoining, after.why, after.diff_bytes) == (False, "", 0)
 
 
 def test_the_overview_grows_in_slices_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -278,6 +375,39 @@ def test_the_overview_grows_in_slices_and_says_how_far_it_is(tmp_path: Path) -> 
     assert worst is not None
     # The slave that hangs acknowledged 1900 last, and the log ends at 4000.
     assert worst.value == 2100
+
+
+def test_who_never_acknowledges_hides_no_lag_under_the_time_axis(tmp_path: Path) -> None:
+    events = [
+        Event(0, Kind.PUT, offset=1000, size=1000),
+        *connect(0, 1, 1000, 1000),
+        *connect(0, 2, 1000, 1000),
+    ]
+    for second in range(1, 41):
+        top = 1000 + second * 100
+        at_ns = second * S
+        events.append(Event(at_ns, Kind.PUT, offset=top, size=100))
+        for conn in (1, 2):
+            start = top - 100
+            events.append(Event(at_ns, Kind.TRANSFER, conn=conn, offset=start, aux=top, size=100))
+        events.append(Event(at_ns + 5 * MS, Kind.ACK, conn=1, offset=top, aux=top))
+        # It is alive, and says where it began.
+        heartbeat = Event(at_ns + 6 * MS, Kind.HEARTBEAT, 2, 1000, top, flags=Direction.RECEIVED)
+        events.append(heartbeat)
+    source = opened(write_session(tmp_path / "s", events))
+    end_ms = source.state().end_ms
+    worst = source.state().lag.worst(end_ms=end_ms, span_ms=60_000)
+    assert worst is not None
+    assert worst.value == 100
+    # Its own graph has it.
+    source.player.jump(source.bearing.end_ns)
+    observer = next(one for one in source.view().replicas if one.ack_offset == 1000)
+    assert observer.verdict is Verdict.OBSERVER
+    node = source.view().nodes[0]
+    assert (node.connected_replicas, node.observers, node.in_sync_replicas) == (2, 1, 1)
+    own = observer.lag_history.worst(end_ms=end_ms, span_ms=60_000)
+    assert own is not None
+    assert own.value == 4000
 
 
 def test_lag_history_ends_at_the_moment(master: ReplaySource) -> None:
@@ -324,6 +454,48 @@ def test_master_and_slave_sessions_are_one_row(tmp_path: Path) -> None:
     assert (side.state, side.reported_offset, side.master_address) == ("TRANSFER", 1300, "10.0.0.1:10912")
 
 
+@pytest.mark.parametrize("ahead_ns", [0, 7 * S, -300 * MS])
+def test_a_slave_whose_clock_is_wrong_is_shown_by_its_masters(tmp_path: Path, ahead_ns: int) -> None:
+    path = write_session(
+        tmp_path / "m",
+        [
+            Event(0, Kind.PUT, offset=1000, size=1000),
+            *connect(2 * S, 5, 1000, 1000),
+            Event(3 * S, Kind.PUT, offset=1300, size=300),
+            Event(3 * S, Kind.TRANSFER, conn=5, offset=1000, aux=1300, size=300),
+            Event(3 * S + 4 * MS, Kind.ACK, conn=5, offset=1300, aux=1300),
+        ],
+        addresses={5: "10.0.0.7:41234"},
+    )
+    at_slave = [
+        Event(2 * S - MS, Kind.LINK, conn=1, flags=LinkEvent.CONNECTED),
+        Event(2 * S - MS, Kind.STATE, conn=1, offset=1000, aux=1000, flags=HaState.TRANSFER),
+        Event(2 * S - MS, Kind.REPORTED, conn=1, offset=1000, aux=1000),
+        Event(3 * S + MS, Kind.RECEIVED, conn=1, offset=1000, aux=1300, size=300),
+        Event(3 * S + 3 * MS, Kind.REPORTED, conn=1, offset=1300, aux=1300),
+        Event(3 * S + 5 * MS, Kind.FLUSHED, offset=1300),
+    ]
+    slave = write_session(
+        tmp_path / "s",
+        [evolve(event, ts_ns=event.ts_ns + ahead_ns) for event in at_slave],
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912"},
+    )
+    source = opened(path, slave)
+    view = source.view_at(WALL_NS + 3 * S + 2 * MS)
+    (replica,) = view.replicas
+    assert (replica.node, replica.ack_offset, replica.flushed_offset) == ("broker-a #1", 1000, None)
+    side = view.nodes[1].slave
+    assert side is not None
+    assert side.reported_offset == 1000
+    (replica,) = source.view_at(WALL_NS + 3 * S + 5 * MS).replicas
+    assert (replica.ack_offset, replica.flushed_offset) == (1300, 1300)
+    clocks = [event.text for event in view.events if event.kind is EventKind.CLOCK]
+    way = {0: [], 7 * S: ["7.0 s ahead of"], -300 * MS: ["0.3 s behind"]}[ahead_ns]
+    assert clocks == [f"its clock was {words} that of broker-a #0, by which it is shown" for words in way]
+
+
 def test_a_slaves_session_alone_is_a_row_and_says_why_it_does_not_follow(tmp_path: Path) -> None:
     events = slave_events()[:8]
     events.append(Event(90, Kind.CLOSED, conn=1, offset=1300, aux=1300, flags=CloseReason.DIVERGED))
@@ -352,7 +524,11 @@ def test_several_starts_of_a_node_follow_each_other(tmp_path: Path) -> None:
     (node,) = source.view_at(WALL_NS - 1).nodes
     assert (node.health, node.reason) == (Health.CONNECTING, "its recording begins later")
     texts = [event.text for event in source.view_at(WALL_NS + 60 * S).events]
-    assert texts == ["its recording begins (a)", "started again: recording 2 begins (b)"]
+    assert texts == [
+        "its recording begins (a)",
+        "its recording breaks off: killed, or cut off from its disk",
+        "started again: recording 2 begins (b)",
+    ]
     assert source.names == ("a", "b")
 
 
@@ -547,3 +723,23 @@ def test_damaged_files_never_stop_a_replay(tmp_path: Path, seed: int) -> None:
     source.run_until("lag > 100")
     finish(source)
     assert start_ms <= source.state().time_ms <= end_ms
+
+
+def test_packed_sessions_are_shown_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_session(tmp_path / "session", MasterModel(5).run(2000), segment_records=400)
+    plain = opened(path, chunk_records=100)
+    start_ns, end_ns = plain.bearing.start_ns, plain.bearing.end_ns
+    moments = [start_ns + (end_ns - start_ns) * step // 7 for step in range(8)]
+    expected = [plain.view_at(at_ns) for at_ns in moments]
+
+    session = open_session(path)
+    for segment in sealed_segments(session):
+        pack_segment(session, segment)
+    packed = opened(path, chunk_records=100)
+    assert [packed.view_at(at_ns) for at_ns in moments] == expected
+    assert (packed.bearing, packed.damage) == (plain.bearing, ())
+
+    # How Python says that a module is not there.
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
+        open_replay([path])

@@ -121,8 +121,10 @@ def test_what_was_lost_is_on_the_timeline(views: list[ClusterView], recorded: Pa
     lost = [event for event in view.events if event.kind is EventKind.LOST]
     assert [(event.replica, event.time_ms) for event in lost] == [(FAR, views[LOST_TICK].time_ms)]
     assert lost[0].text.startswith("no longer listed")
-    connects = [event.replica for event in view.events if event.kind is EventKind.CONNECT]
-    assert {NEAR, FAR} <= set(connects)
+    connects = {event.replica: event.text for event in view.events if event.kind is EventKind.CONNECT}
+    # The one whose own session is there has its name.
+    assert NEAR in connects["broker-a #1"]
+    assert FAR in connects
     node = next(node for node in view.nodes if node.role == "SYNC_MASTER")
     assert (node.health, node.reason) == (Health.DOWN, "did not answer the monitor: Connection refused")
 

@@ -1,33 +1,43 @@
-"""`trioha demo --watch` on a real terminal (tmux): keys are typed and the screen is read."""
+"""The monitor on a real terminal (tmux): keys are typed and the screen is read."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from uuid import uuid4
 
 import pytest
+import trio
+
+from tests.monitor.real_nodes import running, send
+from trioha.remoting.command import response_to
+from trioha.remoting.server import RemotingServer
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux: a real terminal cannot be played"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="no Java: the demo does not start without it"),
 ]
 
 
 class Terminal:
-    """A tmux server of its own with one window of 100 columns and 30 lines."""
+    """A tmux server of its own with one window, 100 columns and 30 lines if not told otherwise."""
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, size: tuple[int, int] = (100, 30)) -> None:
         self._server = f"trioha-{uuid4().hex}"
+        columns, lines = map(str, size)
         self._tmux(
-            "-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "-c", str(folder), *command
+            "-f", "/dev/null", "new-session", "-d", "-x", columns, "-y", lines, "-c", str(folder), *command
         )
 
     def press(self, *keys: str) -> None:
@@ -36,7 +46,7 @@ class Terminal:
     def read(self) -> str:
         return self._tmux("capture-pane", "-p")
 
-    def wait_for(self, *texts: str, timeout_s: float = 60.0) -> str:
+    def wait_for(self, *texts: str, timeout_s: float = 120.0) -> str:
         """The screen, once all `texts` are on it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -46,14 +56,28 @@ class Terminal:
             assert time.monotonic() < deadline, f"{texts} did not appear on:\n{screen}"
             time.sleep(0.1)
 
+    def wait_for_the_end(self) -> None:
+        """Until what it runs has ended, and the terminal with it."""
+        deadline = time.monotonic() + 60
+        while (
+            subprocess.run(
+                ["tmux", "-L", self._server, "has-session"], check=False, capture_output=True
+            ).returncode
+            == 0
+        ):
+            assert time.monotonic() < deadline, f"it goes on:\n{self.read()}"
+            time.sleep(0.1)
+
     def close(self) -> None:
         subprocess.run(["tmux", "-L", self._server, "kill-server"], check=False, capture_output=True)
 
     def _tmux(self, *arguments: str) -> str:
+        # Who runs the tests may have told them a terminal's size: here it is the real one that counts.
+        environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         done = subprocess.run(
             ["tmux", "-L", self._server, *arguments],
             check=True, capture_output=True, text=True,
-            env={**os.environ, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"},
+            env={**environment, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"},
         )  # fmt: skip
         return done.stdout
 
@@ -67,6 +91,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     played.close()
 
 
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java: the demo does not start without it")
 def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("1 Replicas", "SYNC_MASTER", "TRANSFER", "● OK")
     terminal.press("2")
@@ -95,3 +120,89 @@ def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path
     terminal.wait_for("the slave's absence")
     assert list(tmp_path.glob("trioha-monitor-*.svg"))
     assert list(tmp_path.glob("*-monitor"))
+
+
+@contextmanager
+def pair_behind_a_name_server(folder: Path) -> Iterator[str]:
+    """A master and its slave, which record, and a name server that lists them: its address."""
+    said: Queue[str | BaseException] = Queue()
+    token: list[trio.lowlevel.TrioToken] = []
+    over = trio.Event()
+
+    async def run() -> None:
+        token.append(trio.lowlevel.current_trio_token())
+        records = {"listenPort": 0, "trioha.recordDir": folder / "nodes"}
+        master_settings = {"brokerRole": "SYNC_MASTER", "brokerId": 0, **records}
+        async with running(folder / "m", **master_settings) as master:
+            slave_settings = {
+                "brokerRole": "SLAVE",
+                "brokerId": 1,
+                "haMasterAddress": str(master.ha),
+                **records,
+            }
+            async with running(folder / "s", **slave_settings) as slave, trio.open_nursery() as nursery:
+                table = {"0": str(master.listen), "1": str(slave.listen)}
+                group = {"brokerAddrs": table, "brokerName": "broker-a", "cluster": "DefaultCluster"}
+                body = json.dumps({"brokerAddrTable": {"broker-a": group}}).encode()
+                serve = partial(
+                    RemotingServer(lambda asked, _: response_to(asked, 0, body=body)).serve,
+                    host="127.0.0.1",
+                    port=0,
+                )
+                ((host, port),) = await nursery.start(serve)
+                with trio.fail_after(30):
+                    while set(await send(str(master.listen), 3)) != {"PUT_OK"}:  # noqa: ASYNC110 - asked
+                        await trio.sleep(0.1)
+                said.put(f"{host}:{port}")
+                await over.wait()
+                nursery.cancel_scope.cancel()
+
+    def run_and_tell() -> None:
+        try:
+            trio.run(run)
+        except BaseException as error:
+            said.put(error)
+            raise
+
+    thread = threading.Thread(target=run_and_tell)
+    thread.start()
+    try:
+        answer = said.get(timeout=60)
+        assert isinstance(answer, str), answer
+        yield answer
+    finally:
+        if thread.is_alive():
+            token[0].run_sync_soon(over.set)
+        thread.join(30)
+
+
+def test_nodes_are_found_recorded_and_seen_again(tmp_path: Path) -> None:
+    monitor = (sys.executable, "-m", "trioha", "monitor")
+    with (
+        pair_behind_a_name_server(tmp_path) as names,
+        closing(Terminal(tmp_path, *monitor, "--namesrv", names, size=(80, 24))) as terminal,
+    ):
+        terminal.wait_for("broker-a #0", "broker-a #1", "● OK", "2 up, 1 in step")
+        terminal.press("r")
+        terminal.wait_for("REC")
+        # All at once, as a terminal gives what was pasted.
+        terminal.press("-l", "4/found by")
+        terminal.wait_for("with “found by”", "the name server")
+        terminal.press("Enter")
+        terminal.press("-l", "1ru")
+        terminal.wait_for("Recorded; see it again", "2 up, 1 in step")
+        terminal.press("q")
+        terminal.wait_for_the_end()
+    (seen,) = tmp_path.glob("*-monitor")
+    for size, sessions in (((120, 40), tmp_path / "nodes"), ((80, 24), seen)):
+        with closing(Terminal(tmp_path, *monitor, "--replay", str(sessions), size=size)) as terminal:
+            terminal.wait_for("REPLAY", "broker-a #0", "broker-a #1")
+            # The session's whole length takes no longer than it took: to its end, and back to an event.
+            terminal.press("-l", "gend")
+            terminal.press("Enter")
+            terminal.wait_for("● OK", "in step")
+            terminal.press("N")
+            terminal.press("-l", "4")
+            terminal.wait_for("Events", "begins")
+            terminal.press("q")
+            terminal.wait_for_the_end()

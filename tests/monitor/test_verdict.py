@@ -7,7 +7,15 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.verdict import BETTER_AFTER_MS, WORSE_AFTER_MS, Facts, Judgement, Steady, judge
+from trioha_monitor.verdict import (
+    BETTER_AFTER_MS,
+    WORSE_AFTER_MS,
+    Facts,
+    Judgement,
+    Steady,
+    is_rejoining,
+    judge,
+)
 from trioha_monitor.view import Limits, Verdict
 
 LIMITS = Limits()
@@ -32,9 +40,18 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         (IN_STEP, Verdict.OK, ""),
         (evolve(IN_STEP, ack_offset=999_000, lag_s=0.2), Verdict.OK, ""),
         (BEHIND, Verdict.FALL_BEHIND, "lacks what came 4.0 s ago"),
-        (evolve(BEHIND, unmoved_s=3.5), Verdict.STALLED, "no ack for 3.5 s, 400000 bytes wait"),
+        (evolve(BEHIND, unmoved_s=3.5), Verdict.STALLED, "no ack for 3.5 s, 391 KiB wait"),
         (evolve(BEHIND, lag_s=0.5, unmoved_s=900.0), Verdict.OK, ""),
-        (evolve(BEHIND, in_sync=False), Verdict.NOT_IN_SYNC, "lacks more than 268435456 bytes"),
+        (
+            evolve(BEHIND, in_sync=False, ack_offset=1, master_offset=1 << 30),
+            Verdict.NOT_IN_SYNC,
+            "lacks 256 MiB or more",
+        ),
+        (
+            evolve(BEHIND, in_sync=False, unmoved_s=2.5),
+            Verdict.NOT_IN_SYNC,
+            "its master does not count it: no ack for 2.5 s",
+        ),
         (
             evolve(IN_STEP, in_sync=False, state="HANDSHAKE", ack_offset=-1, lag_s=None),
             Verdict.NOT_IN_SYNC,
@@ -48,7 +65,7 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
             Verdict.GAP,
             "wants 100, the log begins at 65536",
         ),
-        (evolve(IN_STEP, ack_offset=1_000_007), Verdict.DIVERGED, "acknowledged 7 bytes more than there are"),
+        (evolve(IN_STEP, ack_offset=1_000_007), Verdict.DIVERGED, "acknowledged 7 B more than there are"),
         (evolve(IN_STEP, complaint="GAP: begins at 5"), Verdict.GAP, "begins at 5"),
         (evolve(IN_STEP, complaint="AHEAD: ends at 5"), Verdict.DIVERGED, "ends at 5"),
         (evolve(IN_STEP, complaint="DIVERGED: at 5", is_connected=False), Verdict.DIVERGED, "at 5"),
@@ -68,7 +85,7 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         (
             evolve(BEHIND, sent_offset=600_000, unmoved_s=31.0, lag_s=40.0),
             Verdict.STALLED,
-            "no ack for 31 s, 400000 bytes wait",
+            "no ack for 31 s, 391 KiB wait",
         ),
     ],
 )
@@ -76,11 +93,31 @@ def test_each_verdict_has_its_rule_and_its_words(facts: Facts, verdict: Verdict,
     assert judge(facts, LIMITS) == Judgement(verdict, why)
 
 
-def test_a_slave_that_compares_its_tail_after_a_reconnect_is_catching_up_and_not_behind() -> None:
+def test_a_slave_that_compares_its_tail_is_rejoining_and_not_behind() -> None:
     facts = evolve(BEHIND, connected_s=0.5, ack_offset=1_000_000 - 65_536, lag_s=40.0)
-    assert judge(facts, LIMITS) == Judgement(Verdict.OK, "catching up after reconnect")
-    assert judge(evolve(facts, connected_s=6.0), LIMITS).verdict is Verdict.FALL_BEHIND
-    assert judge(evolve(facts, ack_offset=900_000), LIMITS).verdict is Verdict.FALL_BEHIND
+    rejoining = Judgement(Verdict.OK, "rejoining: compares its tail and acknowledges it again")
+    assert judge(evolve(facts, is_rejoining=True), LIMITS) == rejoining
+    assert judge(facts, LIMITS).verdict is Verdict.FALL_BEHIND
+
+
+@pytest.mark.parametrize(
+    ("ack_offset", "connected_s", "expected"),
+    [
+        (1_000_000 - 65_536, 0.5, True),
+        (1_000_000 - 65_537, 0.5, False),
+        (999_999, 5.0, True),
+        (999_999, 5.1, False),
+        # It has acknowledged all that there was when it connected: what it lacks now is new.
+        (1_000_000, 0.5, False),
+    ],
+)
+def test_a_slave_rejoins_until_it_has_acknowledged_what_there_was(
+    ack_offset: int, connected_s: float, expected: bool
+) -> None:
+    assert (
+        is_rejoining(ack_offset, joined_at_offset=1_000_000, connected_s=connected_s, limits=LIMITS)
+        is expected
+    )
 
 
 def test_the_brokers_own_limits_count() -> None:

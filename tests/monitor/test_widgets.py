@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
@@ -16,10 +17,10 @@ from trioha_monitor.themes import Palette
 from trioha_monitor.units import NOTHING
 from trioha_monitor.view import ClusterView, Verdict
 from trioha_monitor.widgets.bars import ColumnCache, area, bar, full_scale, round_above, runs, sparkline
+from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.look import ByteUnits, Line, Look
 from trioha_monitor.widgets.nodes import node_columns
-from trioha_monitor.widgets.row_table import GAP, Column, fit, shorten
 from trioha_monitor.widgets.top_bar import in_short, whole
 
 GOOD, WARN, BAD = Style(color="green"), Style(color="yellow"), Style(color="red")
@@ -95,6 +96,15 @@ def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back() 
     assert cache.columns(series, 40, end_ms=NOW_MS + 1, span_ms=120_000) is first
     back = cache.columns(series, 40, end_ms=NOW_MS - 60_000, span_ms=120_000)
     assert back == series.columns(40, end_ms=NOW_MS - 60_000, span_ms=120_000)
+
+
+def test_columns_are_made_anew_when_a_replay_has_learned_more_of_its_past() -> None:
+    known, cache = lag_series("peak"), ColumnCache()
+    sparse = evolve(known, finished=tuple(None for _ in known.finished))
+    before = cache.columns(sparse, 40, end_ms=NOW_MS, span_ms=120_000)
+    assert before[5] is None
+    after = cache.columns(evolve(known, revision=1), 40, end_ms=NOW_MS + 100, span_ms=120_000)
+    assert after == known.columns(40, end_ms=NOW_MS + 100, span_ms=120_000)
 
 
 def test_runs_join_what_has_one_style() -> None:

@@ -9,6 +9,7 @@ import tracemalloc
 from functools import cache
 from pathlib import Path
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,8 @@ from trioha.store.properties import parse_properties
 from trioha.store.record import BLANK_BYTES, Blank, RecordError, check_record, decode_record, encode_record
 from trioha.store.scan import scan_records
 from trioha.store.stored_log import StoredLog
+
+pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).parent.parent.parent
 VECTORS = ROOT / "tests/vectors"

@@ -40,9 +40,16 @@ def start(tmp_path):
 
 def verify(*arguments):
     answer = run_trioha("verify", "--json", *arguments)
+    assert answer.stdout, answer
     found = json.loads(answer.stdout)
     assert answer.exit_code == (0 if found["ok"] else 1)
     return found
+
+
+def wait_grown(node, loading):
+    """Wait until the node's log is longer than at its start, or whoever loads it has ended."""
+    while node.status().max_offset == node.max_offset_at_start and loading.poll() is None:
+        time.sleep(0.02)
 
 
 def node_command(tmp_path, *settings):
@@ -152,7 +159,8 @@ def test_a_slave_killed_again_and_again_under_load_ends_equal_to_its_master(tmp_
     master.wait(connections=1)
     loading = start_load(master.listen_address, 12000, size=(10, 3000), concurrency=8)
     for _ in range(4):
-        time.sleep(rng.uniform(0.2, 0.8))
+        wait_grown(slave, loading)
+        time.sleep(rng.uniform(0.1, 0.6))
         slave.kill()
         found = verify(tmp_path / "slave", "--against", tmp_path / "master", "--prefix")
         assert found["firstDifference"] is None, found["problems"]
@@ -181,7 +189,8 @@ def test_a_master_killed_again_and_again_under_load_keeps_what_its_slave_has(tmp
     acked = 0
     for _ in range(3):
         loading = start_load(master.listen_address, 6000, size=(10, 3000), concurrency=8)
-        time.sleep(rng.uniform(0.4, 0.9))
+        wait_grown(master, loading)
+        time.sleep(rng.uniform(0.1, 0.6))
         master.kill()
         loading.kill()
         loading.communicate()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -52,16 +53,19 @@ def write_session(
     broker_id: int = 0,
     segment_records: int = 2_000_000,
     addresses: dict[int, str] | None = None,
+    served: Container[int] = (),
 ) -> Path:
-    """Write a whole session as a node would have."""
+    """Write a whole session as a node would have; in the connections `served` it was the master."""
     identity = SessionIdentity("cluster", "broker-a", broker_id, role)
     document = encode_session(identity, monotonic_ns=0, wall_ns=WALL_NS, program_version="0")
     writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
     records = pack(events, node=broker_id)
-    facts = [
-        (0, f'{{"type": "connection", "conn": {conn}, "address": "{address}"}}')
-        for conn, address in (addresses or {}).items()
-    ]
+    facts = []
+    for conn, address in (addresses or {}).items():
+        fact: dict[str, object] = {"type": "connection", "conn": conn, "address": address}
+        if conn in served:
+            fact["role"] = "master"
+        facts.append((0, json.dumps(fact)))
     writer.write(Block(records, len(records), facts))
     writer.close()
     return path

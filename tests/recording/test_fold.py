@@ -19,6 +19,7 @@ from trioha.recording.fold import Part, combine, fold
 from trioha.recording.histogram import Histogram
 from trioha.recording.reader import open_session, read_segments
 from trioha.recording.records import read_records, read_segment
+from trioha.recording.standing import Standing
 
 GRID = Grid.over(0, 10_000, steps=100)
 
@@ -135,6 +136,29 @@ def test_slave_session_gives_received_and_reported_offsets_and_its_reconnect(emp
     assert (first.sent_offset, first.ack_offset, first.lag_bytes) == (None, None, None)
     assert node_result(part.node).connects == 2
     assert list(part.connections) == [1, 2]
+
+
+def test_a_slave_that_set_its_log_aside_ends_where_its_new_one_does(empty_session: Path) -> None:
+    """Not where the old one, which was longer, had ended; cut anywhere, and as the standing has it."""
+    events = [
+        *slave_events()[:5],
+        Event(55, Kind.FLUSHED, offset=1300),
+        Event(56, Kind.DISPATCHED, offset=1300),
+        *slave_events()[5:8],
+        Event(90, Kind.CLOSED, conn=1, offset=1300, aux=1300, flags=CloseReason.DIVERGED),
+        Event(91, Kind.STATE, conn=1, offset=1300, aux=1300, flags=HaState.READY),
+        Event(100, Kind.STATE, conn=2, offset=0, aux=0, flags=HaState.TRANSFER),
+        Event(110, Kind.REPORTED, conn=2, offset=0, aux=0),
+        Event(120, Kind.RECEIVED, conn=2, offset=0, aux=700, size=700),
+        Event(130, Kind.FLUSHED, offset=700),
+        Event(131, Kind.DISPATCHED, offset=600),
+    ]
+    array = as_array(empty_session, events)
+    for cut in range(len(array)):
+        parts = [fold(part, is_slave=True, grid=GRID) for part in (array[:cut], array[cut:])]
+        node = combine(parts).node
+        assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == (700, 700, 600), cut
+        assert parts[0].node.max_offset == Standing.nowhere(array.dtype).after(array[:cut])[0].own_max_offset
 
 
 def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> None:
@@ -262,6 +286,7 @@ def test_fold_that_starts_at_a_later_segment_ends_in_the_same_state(
             ):
                 assert getattr(late_result, name) == getattr(early_result, name), name
         assert late.node.put_offset == whole.node.put_offset
+        assert late.node.max_offset == whole.node.max_offset
 
 
 def test_keyframes_change_nothing_for_who_read_what_came_before(tmp_path: Path) -> None:

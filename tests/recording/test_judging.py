@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.benchmarks.big_session import write_big_session
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
-from trioha.recording.judging import INVARIANTS, Setting, combine, judge, verdicts
+from trioha.recording.judging import INVARIANTS, Setting, combine, judge, judge_session, verdicts
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 
@@ -116,6 +117,12 @@ PLANTED = [
         "had ended already",
     ),
     (
+        "one-end-per-wait",
+        Event(5 * MS, Kind.WAIT_END, offset=300, aux=8, size=1000, flags=PutStatus.PUT_OK),
+        None,
+        "request 8 ended, but had not begun",
+    ),
+    (
         "housekeeping-not-early",
         Event(20_001 * MS, Kind.CLOSED, conn=1, offset=300, aux=300, flags=CloseReason.HOUSEKEEPING),
         1,
@@ -152,6 +159,17 @@ def test_ack_beyond_the_log_is_found(lender: Path) -> None:
     ]
     assert broken(records_of(lender, events), MASTER) == {
         "ack-within-log": [(11, 1, "ack 310, the master's log ends at 309")]
+    }
+
+
+def test_wait_that_ends_for_another_offset_is_found(lender: Path) -> None:
+    events = [
+        *served(),
+        Event(5 * MS, Kind.WAIT_BEGIN, offset=300, aux=2, size=2),
+        Event(5 * MS, Kind.WAIT_END, offset=299, aux=2, size=0, flags=PutStatus.PUT_OK),
+    ]
+    assert broken(records_of(lender, events), MASTER) == {
+        "one-end-per-wait": [(11, None, "the wait of request 2 for 300 ended for 299")]
     }
 
 
@@ -352,3 +370,15 @@ def test_documentation_has_every_invariant() -> None:
     text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
     for invariant in INVARIANTS:
         assert f"| `{invariant.name}` | {invariant.severity} | {invariant.sentence} |" in text
+
+
+def test_session_of_the_benchmarks_breaks_nothing_and_has_what_it_should(tmp_path: Path) -> None:
+    session = open_session(
+        write_big_session(tmp_path / "session", events=1_300_000, hours=0.05, segment_records=400_000)
+    )
+    found = {verdict.invariant.name: verdict for verdict in judge_session(session)}
+    assert {name: verdict.violations for name, verdict in found.items() if verdict.count} == {}
+    checked = {name: verdict.checked for name, verdict in found.items() if verdict.is_judged}
+    # Of 118,181 puts one failed; its slave has connected anew.
+    assert (checked["one-end-per-wait"], checked["put-ok-has-copies"]) == (118_181, 118_180)
+    assert checked["ack-within-sent"] == 4 * 118_181 + 4 + 2

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, slave_events, write_session
 from trioha.recording.events import CloseReason, Kind, PutStatus
+from trioha.recording.extracts import Counts, marks_of
 from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.standing import Standing, stands
-from trioha.recording.tape import Counts, Tape, marks_of
+from trioha.recording.tape import Tape
 
 
 def tape_of(path: Path, chunk_records: int = 8) -> Tape:

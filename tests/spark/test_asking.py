@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.recording.sessions import WALL_NS, Event, MasterModel, write_session
+from tests.recording.sessions import WALL_NS, Event, MasterModel, as_array, write_session
 from trioha.cli import main
 from trioha.errors import TriohaError
+from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.figures import Percentiles
 from trioha.recording.judging.scene import Scene, Setting
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
-from trioha_spark.causes import CAUSES, causes
-from trioha_spark.clocks import links
+from trioha_spark.causes import CAUSES, CauseTally, causes, tally_causes
+from trioha_spark.document import link_row
 from trioha_spark.explain import explain
 from trioha_spark.moment import moment, open_tapes, wall_time
+from trioha_spark.tables import LINKS_SCHEMA
 
 MS = 1_000_000
 SLAVE_AHEAD = 7 * MS
@@ -86,6 +96,35 @@ def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
     assert found.conn.tolist() == [1, 1, 1, -1]
 
 
+@given(st.integers(0, 10_000), st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
+    folder: Path, seed: int, data: st.DataObject
+) -> None:
+    session = open_session(folder / "20260101-a-0")
+    events = MasterModel(seed).run(data.draw(st.integers(1, 300)))
+    if not events:
+        return
+    records = as_array(folder / "20260101-a-0", events).copy()
+    records["seq"] = np.arange(len(records))
+    cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
+    parts = [
+        tally_causes(
+            Scene(records[begin:end], Setting.of(session), cold=begin == 0),
+            before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
+        )
+        for begin, end in pairwise([0, *sorted(cuts), len(records)])
+        if begin < end
+    ]
+
+    def said(tally: CauseTally) -> list[object]:
+        found = tally.finished().waited_us.items()
+        return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
+
+    whole = tally_causes(Scene(records, Setting.of(session), cold=True), before=lambda: ())
+    assert said(reduce(CauseTally.__add__, parts)) == said(whole)
+
+
 def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
     events = [
@@ -107,6 +146,28 @@ def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(fo
     assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
     assert (link.ahead_ns, link.uncertain_ns) == (SLAVE_AHEAD, 1 * MS)
     assert link.on_master(WALL_NS + SLAVE_AHEAD) == WALL_NS
+
+
+def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
+    (link,) = links(open_tapes([folder]))
+    table = pa.Table.from_pylist([link_row(link)], LINKS_SCHEMA)
+    (row,) = table.to_pylist()
+    assert (row["aheadMs"], row["uncertainMs"]) == (SLAVE_AHEAD / MS, 1.0)
+    for name, expected in (("thereMs", (1, 1, 1)), ("slaveMs", (2, 52, 52)), ("backMs", (1, 1, 1))):
+        # A percentile is at most a thousandth above the true one.
+        assert tuple(row[name].values()) == pytest.approx(expected, rel=1e-3), name
+    assert link.ack_mostly == "slave"
+    assert evolve(link, slave_ns=Percentiles(p50=MS, p99=MS, max=MS)).ack_mostly == "network"
+
+
+def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:
+    acks = (Kind.ACK, Kind.HEARTBEAT)
+    write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
+    write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
+    (link,) = links(open_tapes([tmp_path]))
+    assert (link.frames, link.ahead_ns, link.there_ns, link.back_ns) == (3, None, None, None)
+    assert link.slave_ns is not None
+    assert link.ack_mostly is None
 
 
 def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from trioha.cli import main
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE
+from trioha.recording.packed import BLOCK_RECORDS, is_packed
 from trioha.recording.reader import Damage, open_session, read_segments
 from trioha.recording.records import read_records
-from trioha_spark.packing import pack_segment, packed_pieces, sealed_segments, unpack_piece
-from trioha_spark.pieces import BLOCK_RECORDS, list_pieces, read_seqs
+from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
+from trioha_spark.pieces import read_seqs
 
 
 def some_session(path: Path, *, events: int = 1000, segment_records: int = 300) -> Path:
@@ -45,7 +47,7 @@ def segment_bytes(path: Path) -> dict[str, bytes]:
 
 def records_of(path: Path, seq_from: int = 0, seq_to: int | None = None) -> np.ndarray:
     session = open_session(path)
-    found = list(read_seqs(session, list_pieces(session), seq_from=seq_from, seq_to=seq_to))
+    found = list(read_seqs(session, read_segments(session), seq_from=seq_from, seq_to=seq_to))
     blocks = [each for each in found if not isinstance(each, Damage)]
     records = np.concatenate(blocks)
     records["check"] = 0
@@ -60,8 +62,8 @@ def test_packed_segments_become_the_same_bytes_again(tmp_path: Path) -> None:
     for segment in sealed_segments(session, every=True):
         pack_segment(session, segment)
     assert {name.partition(".")[2] for name in segment_bytes(path)} == {"parquet"}
-    for piece in packed_pieces(session):
-        unpack_piece(session, piece)
+    for segment in packed_segments(session):
+        unpack_segment(session, segment)
 
     assert segment_bytes(path) == before
 
@@ -74,8 +76,8 @@ def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path: Path
 
     for segment in sealed_segments(session, every=True)[::2]:
         pack_segment(session, segment)
-    assert len({piece.is_packed for piece in list_pieces(session).pieces}) == 2
-    assert list_pieces(session).damage == ()
+    assert len({is_packed(segment.path) for segment in read_segments(session).segments}) == 2
+    assert read_segments(session).damage == ()
     assert (records_of(path) == expected).all()
     assert (records_of(path, 250, 700) == expected[250:700]).all()
     for segment in sealed_segments(session, every=True):
@@ -99,18 +101,18 @@ def test_ranges_inside_and_across_row_groups_are_exact(tmp_path: Path) -> None:
         assert (records_of(path, first, last) == expected[first:last]).all()
 
 
-def test_who_cannot_read_packed_segments_says_what_to_do(tmp_path: Path) -> None:
+def test_who_cannot_read_packed_segments_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = some_session(tmp_path / "session")
     session = open_session(path)
     for segment in sealed_segments(session)[:1]:
         pack_segment(session, segment)
+    # How Python says that a module is not there.
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    (told,) = read_segments(session).damage
-
-    assert (told.path, told.reason) == (
-        str(path / EVENTS_FOLDER / f"{0:020d}.parquet"),
-        "packed: `trioha session unpack` makes it readable here",
-    )
+    with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
+        read_segments(session)
 
 
 def test_only_sealed_segments_are_packed(tmp_path: Path) -> None:
@@ -140,10 +142,10 @@ def test_a_packed_file_that_is_none_is_damage(tmp_path: Path) -> None:
     path = some_session(tmp_path / "session")
     (path / EVENTS_FOLDER / f"{0:020d}.seg").rename(path / EVENTS_FOLDER / f"{0:020d}.parquet")
 
-    found = list_pieces(open_session(path))
+    found = read_segments(open_session(path))
 
     assert [damage.reason.partition(":")[0] for damage in found.damage] == ["not a packed segment"]
-    assert found.pieces[0].base_seq == 300
+    assert found.segments[0].base_seq == 300
 
 
 def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

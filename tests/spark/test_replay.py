@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyspark.sql import SparkSession
 
 from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
 from trioha.errors import StoreError
+from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
+from trioha.recording.reader import open_session
+from trioha_spark import seconds
 from trioha_spark.document import document
+from trioha_spark.moment import open_tapes
+from trioha_spark.packing import pack_segment, sealed_segments
 from trioha_spark.replay import ReplayResult, curve_grid, replay
 from trioha_spark.report import report_html, write_report
 from trioha_spark.tables import arrow_tables, create_views, tables
@@ -167,11 +174,13 @@ def test_waits_have_what_they_waited_for(result: ReplayResult) -> None:
 
 def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
     rows = arrow_tables(result)["seconds"].to_pylist()
-    assert [(row["brokerId"], row["conn"], row["lagBytes"], row["lagSeconds"]) for row in rows] == [
-        (0, 1, 500, 0.01),
-        (0, 2, 500, 0.0),
-        (1, 1, None, None),
-        (1, 2, None, None),
+    names = ("brokerId", "conn", "state", "lagBytes", "lagSeconds", "ackLatencyMs")
+    # The last byte of connection 1 was owed for 10 ms when it ended: to a step of 1 ms, and never more.
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (0, 1, "SHUTDOWN", 500, 0.009, 2.0),
+        (0, 2, "TRANSFER", 500, 0.003, 3.0),
+        (1, 1, "READY", None, None, None),
+        (1, 2, "TRANSFER", None, None, None),
     ]
     assert [(row["sentOffset"], row["ackOffset"], row["receivedOffset"]) for row in rows] == [
         (2000, 1500, None),
@@ -183,21 +192,45 @@ def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
     assert {row["atMs"] for row in rows} == {WALL_NS // MS}
 
 
+def test_states_are_unknown_where_events_were_not_kept(
+    result: ReplayResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seconds, "EVENTS_MAX", 2)
+    master, slave = (evolve(one, events=one.events[:2]) for one in result.sessions)
+    table = seconds.seconds_table(evolve(result, sessions=(master, slave)))
+    assert table["state"].to_pylist() == [None] * 4
+
+
 def test_lag_is_the_worst_of_each_second(spark: SparkSession, tmp_path: Path) -> None:
-    """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s."""
+    """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s; then 300 in two frames.
+
+    Steps of curves are 5 ms: what is still owed at the end of a second is known to that.
+    """
     events = [
         Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
         Event(0, Kind.ACK, conn=1, offset=1000, aux=1000),
         Event(200 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
         Event(1100 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=1700, size=200),
         Event(2500 * MS, Kind.ACK, conn=1, offset=1700, aux=1700),
-        Event(4200 * MS, Kind.HEARTBEAT, conn=1, offset=1700, aux=1700),
+        # Stored and sent, in two frames, before an ack of the first one comes.
+        Event(4100 * MS, Kind.HEARTBEAT, conn=1, offset=1700, aux=2000),
+        Event(4400 * MS, Kind.TRANSFER, conn=1, offset=1700, aux=2000, size=100),
+        Event(4500 * MS, Kind.ACK, conn=1, offset=1800, aux=2000),
+        Event(4900 * MS, Kind.TRANSFER, conn=1, offset=1800, aux=2000, size=200),
+        Event(4950 * MS, Kind.ACK, conn=1, offset=2000, aux=2000),
+        Event(6200 * MS, Kind.HEARTBEAT, conn=1, offset=2000, aux=2000),
     ]
     table = arrow_tables(replay([write_session(tmp_path / "session", events)], spark=spark))["seconds"]
+    names = ("lagBytes", "lagSeconds", "ackLatencyMs", "bytesPerSecond")
     assert [
-        ((row["atMs"] - WALL_NS // MS) // 1000, row["lagBytes"], row["lagSeconds"], row["bytesPerSecond"])
-        for row in table.to_pylist()
-    ] == [(0, 500, 0.8, 500.0), (1, 700, 1.8, 200.0), (2, 700, 0.0, 0.0), (4, 0, 0.0, 0.0)]
+        ((row["atMs"] - WALL_NS // MS) // 1000, *(row[name] for name in names)) for row in table.to_pylist()
+    ] == [
+        (0, 500, 0.795, None, 500.0),
+        (1, 700, 1.795, None, 200.0),
+        (2, 700, 2.3, 2300.0, 0.0),
+        (4, 300, 0.845, 100.0, 150.0),
+        (6, 0, 0.0, None, 0.0),
+    ]
 
 
 def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
@@ -205,6 +238,98 @@ def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
         grid = curve_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
         assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
         assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
+
+
+def test_reconnects_have_what_they_cost(result: ReplayResult) -> None:
+    master, slave = arrow_tables(result)["reconnects"].to_pylist()
+    assert master == {
+        "session": "20260101T000000.000Z-broker-a-0",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "role": "SYNC_MASTER",
+        "conn": 2,
+        "address": "10.0.0.2:41001",
+        "previousConn": 1,
+        "closeReason": "EOF",
+        "closedAtMs": WALL_NS / MS + 20,
+        "awayMs": 20.0,
+        "previousOffset": 1500,
+        "requestOffset": 1500,
+        # The frame from 1500 to 2000 went out twice.
+        "resentBytes": 500,
+    }
+    assert (slave["previousConn"], slave["conn"], slave["previousOffset"], slave["closeReason"]) == (
+        *(1, 2, 1300),
+        "EOF",
+    )
+
+
+def test_who_connects_to_a_slave_takes_the_place_of_none_of_its_connections(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    guest = [
+        Event(94, Kind.STATE, conn=7, offset=-1, aux=1300, flags=HaState.HANDSHAKE),
+        Event(95, Kind.CLOSED, conn=7, offset=-1, aux=1300, flags=CloseReason.NO_REQUEST),
+    ]
+    events = sorted([*slave_events(), *guest], key=lambda event: event.ts_ns)
+    path = write_session(
+        *(tmp_path / "session", events),
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912", 2: "10.0.0.1:10912", 7: "10.0.0.9:50000"},
+        served={7},
+    )
+    rows = document(replay([path], spark=spark))
+    assert len(rows["connections"]) == 3
+    assert [(row["previousConn"], row["conn"]) for row in rows["reconnects"]] == [(1, 2)]
+    assert rows["sessions"][0]["reconnects"] == 1
+
+
+def test_offsets_that_did_not_fit_are_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A gap, a divergence, a mismatch; and a reason that is new."""
+    reasons = (CloseReason.GAP, CloseReason.DIVERGED, CloseReason.OFFSET_MISMATCH, 99)
+    events = [
+        event
+        for conn, reason in enumerate(reasons)
+        for event in (
+            Event(conn * MS, Kind.REPORTED, conn=conn, offset=1000, aux=1000),
+            Event(conn * MS, Kind.REFUSED, conn=conn, offset=900 + conn, aux=1000, flags=reason),
+            Event(conn * MS, Kind.CLOSED, conn=conn, offset=1000, aux=1000, flags=reason),
+        )
+    ]
+    path = write_session(
+        tmp_path / "session", events, role="SLAVE", broker_id=1, addresses={1: "10.0.0.1:10912"}
+    )
+    found = tables(spark, replay([path], spark=spark))
+    columns = ("reason", "offset", "maxOffset", "address", "sentence")
+    rows = found.gaps.orderBy("seq").select(*columns).collect()
+    assert [tuple(row) for row in rows] == [
+        *(
+            (
+                "GAP",
+                900,
+                1000,
+                None,
+                "the master has nothing at 900, or begins behind it; the own log ends at 1000",
+            ),
+            (
+                "DIVERGED",
+                901,
+                1000,
+                "10.0.0.1:10912",
+                "the own log and the master's differ at 901; the own one ends at 1000",
+            ),
+            ("OFFSET_MISMATCH", 902, 1000, None, "the master pushed 902, the own log ends at 1000"),
+            ("99", 903, 1000, None, "refused 903; the own log ends at 1000"),
+        )
+    ]
+    assert found.gaps.where("atMs > 0 and role = 'SLAVE'").count() == 4
+
+
+def test_latency_in_all_is_that_of_every_frame(result: ReplayResult) -> None:
+    master, slave = document(result)["sessions"]
+    assert master["ackLatencyMs"] == pytest.approx({"p50": 2.0, "p99": 3.0, "max": 3.0}, rel=1e-3)
+    assert slave["ackLatencyMs"] is None
 
 
 def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
@@ -216,6 +341,15 @@ def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
         ("CLOSED", "EOF"),
         ("STATE", "READY"),
     ]
+
+
+def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
+    everywhere = {"session", "brokerName", "brokerId"}
+    for name, table in arrow_tables(result).items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*\|(.*)\|$", text, re.MULTILINE)
+        told = set(re.findall(r"`(\w+)`", row)) - {"unknown", "network", "slave"}
+        assert told == set(table.column_names) - everywhere, name
 
 
 def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:
@@ -259,6 +393,36 @@ def test_ranges_and_segments_change_nothing(spark: SparkSession, tmp_path: Path)
             del row["checked"]
     assert cut["sessions"][0].pop("events") > whole["sessions"][0].pop("events")
     assert cut == whole
+
+
+def test_runs_of_ranges_of_several_sessions_are_told_as_they_are_done(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 11), ("b", 12)):
+        write_session(tmp_path / name, MasterModel(seed).run(1500), segment_records=500)
+    told: list[tuple[int, int]] = []
+    cut = replay(
+        [tmp_path], spark=spark, range_records=20, watch=lambda done, tasks: told.append((done, tasks))
+    )
+    assert document(cut) == document(replay([tmp_path], spark=spark))
+    tasks = told[-1][1]
+    # Eight ranges each at most, four or more for each of two cores.
+    assert tasks >= sum(row["events"] for row in document(cut)["sessions"]) // (8 * 20)
+    assert told == sorted(told)
+    assert told[-1] == (tasks, tasks)
+    assert {all_ for _, all_ in told} == {tasks}
+
+
+def test_packed_sessions_are_replayed_as_others_are(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=300)
+    before = document(replay([path], spark=spark))
+    session = open_session(path)
+    for segment in sealed_segments(session, every=True)[::2]:
+        pack_segment(session, segment)
+    assert document(replay([path], spark=spark, range_records=70)) == before
+    for segment in sealed_segments(session, every=True):
+        pack_segment(session, segment)
+    assert document(replay([path], spark=spark)) == before
 
 
 def test_damaged_session_is_replayed_without_what_is_lost(spark: SparkSession, tmp_path: Path) -> None:
@@ -309,6 +473,28 @@ def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path:
     for text in ("10.0.0.2:41000", "Offsets over time", "Lag over time", "FLUSH_SLAVE_TIMEOUT", "conn 1 EOF"):
         assert text in html
     assert "3 events were dropped" in html
+    assert "Offsets that did not fit" not in html
+
+
+def test_report_has_gaps_and_what_master_and_slave_say_together(spark: SparkSession, tmp_path: Path) -> None:
+    refused = [
+        Event(40 * MS, Kind.REFUSED, conn=3, offset=1400, aux=1500, flags=CloseReason.DIVERGED),
+        Event(40 * MS, Kind.CLOSED, conn=3, offset=1500, aux=1500, flags=CloseReason.DIVERGED),
+    ]
+    taken = [
+        Event(1 * MS, Kind.REPORTED, conn=1, offset=1000, aux=1000),
+        Event(3 * MS, Kind.RECEIVED, conn=1, offset=1000, aux=1500, size=500),
+        Event(3 * MS, Kind.REPORTED, conn=1, offset=1500, aux=1500),
+    ]
+    write_session(tmp_path / "m", master_events())
+    write_session(tmp_path / "s", [*taken, *refused], role="SLAVE", broker_id=1)
+    html = report_html(replay([tmp_path], spark=spark), links(open_tapes([tmp_path])))
+    assert "the own log and the master&#x27;s differ at 1400; the own one ends at 1500" in html
+    assert "Master and slave together" in html
+    # Its clock: 1 ms there, 0 to 1 ms back.
+    assert "<td>0.500</td><td>0.500</td>" in html
+    bars = figures_of(html)["What puts waited for"]
+    assert {bar["name"] for bar in bars} == {"ack (network), conn 1"}
 
 
 def test_report_stays_small_for_a_long_session_with_many_connections(
@@ -361,6 +547,28 @@ def test_report_has_a_strip_of_the_log_for_each_connection(result: ReplayResult)
         (0.002, None),
         (None, 0.034),
         (None, 0.034),
+    ]
+
+
+def test_report_does_not_draw_a_lag_that_is_over_until_something_else_happens(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """500 bytes are owed for 1 s, and acknowledged; 7 s later comes a heartbeat. Steps are 10 ms."""
+    second = 1000 * MS
+    events = [
+        Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(0, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(2 * second, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(3 * second, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(10 * second, Kind.HEARTBEAT, conn=1, offset=1500, aux=1500),
+    ]
+    html = report_html(replay([write_session(tmp_path / "session", events)], spark=spark))
+    (curve,) = figures_of(html)["Lag over time (the worst in each step)"]
+    begin = datetime.fromtimestamp(WALL_NS / 1e9, UTC)
+    passed = [(datetime.fromisoformat(f"{time}+00:00") - begin).total_seconds() for time in curve["x"]]
+    assert list(zip(passed, curve["y"], strict=True)) == [
+        *((0.0, 0), (0.01, 0), (2.0, 500), (2.01, 500), (3.0, 500), (3.01, 0)),
+        (10.0, 0),
     ]
 
 

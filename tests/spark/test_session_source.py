@@ -140,6 +140,20 @@ def test_a_frame_of_a_session_that_grows_counts_what_is_there_each_time(
     assert frame.count() >= 1100
 
 
+def test_a_frame_of_a_folder_has_the_sessions_that_came_since(
+    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    record(tmp_path / "a").write(10)
+    frame = load(spark, tmp_path, seqFrom=1)
+    one = load(spark, tmp_path / "a")
+    assert frame.count() == 9
+    new = record(tmp_path / "b")
+    new.write(500)
+    expected = {("a", 9), ("b", 499 + len(list((new.path / EVENTS_FOLDER).iterdir())) - 1)}
+    assert {tuple(row) for row in frame.groupBy("session").count().collect()} == expected
+    assert one.count() == 10
+
+
 def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(
     spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
 ) -> None:

@@ -187,35 +187,6 @@ def test_a_wrong_column_and_a_missing_folder_are_told(spark: SparkSession, tmp_p
         load(spark, tmp_path / "nowhere").count()
 
 
-def test_a_stream_over_a_growing_log_gives_each_message_once_over_restarts(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    store, out, state = tmp_path / "store", tmp_path / "out", tmp_path / "state"
-
-    batches: list[int] = []
-
-    def run() -> list[int]:
-        stream = spark.readStream.format(FORMAT).option("maxBytesPerTrigger", 2000).load(str(store))
-        query = (
-            stream.writeStream.format("parquet")
-            .option("checkpointLocation", str(state))
-            .trigger(availableNow=True)
-            .start(str(out))
-        )
-        query.awaitTermination(60)
-        assert query.exception() is None
-        batches[:] = [progress.numInputRows for progress in query.recentProgress]
-        return sorted(row[0] for row in spark.read.parquet(str(out)).select("physical_offset").collect())
-
-    first = write_log(store, [b"x" * 50] * 40, file_bytes=4096)
-    assert run() == first
-    assert len(batches) >= 3
-    assert max(batches) < 20
-    more = write_log(store, [b"x" * 50] * 90, file_bytes=4096)
-    assert run() == more
-    assert run() == more
-
-
 class PushedReader(DataSourceReader):
     """Takes filters from Spark, as its documentation shows."""
 

@@ -32,9 +32,6 @@ from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
 
 GIB = 1 << 30
-STATUS_KEPT_S = 0.05
-"""How long an answer to 907 is given again, in seconds, as long as nothing that it says has moved: to many
-monitors an idle node answers once."""
 DISK_KEPT_S = 1.0
 """How long what the disk holds is told again, in seconds."""
 
@@ -94,39 +91,8 @@ class BrokerInfo:
         self._replicas = replicas
         self._slave = slave
         self._boot_ms = time.time_ns() // 1_000_000
-        self._status_body = b""
-        self._status_of: tuple[object, ...] = ()
-        self._status_until_s = -math.inf
         self._disk: DiskUsage | None = None
         self._disk_until_s = -math.inf
-
-    def ha_status_body(self) -> bytes:
-        """The encoded `ha_status`; only its ages and rates may be `STATUS_KEPT_S` old."""
-        now_s = trio.current_time()
-        told_of = self._told_of()
-        if now_s >= self._status_until_s or told_of != self._status_of:
-            self._status_body = self.ha_status().to_json()
-            self._status_of = told_of
-            self._status_until_s = now_s + STATUS_KEPT_S
-        return self._status_body
-
-    def _told_of(self) -> tuple[object, ...]:
-        """All of a status that must never be old."""
-        slave = None if self._slave is None else self._slave.status()
-        return (
-            self._log.min_offset,
-            self._log.max_offset,
-            self._log.flushed.offset,
-            self._store.dispatcher.position,
-            self._store.dispatcher.faults,
-            self._puts.ended,
-            self._master.statistics().closed,
-            slave and (slave.state, slave.reported_offset, slave.reconnects, slave.verdict),
-            tuple(
-                (one.connection_id, one.state, one.sent_offset, one.ack_offset)
-                for one in self._master.connections()
-            ),
-        )
 
     def ha_status(self) -> HaRuntimeInfo:
         """Replication as it stands now."""
@@ -189,7 +155,7 @@ class BrokerInfo:
                 dispatch_fault="" if fault is None else f"{fault.reason} at offset {fault.physical_offset}",
                 ha_address=identity.ha_address,
                 client=client_extras,
-                put_statuses=self._puts.statistics().statuses,
+                put_statuses=self._puts.statuses,
                 ended_connections=self._master.statistics().closed,
                 settings=identity.settings,
                 files=len(commit_log.files),

@@ -27,7 +27,7 @@ class BrokerProcessor:
             case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2:
                 return self._send.answer(request, peer)
             case RequestCode.GET_BROKER_HA_STATUS:
-                return response_to(request, ResponseCode.SUCCESS, body=self._info.ha_status_body())
+                return response_to(request, ResponseCode.SUCCESS, body=self._info.ha_status().to_json())
             case RequestCode.GET_BROKER_RUNTIME_INFO:
                 return self._runtime_info(request)
             case code:

@@ -16,6 +16,7 @@ from trioha.store.commit_log import AppendResult, CommitLog, Message
 from trioha.store.status import PutStatus
 
 _PUT = int(Kind.PUT)
+_NAMES = tuple(status.name for status in PutStatus)
 
 
 @frozen
@@ -108,19 +109,19 @@ class PutService:
         return PutResult(status, appended)
 
     @property
-    def ended(self) -> int:
-        """Puts that have their result."""
-        return sum(self._statuses)
+    def statuses(self) -> dict[str, int]:
+        """How many puts ended with each PutStatus, by its name; without those that none ended with."""
+        return {name: count for name, count in zip(_NAMES, self._statuses, strict=True) if count}
 
     def statistics(self) -> PutStatistics:
-        """What became of the puts up to now."""
+        """What became of the puts up to now: 60 us, for the rates are counted from the seconds."""
         self._turn_day(datetime.now().astimezone().date())
         return PutStatistics(
             messages_stored=self._stored,
             messages_refused=self._refused,
             stored_until_today=self._stored_until_today,
             stored_until_yesterday=self._stored_until_yesterday,
-            statuses={status.name: self._statuses[status] for status in PutStatus if self._statuses[status]},
+            statuses=self.statuses,
             bytes_appended=self._bytes,
             messages_per_s=self._rates.rates_per_s(trio.current_time()),
         )

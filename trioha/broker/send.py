@@ -21,8 +21,8 @@ from trioha.remoting.server import Peer
 from trioha.store.commit_log import Message
 from trioha.store.properties import encode_properties, join_properties, parse_properties
 from trioha.store.record import TRANSACTION_MASK, Host
+from trioha.store.tags import SCHEDULE_TOPIC
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAY_LEVEL_MAX: Final = 18
 """RocketMQ's default levels, `1s` to `2h`; a higher one counts as the highest (spec store 2.9)."""
 QUEUE_ID_MAX: Final = 65535

@@ -30,10 +30,12 @@ COMMANDS: Final = {
     "verify": "Check every record of a store, or compare two stores.",
     "monitor": "Watch replication live in the terminal.",
     "replay": "Replay recorded sessions on Spark.",
+    "what-if": "Predict puts with other settings from a recorded session.",
     "session": "Pack recorded sessions for keeping, and unpack them.",
     "demo": "Show it all: replicate, break, recover, verify, replay.",
 }
-"""The commands, each a function of its own name in a module of its own name, with its line in the help."""
+"""The commands, each a function of its own name (with _ for -) in a module of that name, with its line in the
+help."""
 
 FLAGS: Final = ("--help", "-h", "--version")
 
@@ -52,9 +54,8 @@ def _app(called: str | None) -> App:
         result_action="return_int_as_exit_code_else_zero",
     )
     for command, summary in COMMANDS.items():
-        app.command(
-            f"trioha.cli.{command}:{command}", name=command, help=None if command == called else summary
-        )
+        name = command.replace("-", "_")
+        app.command(f"trioha.cli.{name}:{name}", name=command, help=None if command == called else summary)
     return app
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from trioha.cli.console import err, out, print_json
+from trioha.cli.console import out, print_json
+from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
 from trioha.recording.reader import find_sessions, open_session
 
@@ -52,7 +51,8 @@ def replay(
         Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
         first one, or the first one after --at).
     json
-        Print one JSON object with `sessions`, `connections`, `waits`, `causes`, `invariants`, `violations`.
+        Print one JSON object with `sessions`, `connections`, `reconnects`, `gaps`, `waits`, `causes`,
+        `links`, `invariants`, `violations`.
 
     Exits with 1 if an invariant of severity error does not hold.
     """
@@ -65,14 +65,17 @@ def replay(
         return _ask(sessions, at=at, explain=explain, json=json)
     _spark_module("java").require_java()
     replays, documents = _spark_module("replay"), _spark_module("document")
-    with err().status("replaying on Spark") if sys.stderr.isatty() else nullcontext():
-        result = replays.replay(sessions, master=master)
+    with progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch:
+        result = replays.replay(sessions, master=master, watch=watch)
+        # Needs NumPy, which is there when Spark is.
+        from trioha.recording.clocks import links as links_of  # noqa: PLC0415
+
+        links = links_of(_spark_module("moment").open_tapes(sessions))
         if report is not None:
-            _spark_module("report").write_report(result, report)
+            _spark_module("report").write_report(result, report, links)
         if tables is not None:
-            links = _spark_module("clocks").links(_spark_module("moment").open_tapes(sessions))
             _spark_module("tables").write_tables(result, tables, links)
-    document = documents.document(result)
+    document = documents.document(result, links)
     if json:
         print_json(document)
     else:
@@ -117,11 +120,7 @@ def _print_story(story: dict[str, Any]) -> None:
     out().print(table)
     for clock in story["clocks"]:
         if clock["aheadMs"] is not None:
-            out().print(
-                f"the clock of slave {clock['brokerId']} is {clock['aheadMs']:+,.3f} ms ahead, give or take "
-                f"{clock['uncertainMs']:,.3f} ms (connection {clock['conn']}, {clock['frames']:,} frames)",
-                style="dim",
-            )
+            out().print(_clock_sentence(clock, broker_id=clock["brokerId"]), style="dim")
 
 
 def _print_moment(moment: dict[str, Any]) -> None:
@@ -157,13 +156,7 @@ def _time(at_ms: float) -> str:
 
 
 def _spark_module(name: str) -> ModuleType:
-    """A module of trioha_spark, which is there only with the extra. Raises TriohaError without it."""
-    try:
-        return importlib.import_module(f"trioha_spark.{name}")
-    except ModuleNotFoundError as error:
-        raise TriohaError(
-            f"trioha replay needs Spark, and {error.name} is not installed: pip install 'trioha[spark]'"
-        ) from error
+    return spark_module(name, command="replay")
 
 
 def _print(document: dict[str, list[dict[str, Any]]]) -> None:
@@ -174,6 +167,8 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
     if document["waits"]:
         _print_waits(document["waits"])
         _print_causes(document["causes"])
+    _print_gaps(document["gaps"])
+    _print_links(document["links"])
     _print_violations(document)
     for row in document["sessions"]:
         for line in row["damage"]:
@@ -228,7 +223,7 @@ def _print_causes(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             _node(row),
             escape(row["status"]),
-            row["cause"],
+            row["cause"] + (f" ({row['ackMostly']})" if row["ackMostly"] else ""),
             escape(conn),
             _number(row["count"]),
             _percentiles(row["waitedMs"]),
@@ -241,7 +236,36 @@ def _count(row: dict[str, Any]) -> int:
     return count
 
 
+def _print_gaps(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = _table("Offsets that did not fit", "node", "time", "conn", "reason", "what")
+    for row in rows[:GAPS_SHOWN]:
+        conn = f"{row['conn']} {row['address'] or ''}".rstrip()
+        table.add_row(
+            _node(row), _time(row["atMs"]), escape(conn), escape(row["reason"]), escape(row["sentence"])
+        )
+    out().print(table)
+    if len(rows) > GAPS_SHOWN:
+        out().print(f"and {len(rows) - GAPS_SHOWN:,} more: see --json", style="dim")
+
+
+def _print_links(rows: list[dict[str, Any]]) -> None:
+    for row in rows[:LINKS_SHOWN]:
+        if row["aheadMs"] is not None:
+            out().print(_clock_sentence(row, broker_id=row["slaveBrokerId"]), style="dim")
+
+
+def _clock_sentence(row: dict[str, Any], *, broker_id: int) -> str:
+    return (
+        f"the clock of slave {broker_id} is {row['aheadMs']:+,.3f} ms ahead, give or take "
+        f"{row['uncertainMs']:,.3f} ms (connection {row['conn']}, {row['frames']:,} frames)"
+    )
+
+
 CAUSES_SHOWN = 12
+GAPS_SHOWN = 12
+LINKS_SHOWN = 8
 VIOLATIONS_SHOWN = 20
 
 
@@ -276,7 +300,7 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        text = column in {"node", "role", "began", "conn", "state", "status", "what"}
+        text = column in {"node", "role", "began", "conn", "state", "status", "what", "time", "reason"}
         table.add_column(column, justify="left" if text else "right", overflow="fold")
     return table
 

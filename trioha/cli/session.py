@@ -54,7 +54,7 @@ def session(
         if action == "pack":
             jobs += [(opened, segment) for segment in packing.sealed_segments(opened, every=all)]
         else:
-            jobs += [(opened, piece) for piece in packing.packed_pieces(opened)]
+            jobs += [(opened, segment) for segment in packing.packed_segments(opened)]
     done: list[Any] = []
     problems: list[str] = []
     with Progress(
@@ -71,7 +71,7 @@ def session(
                 if action == "pack":
                     done.append(packing.pack_segment(opened, what, keep=keep))
                 else:
-                    done.append(packing.unpack_piece(opened, what))
+                    done.append(packing.unpack_segment(opened, what))
             except StoreError as error:
                 problems.append(str(error))
     before, after = sum(one.source_bytes for one in done), sum(one.target_bytes for one in done)

@@ -382,6 +382,10 @@ class BrokerConfig:
     )
     """Largest body of one frame to a slave that is behind, bytes; frames shrink again when it is in step."""
 
+    ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=200)
+    """How long a node may look for its peer's next bytes before it sleeps on them, microseconds; 0: not at
+    all, as on a machine with a single core."""
+
     ha_start_from: StartFrom | int = _setting(
         "trioha.haStartFrom",
         values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX),

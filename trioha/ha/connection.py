@@ -28,7 +28,7 @@ import structlog
 import trio
 from attrs import frozen
 
-from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
+from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header, last_report
 from trioha.ha.housekeeping import Housekeeping
 from trioha.ha.meter import FlowControl, LagClock, Measured, RateMeter, SpreadMeter
 from trioha.ha.replicas import Replicas
@@ -70,6 +70,8 @@ class HaSettings:
     transfer_batch_bytes_max: int = 0
     """trioha.haTransferBatchMax: longest body of a frame to a slave that is behind; below
     `transfer_batch_bytes` nothing grows."""
+    busy_poll_s: float = 0.0
+    """trioha.haBusyPoll: how long each side may look for the other's next bytes before it sleeps on them."""
 
 
 @frozen
@@ -129,6 +131,7 @@ class HaConnection:
         self._settings = settings
         self._sink = sink
         self._on_state = on_state
+        self._decoder = ReportDecoder()
         self._requested = trio.Event()
         self._housekeeping = Housekeeping(patience_s=math.inf)
         self._heartbeats = Timeouts(settings.heartbeat_interval_s)
@@ -229,9 +232,7 @@ class HaConnection:
     # -- reports -----------------------------------------------------------------------------------------
 
     async def _read_reports(self) -> None:
-        decoder = ReportDecoder()
-        housekeeping = self._housekeeping
-        housekeeping_s = self._settings.housekeeping_interval_s
+        decoder = self._decoder
         try:
             while self.close_reason is CloseReason.NONE:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
@@ -241,15 +242,34 @@ class HaConnection:
                 report = decoder.feed(bytes(data))
                 if report is not None:
                     self._take_report(report)
-                # Until it has asked for something, nothing that a peer sends buys it more time.
-                self._heard_s = now_s = trio.current_time()
-                housekeeping.deadline_s = min(now_s + housekeeping_s, self._request_deadline_s)
+                self._hear()
             if self._hint_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
                     await self._stream.send_all(encode_header(self._hint_offset, 0))
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
+
+    def _hear(self) -> None:
+        """The peer has said something: until it has asked for the log, that buys it no more time."""
+        self._heard_s = now_s = trio.current_time()
+        self._housekeeping.deadline_s = min(
+            now_s + self._settings.housekeeping_interval_s, self._request_deadline_s
+        )
+
+    def look_for_ack(self) -> None:
+        """Take an ack that has come, without the reader's turn; whatever else came is left for the reader."""
+        stream = self._stream
+        if not isinstance(stream, SocketTransport) or not stream.is_readable():
+            return
+        data = stream.peek(RECEIVE_BYTES)
+        offset = last_report(data)
+        if offset is None or not self._decoder.is_between_reports:
+            return
+        if self.ack_offset < offset <= self.sent_offset and self.close_reason is CloseReason.NONE:
+            stream.take_now(len(data))
+            self._acknowledge(offset)
+            self._hear()
 
     def _take_report(self, offset: int) -> None:
         if self.request_offset < 0:
@@ -363,12 +383,12 @@ class HaConnection:
             # The slave still talks but takes nothing: as good as silent.
             self._end(CloseReason.HOUSEKEEPING)
 
-    def push(self) -> None:
+    def push(self) -> bool:
         """Send now what was appended, if the slave has acknowledged all before and the socket is free.
 
-        What the socket does not take, the writer sends: it wakes up in any case.
+        Says whether it was sent. What the socket does not take, the writer sends: it wakes up in any case.
         """
-        if (
+        if not (
             self._is_waiting
             and self.ack_offset == self.sent_offset < self._log.max_offset
             and not self._unsent
@@ -376,13 +396,17 @@ class HaConnection:
             and self.close_reason is CloseReason.NONE
             and isinstance(self._stream, SocketTransport)
         ):
-            offset = self.sent_offset
-            body = self._next_body(self._settings.transfer_batch_bytes)
-            if body:
-                try:
-                    self._unsent = send_now(self._stream, encode_header(offset, len(body)) + body)
-                except trio.BrokenResourceError:
-                    self._end(CloseReason.IO_ERROR)
+            return False
+        offset = self.sent_offset
+        body = self._next_body(self._settings.transfer_batch_bytes)
+        if not body:
+            return False
+        try:
+            self._unsent = send_now(self._stream, encode_header(offset, len(body)) + body)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+            return False
+        return True
 
     def _next_body(self, body_bytes_max: int) -> memoryview | None:
         """The log's next bytes, None if they are gone; they count as sent from now on."""

@@ -37,20 +37,30 @@ def encode_header(offset: int, body_bytes: int) -> bytes:
     return HEADER.pack(offset, body_bytes)
 
 
+def last_report(data: bytes) -> int | None:
+    """The last of one or more whole reports, None if `data` is anything else."""
+    if not data or len(data) % REPORT_BYTES:
+        return None
+    return int(REPORT.unpack_from(data, len(data) - REPORT_BYTES)[0])
+
+
 class ReportDecoder:
     """A slave's reports, from bytes cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def is_between_reports(self) -> bool:
+        """Whether no part of a report is kept until its rest comes."""
+        return not self._rest
+
     def feed(self, data: bytes) -> int | None:
         """The last report that is complete now, or None; of several fed together only the last counts."""
         buffer = self._rest + data if self._rest else data
         whole_bytes = len(buffer) - len(buffer) % REPORT_BYTES
         self._rest = buffer[whole_bytes:]
-        if not whole_bytes:
-            return None
-        return int(REPORT.unpack_from(buffer, whole_bytes - REPORT_BYTES)[0])
+        return last_report(buffer[:whole_bytes])
 
 
 class FrameHeader(NamedTuple):

@@ -20,7 +20,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
 from trioha.store.status import PutStatus
-from trioha.watermark import Watermark
+from trioha.watermark import Wait, Watermark
 
 # Plain numbers: to look up a member of an enum costs more than the rest of a call that ignores it.
 _WAIT_BEGIN = int(Kind.WAIT_BEGIN)
@@ -56,14 +56,17 @@ class GroupCommit:
         flushed: Watermark,
         sink: EventSink,
         push: Callable[[], None] | None = None,
+        look_for_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """`push` sends a record on at once: called for a put that waits while no other does."""
+        """`push` sends a record on at once: called for a put that waits while no other does. `look_for_acks`
+        then looks for a moment for the acks that end that put's wait."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
         self._sink = sink
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self._push = push
+        self._look_for_acks = look_for_acks
         self._waiting = 0
         """Puts that wait, those that were released and have not had their turn included."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
@@ -120,20 +123,28 @@ class GroupCommit:
         if settings.sync_flush:
             disk = self._flushed.wait_for(end_offset)
             self._disk_timeouts.add(disk, started_s)
-        if copies is not None and not self._waiting and self._push is not None:
-            # Puts that come together go together, with the connection's next frame. A single one need
-            # not wait for that.
+        # Puts that come together go together, with the connection's next frame. A single one need not wait
+        # for that.
+        is_alone = copies is not None and not self._waiting
+        if is_alone and self._push is not None:
             self._push()
         self._waiting += 1
         try:
+            if is_alone and copies is not None and self._look_for_acks is not None:
+                # While the slave works, it is the others' turn: if none of them puts, nobody is kept waiting.
+                await trio.lowlevel.checkpoint()
+                if self._waiting == 1 and copies.outcome is None:
+                    self._look_for_acks(copies)
             if copies is not None and not await copies.ended():
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
             if disk is not None and not await disk.ended() and status is PutStatus.PUT_OK:
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
             self._waiting -= 1
+            # Where a wait was cancelled before it, or between them.
+            if copies is not None:
+                copies.end(False)
             if disk is not None:
-                # Cancelled in the wait before it.
                 disk.end(False)
         waited_us = min(round((trio.current_time() - started_s) * 1e6), _I32_MAX)
         emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)

@@ -13,12 +13,14 @@ import trio
 from attrs import field, frozen
 
 from trioha.ha.admission import Admission, AdmissionSettings, identity_of
+from trioha.ha.busy_poll import BusyPoll
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import Changes, Notices
 from trioha.ha.transport import SocketTransport
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
+from trioha.watermark import Wait
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +80,9 @@ class HaMaster:
         self._connections: dict[int, HaConnection] = {}
         self._closed: Counter[str] = Counter()
         self._accepted = 0
+        self._busy_poll = BusyPoll(settings.busy_poll_s) if settings.busy_poll_s else None
+        self._pushed: list[HaConnection] = []
+        """The connections that the last `push` sent on."""
         self._notices: Notices[ConnectionChange] = Notices()
 
     def connections(self) -> list[ConnectionStatus]:
@@ -97,8 +102,20 @@ class HaMaster:
 
         For a put that waits alone; see `HaConnection.push`.
         """
-        for connection in self._connections.values():
-            connection.push()
+        self._pushed = [connection for connection in self._connections.values() if connection.push()]
+
+    def look_for_acks(self, wait: Wait) -> None:
+        """Look for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
+        pushed = self._pushed
+        if self._busy_poll is None or not pushed:
+            return
+
+        def look() -> bool:
+            for connection in pushed:
+                connection.look_for_ack()
+            return wait.outcome is not None
+
+        self._busy_poll.until(look)
 
     def needed_from(self) -> int:
         """Lowest offset that a connected slave has not acknowledged; beyond every log if there is none."""

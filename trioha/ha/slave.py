@@ -25,12 +25,13 @@ from attrs import frozen
 
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.busy_poll import BusyPoll
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
-from trioha.ha.transport import local_address, receive_into, send_now
+from trioha.ha.transport import SocketTransport, local_address, receive_into, send_now
 from trioha.recording.events import (
     NO_CONNECTION,
     CloseReason,
@@ -219,6 +220,8 @@ class HaSlave:
         self._unsent_report = trio.Event()
         self._rate = RateMeter(trio.current_time())
         self._local_address = local_address(stream)
+        if isinstance(stream, SocketTransport) and self._settings.busy_poll_s:
+            stream.busy_poll = BusyPoll(self._settings.busy_poll_s)
         self._sink.fact("connection", conn=self._connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
         self._change_state(HaState.TRANSFER)
@@ -283,6 +286,9 @@ class HaSlave:
             return
         log.warning("log set aside, starting anew", kept_as=str(aside), reason=self._verdict)
         self._verdict = ""
+        # Until the next connection nothing else would say that the own log ends elsewhere now.
+        self._change_state(HaState.READY)
+        self._sink.emit(Kind.FLUSHED, offset=self._log.flushed.offset)
 
     def _end(self, reason: CloseReason) -> None:
         if self._reason is CloseReason.NONE:

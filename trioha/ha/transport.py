@@ -8,13 +8,18 @@ its ack. This stream tries the socket first and yields only when it must wait, o
 
 from __future__ import annotations
 
+import select
 import socket
 
 import trio
 
+from trioha.ha.busy_poll import BusyPoll
+
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
 """Receiving so much more than once counts as another call: it costs the others as long."""
+IN_STEP_BYTES_MAX = 16 * 1024
+"""Whoever receives more at once is catching up: its next bytes are no answer that somebody waits for."""
 UNSENT_BYTES_MAX = 1 << 20
 """How much unsent data the kernel holds before the writer waits: trio's 16 KiB is meant for chat between
 peers, a log transfer wants the socket full."""
@@ -30,6 +35,12 @@ class SocketTransport(trio.abc.Stream):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         self._socket = sock
         self._calls = 0
+        self.busy_poll: BusyPoll | None = None
+        """How `receive_into` looks for bytes before it waits for them; None for not at all."""
+        self._received_bytes = 0
+        """How much was received the last time."""
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
 
     @classmethod
     def take_over(cls, stream: trio.SocketStream) -> SocketTransport:
@@ -88,6 +99,22 @@ class SocketTransport(trio.abc.Stream):
             except OSError as error:
                 raise self._translated(error) from error
 
+    def is_readable(self) -> bool:
+        """Whether receiving would not have to wait: bytes have come, the end of the stream, or a fault."""
+        return bool(self._readable.poll(0))
+
+    def peek(self, max_bytes: int) -> bytes:
+        """Bytes that have come, without taking them; none if there are none, or never will be."""
+        try:
+            return self._socket.recv(max_bytes, socket.MSG_PEEK)
+        except OSError:
+            # Nothing yet, or a fault, which who receives will see.
+            return b""
+
+    def take_now(self, count: int) -> None:
+        """Take the first `count` bytes that `peek` showed."""
+        self._socket.recv(count)
+
     async def receive_into(self, buffer: memoryview) -> int:
         """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""
         await self._take_turn()
@@ -95,6 +122,12 @@ class SocketTransport(trio.abc.Stream):
             try:
                 received = self._socket.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
+                if (
+                    self.busy_poll is not None
+                    and self._received_bytes <= IN_STEP_BYTES_MAX
+                    and self.busy_poll.until(self.is_readable)
+                ):
+                    continue
                 try:
                     await trio.lowlevel.wait_readable(self._socket)
                 except OSError as error:
@@ -102,6 +135,7 @@ class SocketTransport(trio.abc.Stream):
             except OSError as error:
                 raise self._translated(error) from error
             else:
+                self._received_bytes = received
                 self._calls += received // BYTES_PER_CALL
                 return received
 

@@ -38,6 +38,7 @@ from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDisk
 from trioha.config.model import AckMode, HaRole, HaVerify
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
+from trioha.ha.busy_poll import has_cores_to_spare
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
@@ -190,10 +191,15 @@ async def _recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Pat
                 "haSendHeartbeatInterval": config.ha_send_heartbeat_interval,
                 "haHousekeepingInterval": config.ha_housekeeping_interval,
                 "haTransferBatchSize": config.ha_transfer_batch_size,
+                "trioha.haTransferBatchMax": config.ha_transfer_batch_max,
+                "trioha.haAckMode": config.ha_ack_mode.value,
                 "haMaxGapNotInSync": config.ha_max_gap_not_in_sync,
                 "slaveTimeout": config.slave_timeout,
                 "syncFlushTimeout": config.sync_flush_timeout,
                 "inSyncReplicas": config.in_sync_replicas,
+                "minInSyncReplicas": config.min_in_sync_replicas,
+                "allAckInSyncStateSet": config.all_ack_in_sync_state_set,
+                "enableAutoInSyncReplicas": config.enable_auto_in_sync_replicas,
                 "flushDiskType": config.flush_disk_type.value,
                 "mappedFileSizeCommitLog": config.mapped_file_size_commit_log,
             },
@@ -237,6 +243,7 @@ async def _serve(
         transfer_batch_bytes_max=config.ha_transfer_batch_max,
         flow_bytes_per_s=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None,
         first_report_timeout_s=config.ha_first_report_timeout / 1000,
+        busy_poll_s=config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
     )
     tls_files = _tls_files(config)
     replicas = Replicas(
@@ -276,6 +283,7 @@ async def _serve(
         flushed=commit_log.flushed,
         sink=sink,
         push=master.push,
+        look_for_acks=master.look_for_acks,
     )
     puts = PutService(commit_log=commit_log, group_commit=group_commit, sink=sink, is_slave=is_slave)
     flush = FlushService(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+
+_MANY: Final = 16
+"""So many values in a step are worth another way than fewer."""
 
 
 @frozen
@@ -52,6 +57,22 @@ class Curve:
             steps, values = steps[order], values[order]
         begins = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
         return cls(steps[begins], np.maximum.reduceat(values, begins))
+
+    @classmethod
+    def over(cls, grid: Grid, ts_ns: Ints, values: Ints) -> Curve:
+        """The curve of some values, each at its time."""
+        if not len(ts_ns):
+            return cls()
+        first, last = grid.step_of(ts_ns[[0, -1]]).tolist()
+        is_worth_it = last - first < len(ts_ns) // _MANY
+        if not is_worth_it or not (ts_ns[1:] >= ts_ns[:-1]).all() or (values < 0).any():
+            return cls.of(grid.step_of(ts_ns), values)
+        # The few borders between steps are looked for, rather than the step of each of many times.
+        steps = np.arange(first, last + 1)
+        begins = np.searchsorted(ts_ns, grid.origin_ns + steps * grid.step_ns)
+        begins[0] = 0
+        has_any = np.diff(begins, append=len(ts_ns)) > 0
+        return cls(steps[has_any], np.maximum.reduceat(values, begins[has_any]))
 
     def __add__(self, other: Curve) -> Curve:
         return Curve.of(

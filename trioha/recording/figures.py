@@ -67,7 +67,7 @@ class ConnectionResult:
     ack_latency_histogram: Histogram
     """In ns."""
     curves: Mapping[str, Curve]
-    """`max`, `sent`, `ack`, `received`, `reported`, `lag`; on the part's grid."""
+    """`max`, `sent`, `ack`, `received`, `reported`, `lag` (bytes), `latency` (ns); on the part's grid."""
 
 
 def connection_result(conn: int, part: ConnectionPart, grid: Grid) -> ConnectionResult:
@@ -104,6 +104,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: Grid) -> Connection
             "received": tally.received_curve,
             "reported": tally.reported_curve,
             "lag": progress.lag_curve,
+            "latency": progress.latency_curve,
         },
     )
 

@@ -11,7 +11,8 @@ part that begins in the middle of a connection knows neither. It keeps its first
 up to the first ack that covers all that was sent before the part, and folds the rest from there; who joins
 it to what came before folds the kept ones. There are about as many of these as frames are in flight.
 
-Offsets only grow on a connection: the final one is the largest.
+Offsets only grow on a connection: the final one is the largest. A slave's own log may be set aside for a new
+one between two connections: of the node the last one counts.
 
 KEYFRAME records repeat what earlier segments say and are passed over, unless the fold begins with them
 (`cold`).
@@ -28,8 +29,9 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.curves import Curve, Grid
-from trioha.recording.events import NO_CONNECTION, Direction, HaState, Kind, LinkEvent
+from trioha.recording.events import NO_CONNECTION, HaState, Kind, LinkEvent
 from trioha.recording.histogram import Histogram
+from trioha.recording.judging.scene import HEARD, Rows, Scene, Setting, Stream, Track
 from trioha.recording.progress import Flow, Progress, no_flow
 from trioha.recording.standing import as_what_they_stand_for
 from trioha.recording.tallies import UNKNOWN, NodeTally, Tally
@@ -45,6 +47,13 @@ OWN_MAX_KINDS: Final = np.array(
     ]
 )
 """Kinds whose aux is the node's own max offset."""
+_IS_OWN_MAX: Final = np.zeros(256, np.bool_)
+_IS_OWN_MAX[OWN_MAX_KINDS] = True
+_TELLS: Final = _IS_OWN_MAX.copy()
+_TELLS[HEARD] = True
+"""The same by code of a scene."""
+_WINDOW: Final = 4096
+"""Records that are looked through at a time for the last one of a kind."""
 
 
 @frozen(eq=False)
@@ -102,138 +111,202 @@ def fold(records: Array, *, is_slave: bool, grid: Grid, cold: bool = False) -> P
 
     `is_slave`: whose session it is. `cold`: nothing came before these records, so that KEYFRAMEs count.
     """
-    node = _fold_node(records)
-    is_key = records["kind"] == Kind.KEYFRAME
-    if is_key.any():
-        if cold:
-            records = records.copy()
-            records[is_key] = as_what_they_stand_for(records[is_key])
-            node += _stated_of_node(records[is_key])
-        else:
-            records, is_key = records[~is_key], is_key[~is_key]
-    belongs = records["conn"] != NO_CONNECTION
-    records, is_key = records[belongs], is_key[belongs]
-    order = np.argsort(records["conn"], kind="stable")
-    records, is_key = records[order], is_key[order]
-    conns, begins = np.unique(records["conn"], return_index=True)
-    ends = np.append(begins, len(records))[1:]
+    return fold_scene(Scene(records, Setting(is_slave, {}), cold), grid)
+
+
+def fold_scene(scene: Scene, grid: Grid) -> Part:
+    """What records say that are looked at for other things too."""
+    raw = scene.raw
+    node = _fold_node(scene.columns if scene.repeated is None else Rows(raw), raw)
+    is_key = None
+    if scene.repeated is not None:
+        # Unlike rules, figures want to know of all that KEYFRAMEs stand for.
+        is_key = raw["kind"] == Kind.KEYFRAME
+        records = raw.copy()
+        records[is_key] = as_what_they_stand_for(raw[is_key])
+        node = _stated_of_node(Rows(records[is_key])) + node
+        scene = Scene(records, scene.setting, cold=False)
+    track = _telling(scene.connections)
     connections = {}
-    for conn, begin, end in zip(conns, begins, ends, strict=True):
-        own = slice(int(begin), int(end))
-        part = _fold_connection(records[own], is_key[own], is_slave=is_slave, grid=grid)
-        if part is not None:
-            connections[int(conn)] = part
+    for group, conn in enumerate(track.keys.tolist()):
+        connections[conn] = _fold_connection(track, group, is_key, is_slave=scene.setting.is_slave, grid=grid)
     return Part(grid, node, connections)
 
 
-def _stated_of_node(stated: Array) -> NodeTally:
+def _telling(track: Track) -> Track:
+    """The track without records that say nothing of their connection (a LINK)."""
+    tells = _TELLS[track.codes]
+    if tells.all():
+        return track
+    rows = np.flatnonzero(tells)
+    begins = np.searchsorted(rows, np.append(track.begins, len(track.codes)))
+    has_any = np.diff(begins) > 0
+    assert track.places is not None, "a track of connections is sorted"
+    return Track(
+        track.columns, track.codes[rows], track.places[rows], track.keys[has_any], begins[:-1][has_any]
+    )
+
+
+def _stated_of_node(stated: Rows) -> NodeTally:
     offset, kind = stated["offset"], stated["kind"]
-    put_offset = _largest(offset[kind == Kind.PUT])
     return NodeTally(
-        put_offset=put_offset,
-        flushed_offset=_largest(offset[kind == Kind.FLUSHED]),
-        dispatched_offset=_largest(offset[kind == Kind.DISPATCHED]),
-        max_offset=put_offset,
+        put_offset=_last(offset[kind == Kind.PUT]),
+        flushed_offset=_last(offset[kind == Kind.FLUSHED]),
+        dispatched_offset=_last(offset[kind == Kind.DISPATCHED]),
+        # They are in the order of the connections: the largest is the latest.
+        max_offset=_largest(_own_max(stated, 0, len(kind))),
     )
 
 
-def _fold_node(records: Array) -> NodeTally:
-    if not len(records):
+def _own_max(columns: Rows, begin: int, end: int) -> Ints:
+    """End of the node's log as each of the records from `begin` to before `end` names it that does."""
+    kind = columns["kind"][begin:end]
+    is_put = kind == Kind.PUT
+    names = is_put | (_IS_OWN_MAX[kind] & (columns["conn"][begin:end] != NO_CONNECTION))
+    own: Ints = np.where(is_put, columns["offset"][begin:end], columns["aux"][begin:end])[names]
+    return own
+
+
+def _last_own_max(columns: Rows) -> int:
+    """The last end of the node's log that any record names: most do, so it is looked for from the end."""
+    for end in range(len(columns["kind"]), 0, -_WINDOW):
+        own = _own_max(columns, max(0, end - _WINDOW), end)
+        if len(own):
+            return int(own[-1])
+    return UNKNOWN
+
+
+def _fold_node(columns: Rows, raw: Array) -> NodeTally:
+    """`columns`: of the records of `raw`, with or without KEYFRAMEs."""
+    if not len(raw):
         return NodeTally()
-    kind = records["kind"]
-    codes, counts = np.unique(kind, return_counts=True)
-    puts = records[kind == Kind.PUT]
-    ended = records[kind == Kind.WAIT_END]
-    own_max = np.where(np.isin(kind, OWN_MAX_KINDS), records["aux"], UNKNOWN)
+    kind = columns["kind"]
+    counts = np.bincount(raw["kind"], minlength=256)
+    puts, ended, flushed, dispatched, dropped, linked = (
+        Rows(columns, np.flatnonzero(kind == code) if counts[code] else np.zeros(0, np.int64))
+        for code in (Kind.PUT, Kind.WAIT_END, Kind.FLUSHED, Kind.DISPATCHED, Kind.DROPPED, Kind.LINK)
+    )
+    waited_us, status = np.maximum(ended["size"], 0), ended["flags"]
     return NodeTally(
-        events=len(records),
-        dropped=int(records["aux"][kind == Kind.DROPPED].sum()),
-        first_ts_ns=int(records["ts_ns"][0]),
-        last_ts_ns=int(records["ts_ns"].max()),
-        puts=len(puts),
-        put_bytes=int(puts["size"].sum(dtype=np.int64)),
-        put_offset=_largest(puts["offset"]),
-        flushed_offset=_largest(records["offset"][kind == Kind.FLUSHED]),
-        dispatched_offset=_largest(records["offset"][kind == Kind.DISPATCHED]),
-        max_offset=max(_largest(own_max), _largest(puts["offset"])),
-        waits_begun=int(np.count_nonzero(kind == Kind.WAIT_BEGIN)),
+        events=len(raw),
+        dropped=int(dropped["aux"].sum()),
+        first_ts_ns=int(raw["ts_ns"][0]),
+        last_ts_ns=int(raw["ts_ns"].max()),
+        puts=len(puts["size"]),
+        put_bytes=int(puts["size"].sum()),
+        put_offset=_last(puts["offset"]),
+        flushed_offset=_last(flushed["offset"]),
+        dispatched_offset=_last(dispatched["offset"]),
+        max_offset=_last_own_max(columns),
+        waits_begun=int(counts[Kind.WAIT_BEGIN]),
         waits={
-            int(status): Histogram.of(np.maximum(ended["size"][ended["flags"] == status].astype(np.int64), 0))
-            for status in np.unique(ended["flags"])
+            code: Histogram.of(waited_us[status == code])
+            for code in np.flatnonzero(np.bincount(status)).tolist()
         },
-        connects=int(np.count_nonzero((kind == Kind.LINK) & (records["flags"] == LinkEvent.CONNECTED))),
-        kinds={int(code): int(count) for code, count in zip(codes, counts, strict=True)},
+        connects=int(np.count_nonzero(linked["flags"] == LinkEvent.CONNECTED)),
+        kinds={code: int(counts[code]) for code in np.flatnonzero(counts).tolist()},
     )
 
 
-def _fold_connection(records: Array, is_key: Bools, *, is_slave: bool, grid: Grid) -> ConnectionPart | None:
-    """None if the records say nothing of a connection (a LINK without one)."""
-    kind = records["kind"]
-    tells = np.isin(kind, OWN_MAX_KINDS)
-    if not tells.any():
-        return None
-    records, is_key, kind = records[tells], is_key[tells], kind[tells]
-    ts_ns = records["ts_ns"].astype(np.int64)
-    offset = records["offset"].astype(np.int64)
-    max_offset = records["aux"].astype(np.int64)
-    flags = records["flags"]
-    frame_kind = Kind.RECEIVED if is_slave else Kind.TRANSFER
-    is_frame = kind == frame_kind
-    size = records["size"].astype(np.int64)
-    frame_end = np.where(is_frame, offset + size, UNKNOWN)
-    ack = np.where(kind == Kind.ACK, offset, UNKNOWN)
-    went_out = (kind == Kind.HEARTBEAT) & (flags == Direction.SENT)
-    came_in = (kind == Kind.HEARTBEAT) & (flags == Direction.RECEIVED)
-    # A heartbeat that goes out names what was sent (master) or reported (slave) last.
-    own_heartbeat = np.where(went_out, offset, UNKNOWN)
-    reported = np.where(kind == Kind.REPORTED, offset, UNKNOWN)
-    # What the slave had before the connection counts as sent: an ack never goes beyond what was sent.
-    sent = np.maximum(np.maximum(frame_end, ack), own_heartbeat)
-    nothing = np.full(len(records), UNKNOWN, np.int64)
+class _Some:
+    """The records of a kind of one connection, by column."""
+
+    def __init__(self, stream: Stream, group: int, is_key: Bools | None) -> None:
+        """`is_key`: which records of the scene are what KEYFRAMEs stand for; None if none is."""
+        self._stream = stream
+        self._own = slice(*stream.bounds[group : group + 2].tolist())
+        self.rows = stream.rows[self._own]
+        """Of the track; shape (n,)."""
+        self.is_key = (
+            np.zeros(len(self.rows), np.bool_) if is_key is None else is_key[stream.places[self._own]]
+        )
+        """Shape (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._stream[name][self._own]
+
+    @property
+    def news(self) -> int:
+        """How many of them happened, rather than were told again."""
+        return len(self) - int(np.count_nonzero(self.is_key))
+
+
+def _fold_connection(
+    track: Track, group: int, is_key: Bools | None, *, is_slave: bool, grid: Grid
+) -> ConnectionPart:
+    """`is_key`: which records are what KEYFRAMEs stand for; None if none is."""
+    begin, end = int(track.begins[group]), int(track.ends[group])
+    ts_ns, max_offset = track.rows["ts_ns"][begin:end], track.rows["aux"][begin:end]
+
+    def of(*kinds: int) -> _Some:
+        return _Some(track.stream(kinds), group, is_key)
+
+    frames = of(Kind.RECEIVED if is_slave else Kind.TRANSFER)
+    acks, reports = of(Kind.ACK), of(Kind.REPORTED)
+    went_out, came_in = of(Kind.HEARTBEAT), of(HEARD)
+    states, ended, requests = of(Kind.STATE), of(Kind.CLOSED), of(Kind.REQUESTED)
+    frame_end = frames["offset"] + frames["size"]
+    # A heartbeat that goes out names what was sent (master) or reported (slave) last. What the slave had
+    # before the connection counts as sent: an ack never goes beyond what was sent.
+    told: dict[str, list[tuple[_Some, Ints]]] = {
+        "sent": [(frames, frame_end), (acks, acks["offset"]), (went_out, went_out["offset"])],
+        "ack": [(acks, acks["offset"])],
+    }
     if is_slave:
-        sent, ack, received, reported = nothing, nothing, frame_end, np.maximum(reported, own_heartbeat)
-    else:
-        received, reported = nothing, nothing
-    states = flags[kind == Kind.STATE]
-    ended = kind == Kind.CLOSED
-    requests = offset[kind == Kind.REQUESTED]
-    counted = is_frame & ~is_key
-    steps = grid.step_of(ts_ns)
+        told = {
+            "received": [(frames, frame_end)],
+            "reported": [(reports, reports["offset"]), (went_out, went_out["offset"])],
+        }
+    offsets = {name: max(_largest(values) for _, values in some) for name, some in told.items()}
+    curves = {
+        name: reduce(
+            Curve.__add__, (Curve.over(grid, ts_ns[rows.rows - begin], values) for rows, values in some)
+        )
+        for name, some in told.items()
+    }
     tally = Tally(
         first_ts_ns=int(ts_ns[0]),
         last_ts_ns=int(ts_ns.max()),
-        state=int(states[-1]) if len(states) else UNKNOWN,
-        close_reason=int(flags[ended][-1]) if ended.any() else UNKNOWN,
-        closed_ts_ns=_largest(ts_ns[ended]),
-        frames=int(np.count_nonzero(counted)),
-        body_bytes=int(size[counted].sum()),
-        heartbeats_sent=int(np.count_nonzero(went_out & ~is_key)),
-        heartbeats_received=int(np.count_nonzero(came_in & ~is_key)),
-        acks=int(np.count_nonzero((kind == (Kind.REPORTED if is_slave else Kind.ACK)) & ~is_key)),
-        refused=int(np.count_nonzero(kind == Kind.REFUSED)),
-        request_offset=int(requests[0]) if len(requests) else UNKNOWN,
+        state=int(states["flags"][-1]) if len(states) else UNKNOWN,
+        close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,
+        closed_ts_ns=_largest(ts_ns[ended.rows - begin]),
+        frames=frames.news,
+        body_bytes=int(frames["size"][~frames.is_key].sum()),
+        heartbeats_sent=went_out.news,
+        heartbeats_received=came_in.news,
+        acks=(reports if is_slave else acks).news,
+        refused=len(of(Kind.REFUSED)),
+        request_offset=int(requests["offset"][0]) if len(requests) else UNKNOWN,
         max_offset=_largest(max_offset),
-        sent_offset=_largest(sent),
-        ack_offset=_largest(ack),
-        received_offset=_largest(received),
-        reported_offset=_largest(reported),
-        max_curve=Curve.of(steps, max_offset),
-        sent_curve=Curve.of(steps, sent),
-        ack_curve=Curve.of(steps, ack),
-        received_curve=Curve.of(steps, received),
-        reported_curve=Curve.of(steps, reported),
+        max_curve=Curve.over(grid, ts_ns, max_offset),
+        sent_offset=offsets.get("sent", UNKNOWN),
+        ack_offset=offsets.get("ack", UNKNOWN),
+        received_offset=offsets.get("received", UNKNOWN),
+        reported_offset=offsets.get("reported", UNKNOWN),
+        sent_curve=curves.get("sent", Curve()),
+        ack_curve=curves.get("ack", Curve()),
+        received_curve=curves.get("received", Curve()),
+        reported_curve=curves.get("reported", Curve()),
     )
     if is_slave:
         return ConnectionPart(tally)
+    flying = np.flatnonzero(~frames.is_key & (frame_end >= 0))
+    acked = np.flatnonzero(acks["offset"] >= 0)
     flow = Flow(
         ts_ns,
         max_offset,
-        np.where(counted, offset, UNKNOWN),
-        np.where(counted, frame_end, UNKNOWN),
-        ack,
-        ended,
+        frames.rows[flying] - begin,
+        frames["offset"][flying],
+        frame_end[flying],
+        acks.rows[acked] - begin,
+        acks["offset"][acked],
+        ended.rows - begin,
     )
-    born = bool(is_key.any()) or bool((states == HaState.HANDSHAKE).any())
+    is_stated = is_key is not None and bool(is_key[track.places_of(begin, end)].any())
+    born = is_stated or bool((states["flags"] == HaState.HANDSHAKE).any())
     return _split(tally, flow, grid, born=born)
 
 
@@ -241,15 +314,19 @@ def _split(tally: Tally, flow: Flow, grid: Grid, *, born: bool) -> ConnectionPar
     """Fold from where nothing earlier matters: the connection's begin, or an ack of all that came before."""
     if born:
         return ConnectionPart(tally, no_flow(), Progress().go_on(flow, grid))
-    frames = np.flatnonzero(flow.start_offset >= 0)
-    if len(frames):
-        covering = np.flatnonzero(flow.ack_offset >= flow.start_offset[frames[0]])
+    starts = flow.start_offset[flow.start_offset >= 0]
+    if len(starts):
+        covering = flow.acks[flow.ack_offset >= starts[0]]
         if len(covering):
             at = int(covering[0]) + 1
             head = flow.cut(0, at)
             # Begun with what the head leaves behind, and without its figures: those are for who folds it.
             known = evolve(
-                Progress().go_on(head, grid), lag=Histogram(), latency=Histogram(), lag_curve=Curve()
+                Progress().go_on(head, grid),
+                lag=Histogram(),
+                latency=Histogram(),
+                lag_curve=Curve(),
+                latency_curve=Curve(),
             )
             return ConnectionPart(tally, head, known.go_on(flow.cut(at), grid))
     return ConnectionPart(tally, flow, None)
@@ -257,3 +334,7 @@ def _split(tally: Tally, flow: Flow, grid: Grid, *, born: bool) -> ConnectionPar
 
 def _largest(values: NDArray[np.integer[Any]]) -> int:
     return int(values.max()) if len(values) else UNKNOWN
+
+
+def _last(values: NDArray[np.integer[Any]]) -> int:
+    return int(values[-1]) if len(values) else UNKNOWN

@@ -17,6 +17,14 @@ Ints = NDArray[np.int64]
 
 _BITS: Final = 10
 _EXACT_BELOW: Final = 1 << (_BITS + 1)
+_MANTISSA_BITS: Final = 52
+_FLOAT_EXACT_BELOW: Final = 1 << (_MANTISSA_BITS + 1)
+_BUCKET_OF_FLOAT: Final = (1023 + _BITS - 1) << _BITS
+"""What the upper bits of a float64 are more than its bucket: 1023 is the exponent of 1."""
+_FEW: Final = 64
+"""So few buckets are sorted rather than counted."""
+_SPREAD: Final = 16
+"""Buckets are counted in a table that is at most so many times larger than what is counted."""
 
 
 def _none() -> Ints:
@@ -50,6 +58,20 @@ class Histogram:
 
     @classmethod
     def _added(cls, buckets: Ints, weights: Ints | None, max_value: int) -> Histogram:
+        lowest = int(buckets.min()) if len(buckets) else 0
+        if len(buckets) < _FEW or int(buckets.max()) - lowest > _SPREAD * len(buckets):
+            return cls._added_few(buckets, weights, max_value)
+        counts = np.bincount(buckets - lowest)
+        found = np.flatnonzero(counts)
+        if weights is None:
+            return cls(found + lowest, counts[found], max_value)
+        if float(weights.sum(dtype=np.float64)) >= _FLOAT_EXACT_BELOW:
+            return cls._added_few(buckets, weights, max_value)
+        sums = np.bincount(buckets - lowest, weights)[found]
+        return cls(found + lowest, sums.astype(np.int64), max_value)
+
+    @classmethod
+    def _added_few(cls, buckets: Ints, weights: Ints | None, max_value: int) -> Histogram:
         if weights is None:
             unique, counts = np.unique(buckets, return_counts=True)
             return cls(unique, counts.astype(np.int64), max_value)
@@ -80,12 +102,20 @@ class Histogram:
 
 
 def _bucket_of(values: Ints) -> Ints:
+    if not len(values) or int(values.max()) < _EXACT_BELOW:
+        return values
+    if int(values.max()) < _FLOAT_EXACT_BELOW:
+        # A float64 has the power of two and, below it, the bits that make the bucket: 3 ns a value.
+        bits = np.maximum(values, 1 << _BITS).astype(np.float64).view(np.int64)
+        buckets: Ints = np.where(
+            values < 1 << _BITS, values, (bits >> _MANTISSA_BITS - _BITS) - _BUCKET_OF_FLOAT
+        )
+        return buckets
     exponent = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(exponent - (_BITS + 1), 0)
     # A float64 rounds a value just below a power of two up to it.
     shift -= (shift > 0) & (values >> shift < 1 << _BITS)
-    buckets: Ints = (shift << _BITS) + (values >> shift)
-    return buckets
+    return (shift << _BITS) + (values >> shift)
 
 
 def _upper(buckets: Ints) -> Ints:

@@ -50,7 +50,7 @@ SESSION_FILE: Final = "session.json"
 EVENTS_FOLDER: Final = "events"
 FACTS_FILE: Final = "facts.jsonl"
 PACKED_SUFFIX: Final = ".parquet"
-"""Of a segment's name when `trioha session pack` has packed it: only Spark's sources read it."""
+"""Of a segment's name when `trioha session pack` has packed it: see `trioha.recording.packed`."""
 
 MAGIC: Final = b"TRIOHAS1"
 HEADER: Final = Struct("<8sHHIqq32x")

@@ -23,48 +23,61 @@ Bools = NDArray[np.bool_]
 
 @frozen(eq=False)
 class Flow:
-    """Events of a master's connection, as far as lag and latency need them: arrays of one length."""
+    """Events of a master's connection, as far as lag and latency need them."""
 
     ts_ns: Ints
+    """Shape (n,)."""
     max_offset: Ints
-    """The master's, or UNKNOWN."""
+    """The master's, or UNKNOWN; shape (n,)."""
+    frames: Ints
+    """Which events are frames, ascending; shape (m,)."""
     start_offset: Ints
-    """Start of a frame, else UNKNOWN."""
+    """Of each frame; shape (m,)."""
     end_offset: Ints
-    """End of a frame, else UNKNOWN."""
+    """Of each frame; shape (m,)."""
+    acks: Ints
+    """Which events are acks, ascending; shape (k,)."""
     ack_offset: Ints
-    """Of an ACK, else UNKNOWN."""
-    closed: Bools
+    """Of each ack; shape (k,)."""
+    ends: Ints
+    """Which events end the connection, ascending."""
 
     def __len__(self) -> int:
         return len(self.ts_ns)
 
     def cut(self, begin: int, end: int | None = None) -> Flow:
         """The events from `begin` to before `end`."""
-        part = slice(begin, end)
+        end = len(self) if end is None else end
+        frames, acks, ends = (
+            slice(*np.searchsorted(events, (begin, end))) for events in (self.frames, self.acks, self.ends)
+        )
         return Flow(
-            self.ts_ns[part],
-            self.max_offset[part],
-            self.start_offset[part],
-            self.end_offset[part],
-            self.ack_offset[part],
-            self.closed[part],
+            self.ts_ns[begin:end],
+            self.max_offset[begin:end],
+            self.frames[frames] - begin,
+            self.start_offset[frames],
+            self.end_offset[frames],
+            self.acks[acks] - begin,
+            self.ack_offset[acks],
+            self.ends[ends] - begin,
         )
 
     def __add__(self, later: Flow) -> Flow:
         return Flow(
             np.concatenate((self.ts_ns, later.ts_ns)),
             np.concatenate((self.max_offset, later.max_offset)),
+            np.concatenate((self.frames, later.frames + len(self))),
             np.concatenate((self.start_offset, later.start_offset)),
             np.concatenate((self.end_offset, later.end_offset)),
+            np.concatenate((self.acks, later.acks + len(self))),
             np.concatenate((self.ack_offset, later.ack_offset)),
-            np.concatenate((self.closed, later.closed)),
+            np.concatenate((self.ends, later.ends + len(self))),
         )
 
 
 def no_flow() -> Flow:
     none = np.zeros(0, np.int64)
-    return Flow(none, none, none, none, none, np.zeros(0, np.bool_))
+    return Flow(none, none, none, none, none, none, none, none)
 
 
 @frozen(eq=False)
@@ -84,59 +97,63 @@ class Progress:
     latency: Histogram = field(factory=Histogram)
     """Ack latency in ns."""
     lag_curve: Curve = field(factory=Curve)
+    latency_curve: Curve = field(factory=Curve)
+    """Largest ack latency, in ns, of the frames that were acknowledged in each step."""
 
     def go_on(self, flow: Flow, grid: Grid) -> Progress:
         """The progress after the events of `flow` too."""
         if self.closed or not len(flow):
             return self
-        ends = np.flatnonzero(flow.closed)
-        closed = bool(len(ends))
+        closed = bool(len(flow.ends))
         if closed:
-            flow = flow.cut(0, int(ends[0]) + 1)
-        max_offset = np.maximum.accumulate(np.maximum(flow.max_offset, self.max_offset))
-        ack_offset = np.maximum.accumulate(np.maximum(flow.ack_offset, self.ack_offset))
+            flow = flow.cut(0, int(flow.ends[0]) + 1)
+        max_offset = _rising(flow.max_offset, self.max_offset)
+        ack_offset = _rising(flow.ack_offset, self.ack_offset)
         lag, lag_curve = self._lag(flow, max_offset, ack_offset, grid)
 
-        is_frame = flow.end_offset >= 0
-        sent_ts_ns = np.concatenate((self.flying_ts_ns, flow.ts_ns[is_frame]))
-        end_offset = np.concatenate((self.flying_end_offset, flow.end_offset[is_frame]))
-        is_ack = flow.ack_offset >= 0
-        place = np.searchsorted(ack_offset[is_ack], end_offset)
-        arrived = place < np.count_nonzero(is_ack)
-        latency = flow.ts_ns[is_ack][place[arrived]] - sent_ts_ns[arrived]
+        sent_ts_ns = np.concatenate((self.flying_ts_ns, flow.ts_ns[flow.frames]))
+        end_offset = np.concatenate((self.flying_end_offset, flow.end_offset))
+        place = np.searchsorted(ack_offset, end_offset)
+        arrived = place < len(ack_offset)
+        acked_ts_ns = flow.ts_ns[flow.acks[place[arrived]]]
+        # Recorded clocks may be wrong in a damaged session; a negative time is none.
+        latency = np.maximum(acked_ts_ns - sent_ts_ns[arrived], 0)
         return Progress(
             last_ts_ns=int(flow.ts_ns[-1]),
             max_offset=int(max_offset[-1]),
-            ack_offset=int(ack_offset[-1]),
+            ack_offset=int(ack_offset[-1]) if len(ack_offset) else self.ack_offset,
             closed=closed,
             flying_ts_ns=sent_ts_ns[~arrived],
             flying_end_offset=end_offset[~arrived],
             lag=self.lag + lag,
-            # Recorded clocks may be wrong in a damaged session; a negative time is none.
-            latency=self.latency + Histogram.of(np.maximum(latency, 0)),
+            latency=self.latency + Histogram.of(latency),
             lag_curve=self.lag_curve + lag_curve,
+            latency_curve=self.latency_curve + Curve.over(grid, acked_ts_ns, latency),
         )
 
     def _lag(self, flow: Flow, max_offset: Ints, ack_offset: Ints, grid: Grid) -> tuple[Histogram, Curve]:
+        """`max_offset` at each event, `ack_offset` at each ack: the largest so far."""
+        # The lag is known from the first ack on: after that one, and before and after all others.
+        begin = 0
+        if self.ack_offset < 0:
+            if not len(flow.acks):
+                return Histogram(), Curve()
+            begin = int(flow.acks[0])
+        acks_before = np.diff(flow.acks, prepend=-1, append=len(flow) - 1)
+        before_ack = np.repeat(np.append(self.ack_offset, ack_offset), acks_before)[begin:]
         # Before the connection's first event there was no time: its interval has no length.
-        before_ts_ns = np.concatenate(
-            ([self.last_ts_ns if self.last_ts_ns >= 0 else flow.ts_ns[0]], flow.ts_ns)
-        )
-        before_ack = np.concatenate(([self.ack_offset], ack_offset[:-1]))
-        before_max = np.concatenate(([self.max_offset], max_offset[:-1]))
-        passed_ns = np.maximum(np.diff(before_ts_ns), 0)
-        known = before_ack >= 0
+        last_ts_ns = self.last_ts_ns if self.last_ts_ns >= 0 else flow.ts_ns[0]
+        passed_ns = np.maximum(np.diff(flow.ts_ns, prepend=last_ts_ns)[begin:], 0)
+        before_max = np.append(self.max_offset, max_offset)[begin:-1]
         # An observed lag may be negative in a damaged session only.
         at_begin = np.maximum(before_max - before_ack, 0)
-        at_end = np.maximum(max_offset - before_ack, 0)
-        counted = np.where(at_begin == 0, 0, at_end)[known]
-        after = np.where(ack_offset >= 0, np.maximum(max_offset - ack_offset, 0), UNKNOWN)
-        worst = np.maximum(after, np.where(known, at_end, UNKNOWN))
-        lag = Histogram.of(counted, passed_ns[known])
-        return (
-            evolve(lag, max_value=max(lag.max_value, int(worst.max()))),
-            Curve.of(grid.step_of(flow.ts_ns), worst),
-        )
+        at_end = np.maximum(max_offset[begin:] - before_ack, 0)
+        first = 0
+        if self.ack_offset < 0:
+            first = 1
+            at_end[0] = max(int(max_offset[begin] - ack_offset[0]), 0)
+        lag = Histogram.of(np.where(at_begin == 0, 0, at_end)[first:], passed_ns[first:])
+        return evolve(lag, max_value=int(at_end.max())), Curve.over(grid, flow.ts_ns[begin:], at_end)
 
     def followed_by(self, later: Progress) -> Progress:
         """Both, where `later` was begun with what this one knows at its end."""
@@ -145,4 +162,12 @@ class Progress:
             lag=self.lag + later.lag,
             latency=self.latency + later.latency,
             lag_curve=self.lag_curve + later.lag_curve,
+            latency_curve=self.latency_curve + later.latency_curve,
         )
+
+
+def _rising(offsets: Ints, known: int) -> Ints:
+    """The largest of `known` and of the offsets so far, at each offset."""
+    if len(offsets) and offsets[0] >= known and (offsets[1:] >= offsets[:-1]).all():
+        return offsets
+    return np.maximum.accumulate(np.maximum(offsets, known))

@@ -1,4 +1,6 @@
-"""Reads what a recorded session says of itself: `session.json`, its segments, its facts. Needs no NumPy.
+"""Reads what a recorded session says of itself: `session.json`, its segments, its facts.
+
+Needs no NumPy; only segments that are packed need PyArrow.
 
 The session may still be written, or end in the middle of a record. Damage never stops a reader: what cannot
 be read is left out and told in `Damage` values. A torn last record, or a torn last line, is not damage: that
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +31,7 @@ from trioha.recording.layout import (
     VERSION,
     SessionIdentity,
 )
+from trioha.recording.packed import PackedError, describe, is_packed
 
 RECORD_BYTES_MAX: Final = 4096
 """Longest record that is believed."""
@@ -58,6 +62,7 @@ class Segment:
     base_ts_ns: int
     """Monotonic clock at its first record."""
     header_bytes: int
+    """0 of a packed one."""
     records: int
     """Whole records in it."""
 
@@ -195,30 +200,39 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
 
 
 def read_segments(session: Session) -> Segments:
-    """The segments that are there now; a session that is still written has more a moment later."""
-    segments: list[Segment] = []
+    """The segments that are there now, packed or not; one that is still written has more a moment later.
+
+    Where both are there, a segment counts and not its packed file. Raises StoreError if one is packed and
+    PyArrow is not installed.
+    """
+    found: dict[int, Segment] = {}
     damage: list[Damage] = []
-    expected_seq = None
-    for path in sorted((session.path / EVENTS_FOLDER).glob("*.seg")):
-        found = _segment(path, session.record_bytes)
-        if isinstance(found, Damage):
-            damage.append(found)
-            continue
-        if expected_seq is not None and found.base_seq != expected_seq:
-            # What is missing lies before this segment, and what is there twice lies in it.
-            missing = found.base_seq - expected_seq
-            reason = f"records {expected_seq} to {found.base_seq - 1} are missing before this segment"
+    folder = session.path / EVENTS_FOLDER
+    for path in (*sorted(folder.glob("*.seg")), *sorted(folder.glob(f"*{PACKED_SUFFIX}"))):
+        segment = _packed(path) if is_packed(path) else _segment(path, session.record_bytes)
+        if isinstance(segment, Damage):
+            damage.append(segment)
+        else:
+            found.setdefault(segment.base_seq, segment)
+    segments = [found[base_seq] for base_seq in sorted(found)]
+    for before, segment in pairwise(segments):
+        expected_seq = before.base_seq + before.records
+        # What is missing lies before this segment, and what is there twice lies in it.
+        missing = segment.base_seq - expected_seq
+        if missing:
+            reason = f"records {expected_seq} to {segment.base_seq - 1} are missing before this segment"
             if missing < 0:
-                reason = f"begins at record {found.base_seq}, which the segment before it has too"
-            damage.append(Damage(str(path), 0, reason, max(0, missing)))
-        segments.append(found)
-        expected_seq = found.base_seq + found.records
-    damage += [
-        Damage(str(path), 0, "packed: `trioha session unpack` makes it readable here", 0)
-        for path in sorted((session.path / EVENTS_FOLDER).glob(f"*{PACKED_SUFFIX}"))
-        if not path.with_suffix(".seg").exists()
-    ]
+                reason = f"begins at record {segment.base_seq}, which the segment before it has too"
+            damage.append(Damage(str(segment.path), 0, reason, max(0, missing)))
     return Segments(tuple(segments), tuple(damage))
+
+
+def _packed(path: Path) -> Segment | Damage:
+    try:
+        base_ts_ns, records = describe(path)
+        return Segment(path, int(path.stem), base_ts_ns, 0, records)
+    except (PackedError, ValueError) as error:
+        return Damage(str(path), 0, str(error), 0)
 
 
 def _segment(path: Path, record_bytes: int) -> Segment | Damage:

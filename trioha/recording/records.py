@@ -7,13 +7,18 @@ well. Records whose check word is wrong, or that are not where their seq belongs
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.errors import StoreError
 from trioha.recording.layout import SESSION_FILE
+from trioha.recording.packed import PackedError, is_packed, read_packed
 from trioha.recording.reader import Damage, Segment, Session, read_segments
+
+_CHECKED_TOGETHER: Final = 8192
 
 
 @frozen
@@ -44,10 +49,17 @@ def record_dtype(session: Session) -> np.dtype[np.void]:
 def read_segment(session: Session, segment: Segment, *, first: int, count: int) -> Records:
     """Read up to `count` records of a segment from its `first` on: the unit of parallel work.
 
-    Raises StoreError if the file is gone.
+    Of a packed one the check words are 0, and whole row groups are read (`trioha.recording.packed`). Raises
+    StoreError if the file is gone.
     """
     dtype = record_dtype(session)
     count = max(0, min(count, segment.records - first))
+    if is_packed(segment.path):
+        try:
+            packed = read_packed(segment.path, dtype, base_seq=segment.base_seq, first=first, count=count)
+            return Records(packed, ())
+        except PackedError as error:
+            return Records(np.zeros(0, dtype), (Damage(str(segment.path), 0, str(error), count),))
     start = segment.header_bytes + first * session.record_bytes
     try:
         with segment.path.open("rb") as file:
@@ -78,8 +90,11 @@ def read_segment(session: Session, segment: Segment, *, first: int, count: int) 
 def _faulty(array: NDArray[np.void], words: NDArray[np.uint64], base_seq: int) -> NDArray[np.bool_]:
     """Which records have a wrong check word, or a seq that does not follow from their place."""
     xor = np.zeros(len(words), np.uint64)
-    for column in range(words.shape[1]):
-        xor ^= words[:, column]
+    # Some at a time, which stay in a processor's cache from column to column: half the time of all at once.
+    for begin in range(0, len(words), _CHECKED_TOGETHER):
+        some = slice(begin, begin + _CHECKED_TOGETHER)
+        for column in range(words.shape[1]):
+            xor[some] ^= words[some, column]
     wrong: NDArray[np.bool_] = (xor ^ (xor >> np.uint64(32))) & np.uint64(0xFFFF_FFFF) != 0
     wrong |= array["seq"] != base_seq + np.arange(len(array), dtype=np.int64)
     return wrong

@@ -150,6 +150,8 @@ class Stands:
     close_reason: int = UNKNOWN
     closed_ts_ns: int = UNKNOWN
     request_offset: int = UNKNOWN
+    request_max_offset: int = UNKNOWN
+    """End of the master's log when the slave asked."""
     max_offset: int = UNKNOWN
     """Of the node that recorded."""
     sent_offset: int = UNKNOWN
@@ -181,7 +183,7 @@ def stands(records: Array, *, is_slave: bool) -> Stands:
             case Kind.STATE:
                 found["state"] = flags
             case Kind.REQUESTED:
-                found["request_offset"] = offset
+                found["request_offset"], found["request_max_offset"] = offset, aux
             case Kind.CLOSED:
                 found["close_reason"], found["closed_ts_ns"] = flags, ts_ns
             case Kind.TRANSFER if not is_slave:

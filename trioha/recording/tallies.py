@@ -1,4 +1,8 @@
-"""What events say without looking back: counts, last values, largest values. They simply add up."""
+"""What events say without looking back: counts, last values, largest values. They simply add up.
+
+Offsets only grow on a connection: the final one is the largest. A node's own do not (a slave sets a log aside
+that is not its master's, and begins a new one): the final one is the last.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +90,11 @@ class NodeTally:
     put_offset: int = UNKNOWN
     """End of the last put."""
     flushed_offset: int = UNKNOWN
+    """Of the last flush."""
     dispatched_offset: int = UNKNOWN
+    """Of the last dispatch."""
     max_offset: int = UNKNOWN
-    """Largest own max that any event names."""
+    """End of the own log, as the last event names it that does."""
     waits_begun: int = 0
     waits: Mapping[int, Histogram] = field(factory=dict)
     """Waiting times of finished waits in us, by `PutStatus`."""
@@ -105,10 +111,10 @@ class NodeTally:
             last_ts_ns=max(self.last_ts_ns, later.last_ts_ns),
             puts=self.puts + later.puts,
             put_bytes=self.put_bytes + later.put_bytes,
-            put_offset=max(self.put_offset, later.put_offset),
-            flushed_offset=max(self.flushed_offset, later.flushed_offset),
-            dispatched_offset=max(self.dispatched_offset, later.dispatched_offset),
-            max_offset=max(self.max_offset, later.max_offset),
+            put_offset=_last(self.put_offset, later.put_offset),
+            flushed_offset=_last(self.flushed_offset, later.flushed_offset),
+            dispatched_offset=_last(self.dispatched_offset, later.dispatched_offset),
+            max_offset=_last(self.max_offset, later.max_offset),
             waits_begun=self.waits_begun + later.waits_begun,
             waits={
                 status: self.waits.get(status, Histogram()) + later.waits.get(status, Histogram())
@@ -120,3 +126,7 @@ class NodeTally:
                 for kind in sorted({*self.kinds, *later.kinds})
             },
         )
+
+
+def _last(earlier: int, later: int) -> int:
+    return later if later >= 0 else earlier

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from trioha.store.properties import encode_properties, parse_properties
+from trioha.store.tags import SCHEDULE_TOPIC
 
 INNER_BATCH = 0x80
 """Bit of sysFlag."""
 LMQ_PREFIX = "%LMQ%"
 _NOT_DISPATCHED_PREFIXES = ("%RETRY%", "rmq_sys_")
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 QueueKey = tuple[str, int]
 """Topic and queue."""
@@ -74,7 +74,7 @@ def give_offsets(
         multi.enabled
         and "INNER_MULTI_DISPATCH" in parsed
         and not topic.startswith(_NOT_DISPATCHED_PREFIXES)
-        and topic != _SCHEDULE_TOPIC
+        and topic != SCHEDULE_TOPIC
     ):
         next_offsets = []
         for name in parsed["INNER_MULTI_DISPATCH"].split(","):

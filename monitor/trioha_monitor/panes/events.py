@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
@@ -13,8 +14,10 @@ from textual.app import ComposeResult
 from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
 from trioha_monitor.units import format_age
 from trioha_monitor.view import TimelineEvent
+from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.look import SEVERITY_GLYPHS, Line, Look
-from trioha_monitor.widgets.row_table import Column, RowTable
+from trioha_monitor.widgets.row_table import RowTable
 
 
 class EventsPane(Pane):
@@ -24,13 +27,16 @@ class EventsPane(Pane):
         super().__init__(id="events")
         self._events: tuple[TimelineEvent, ...] | None = None
         self._newest_first: tuple[TimelineEvent, ...] = ()
+        self._look: Look | None = None
+        self.chosen = LineView(id="events-chosen")
         self.table = RowTable[TimelineEvent](
             event_columns(), key_of=lambda event: event.number, text_of=_text_of, id="events-table"
         )
 
     def compose(self) -> ComposeResult:
-        """One table."""
+        """A table, and all words of the event that is chosen in it."""
         yield self.table
+        yield self.chosen
 
     @property
     def main_table(self) -> RowTable[Any]:
@@ -62,7 +68,7 @@ class EventsPane(Pane):
 
     def show(self, scene: Scene) -> None:
         """Show `scene`."""
-        events = scene.held.events
+        events, self._look = scene.held.events, scene.look
         is_new = events is not self._events
         if is_new:
             self._events, self._newest_first = events, events[::-1]
@@ -76,6 +82,29 @@ class EventsPane(Pane):
         )
         if subtitle != str(self.table.border_subtitle):
             self.table.border_subtitle = subtitle
+        self._show_chosen()
+
+    @on(RowTable.Selected, "#events-table")
+    def _show_chosen(self) -> None:
+        """The event under the cursor: its line in the table may be too short for it."""
+        event = next((event for event in self.table.rows if event.number == self.table.cursor), None)
+        look = self._look
+        if event is None or look is None:
+            self.chosen.border_title = ""
+            self.chosen.show_lines([])
+            return
+        moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
+        title = f"{moment:%Y-%m-%d %H:%M:%S}.{event.time_ms % 1000:03d} · {event.kind.value}"
+        if title != str(self.chosen.border_title):
+            self.chosen.border_title = Text(title)
+        told_by = f" (told by {event.node})" if event.node and event.replica else ""
+        words = f"{event.replica or event.node}{told_by}: {event.text}".removeprefix(": ")
+        lines = wrap(words, max(16, self.chosen.size.width))
+        self.chosen.show_lines([((line, look.palette.text),) for line in lines])
+
+    def on_resize(self) -> None:
+        """Another width: its words stand on other lines."""
+        self.call_after_refresh(self._show_chosen)
 
     @on(RowTable.Opened, "#events-table")
     def _open(self, message: RowTable.Opened) -> None:
@@ -100,20 +129,19 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             order=lambda event: event.kind.value,
         ),
         Column(
-            "node",
-            "Node",
-            "the node that it is about or that told it",
-            lambda event, look: ((event.node, look.palette.strong),),
-            rank=1,
-            order=lambda event: event.node,
+            "about",
+            "About",
+            "the replica or the node that it is about",
+            lambda event, look: ((event.replica or event.node, look.palette.strong),),
+            order=lambda event: event.replica or event.node,
         ),
         Column(
-            "replica",
-            "Replica",
-            "the replica that it is about",
-            lambda event, look: ((event.replica, look.palette.text),),
+            "teller",
+            "Told by",
+            "the master that told it of its replica",
+            lambda event, look: ((event.node if event.replica else "", look.palette.text),),
             rank=2,
-            order=lambda event: event.replica,
+            order=lambda event: event.node,
         ),
         Column(
             "text",

@@ -14,11 +14,12 @@ from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
 from trioha_monitor.units import NOTHING, format_duration, format_offset
 from trioha_monitor.view import ClusterView, LogView, NodeView
 from trioha_monitor.widgets.bars import bar
+from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.look import Line, Look, Part, count
 from trioha_monitor.widgets.nodes import identity_columns, is_old, node_key, node_text, rate_cell
-from trioha_monitor.widgets.row_table import Column, RowTable
+from trioha_monitor.widgets.row_table import RowTable
 
 LABEL_WIDTH = 11
 DISK_BAR = 20
@@ -258,7 +259,8 @@ def _retention(log: LogView, view: ClusterView, look: Look) -> tuple[Part, ...]:
     palette = look.palette
     parts: list[Part] = []
     if log.earliest_ms is not None and log.earliest_ms > 0:
-        parts.append((format_duration(max(0, view.time_ms - log.earliest_ms) / 1000), palette.text))
+        oldest_s = max(0, view.time_ms - log.earliest_ms) / 1000
+        parts += [("oldest ", palette.muted), (f"{format_duration(oldest_s)} old", palette.text)]
     else:
         parts.append((NOTHING, palette.muted))
     if log.retention_s is not None:

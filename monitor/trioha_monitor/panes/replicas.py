@@ -16,11 +16,12 @@ from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
 from trioha_monitor.units import NOTHING, format_age, format_duration, format_span
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView, Verdict
 from trioha_monitor.widgets.bars import Sparkline
+from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.graph import Graph
 from trioha_monitor.widgets.look import VERDICT_GLYPHS, Line, Look, seconds
 from trioha_monitor.widgets.nodes import node_columns, node_key
-from trioha_monitor.widgets.row_table import Column, RowTable
+from trioha_monitor.widgets.row_table import RowTable
 
 VERDICT_HELP = {
     Verdict.OK: "it follows",
@@ -215,7 +216,7 @@ class ReplicasPane(Pane):
             Column(
                 "lag",
                 "Lag",
-                "age of the oldest byte that it has not acknowledged",
+                "age of the oldest byte that it has not acknowledged; rejoining: it compares its tail",
                 _lag,
                 align="right",
                 order=lambda r: -1.0 if r.lag_s is None else r.lag_s,
@@ -226,7 +227,7 @@ class ReplicasPane(Pane):
                 "how fast it acknowledges, mean of the last seconds",
                 lambda r, look: look.figure(look.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s),
                 align="right",
-                rank=2,
+                rank=3,
                 order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
             ),
             Column(
@@ -235,7 +236,7 @@ class ReplicasPane(Pane):
                 "when it will have caught up at the present speeds, or that it is not closing",
                 eta_cell,
                 align="right",
-                rank=3,
+                rank=2,
                 order=_eta_order,
             ),
             Column(
@@ -261,7 +262,9 @@ def verdict_cell(replica: ReplicaView, look: Look) -> Line:
 
 
 def eta_cell(replica: ReplicaView, look: Look) -> Line:
-    """When it has caught up."""
+    """When it has caught up; of an observer nobody can say."""
+    if replica.verdict is Verdict.OBSERVER:
+        return ((NOTHING, look.palette.muted),)
     if replica.is_closing is False:
         return (("not closing", look.palette.warn),)
     if replica.eta_s is None:
@@ -273,6 +276,8 @@ def eta_cell(replica: ReplicaView, look: Look) -> Line:
 
 
 def _eta_order(replica: ReplicaView) -> float:
+    if replica.verdict is Verdict.OBSERVER:
+        return -1.0
     if replica.is_closing is False:
         return float("inf")
     return -1.0 if replica.eta_s is None else replica.eta_s
@@ -298,7 +303,7 @@ def _diff(replica: ReplicaView, look: Look) -> Line:
         return ((NOTHING, palette.muted),)
     if diff < 0:
         style = palette.bad
-    elif diff == 0 or _is_old(replica):
+    elif diff == 0 or _is_old(replica) or replica.is_rejoining:
         style = palette.muted
     else:
         style = palette.text if not replica.verdict.severity else palette.of(replica.verdict.severity)
@@ -306,6 +311,8 @@ def _diff(replica: ReplicaView, look: Look) -> Line:
 
 
 def _lag(replica: ReplicaView, look: Look) -> Line:
+    if replica.is_rejoining:
+        return (("rejoining", look.palette.muted),)
     if replica.lag_s is None:
         return ((NOTHING, look.palette.muted),)
     late = replica.lag_s > replica.limits.slave_timeout_s

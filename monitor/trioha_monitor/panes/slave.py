@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,7 +15,7 @@ from textual.containers import Vertical
 from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
 from trioha_monitor.panes.replicas import eta_cell, verdict_cell
 from trioha_monitor.units import NOTHING, format_duration, format_offset
-from trioha_monitor.view import NodeView, ReplicaView, Spread
+from trioha_monitor.view import NodeView, ReplicaView, Spread, Verdict
 from trioha_monitor.widgets.bars import bar
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.graph import Graph
@@ -39,6 +41,13 @@ class SlavePane(Pane, can_focus=True):
         ),
         Binding(
             "left,up", "other(-1)", "Previous", key_display="←", tooltip="The one before", id="slave.previous"
+        ),
+        Binding(
+            "l",
+            "toggle_quantity",
+            "Lag in s",
+            tooltip="Lag in bytes or in seconds, where there is room for one graph",
+            id="slave.lag",
         ),
     ]
 
@@ -97,11 +106,21 @@ class SlavePane(Pane, can_focus=True):
         place = scene.held.replicas.index(replica) + 1
         self._entitle(replica.label, f"{place} of {len(scene.held.replicas)}")
         node = scene.held.node(replica.node) if replica.node is not None else None
-        self.facts.show_lines(facts_of(replica, node, look))
+        self.facts.show_lines(facts_of(replica, node, look, width=self.facts.size.width))
         self.ladder.show_lines(ladder_of(replica, look, width=self.ladder.size.width))
         newest = scene.view.replica(replica.key) or replica
         self.graph.show(lag_curve(newest, scene.view, look, in_seconds=False), look)
         self.seconds_graph.show(lag_curve(newest, scene.view, look, in_seconds=True), look)
+
+    def action_toggle_quantity(self) -> None:
+        """Bytes or seconds; a large terminal shows both."""
+        self.toggle_class("-in-seconds")
+        # What was laid out while it could not be seen has no size yet.
+        self.call_after_refresh(self._draw_again)
+
+    def _draw_again(self) -> None:
+        if self._scene is not None:
+            self.show(self._scene)
 
     def action_other(self, steps: int) -> None:
         """The next or the previous replica."""
@@ -123,8 +142,8 @@ def _chosen(replicas: Sequence[ReplicaView], key: int | None) -> ReplicaView | N
     return next((replica for replica in replicas if replica.key == key), replicas[0] if replicas else None)
 
 
-def facts_of(replica: ReplicaView, node: NodeView | None, look: Look) -> list[Line]:
-    """What is known of a replica, one fact a line."""
+def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: int) -> list[Line]:
+    """What is known of a replica, one fact a line; long words on its verdict go on below, at `width`."""
     palette = look.palette
 
     def row(label: str, *parts: Part) -> Line:
@@ -142,9 +161,12 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look) -> list[Li
         False: ("  △ not in sync", palette.warn),
         None: ("", palette.text),
     }
-    in_sync = replica.in_sync if replica.is_connected else None
+    in_sync = replica.in_sync if replica.is_connected and replica.verdict is not Verdict.OBSERVER else None
+    complaint = "" if node is None or node.slave is None else node.slave.complaint
     lines = [
-        row("Verdict", *verdict_cell(replica, look), small(f"  {replica.why}")),
+        *_verdict_lines(
+            replica, complaint or replica.why, palette.bad if complaint else palette.muted, look, width=width
+        ),
         row(
             "Link",
             text(f"{since} {format_duration(replica.for_s)}"),
@@ -155,7 +177,7 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look) -> list[Li
         row("Address", text(replica.address), small("  of  "), text(replica.master_label)),
         row(
             "Lag",
-            text(seconds(replica.lag_s)),
+            text("rejoining" if replica.is_rejoining else seconds(replica.lag_s)),
             small("  diff "),
             text(look.size(replica.diff_bytes)),
             small("  caught up "),
@@ -182,11 +204,18 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look) -> list[Li
             text(NOTHING if slave.read_age_s is None else f"{seconds(slave.read_age_s)} ago"),
         )
         lines.append(side)
-        if slave.complaint:
-            lines[0] = row("Verdict", *verdict_cell(replica, look), (f"  {slave.complaint}", palette.bad))
     else:
         lines.append(row("Own side", small("the slave itself is not watched")))
     return lines
+
+
+def _verdict_lines(replica: ReplicaView, words: str, style: Style, look: Look, *, width: int) -> list[Line]:
+    cell = verdict_cell(replica, look)
+    first: Line = (("Verdict".ljust(LABEL_WIDTH), look.palette.muted), *cell)
+    if len(words) + 2 + sum(len(text) for text, _ in first) <= width:
+        return [(*first, (f"  {words}", style))]
+    room = max(16, width - LABEL_WIDTH)
+    return [first, *(((" " * LABEL_WIDTH + part, style),) for part in wrap(words, room))]
 
 
 def _spread(

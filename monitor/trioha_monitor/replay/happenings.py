@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from trioha.recording.events import CloseReason, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.extracts import Array
 from trioha.recording.lags import Lags
-from trioha.recording.tape import Array
 from trioha_monitor.replay.reel import NS_PER_MS, Take
 from trioha_monitor.series import Severity
+from trioha_monitor.units import format_bytes
+from trioha_monitor.verdict import seconds
 from trioha_monitor.view import EventKind, TimelineEvent
 
 GAP_REASONS = frozenset(
@@ -26,10 +28,11 @@ GAP_REASONS = frozenset(
 _IN_ORDER = frozenset((CloseReason.SHUTDOWN, CloseReason.PROBED, CloseReason.MASTER_CHANGED))
 
 
-def happenings(take: Take, node: str, marks: Array, *, was_failing: bool = False) -> Iterator[TimelineEvent]:
-    """The events that `marks` of a session are, in their order; `node` is its label, and `was_failing` says
-    whether the last wait before them failed."""
-    session = take.tape.session
+def happenings(
+    take: Take, node: str, marks: Array, name_of_replica: Callable[[int], str], *, was_failing: bool = False
+) -> Iterator[TimelineEvent]:
+    """The events that `marks` of a session are, in their order; `node` is its label, `name_of_replica` says
+    who is behind a connection, and `was_failing` whether the last wait before them failed."""
     names = ("ts_ns", "kind", "flags", "conn", "offset", "aux", "size")
     putting_ok = not was_failing
     for ts_ns, kind, flags, conn, offset, aux, size in zip(
@@ -44,10 +47,11 @@ def happenings(take: Take, node: str, marks: Array, *, was_failing: bool = False
             putting_ok = is_ok
         if found is not None:
             event_kind, text, severity = found
-            replica = take.addresses.get(conn, f"connection {conn}") if conn >= 0 else ""
-            yield TimelineEvent(
-                session.wall_of(ts_ns) // NS_PER_MS, event_kind, node, replica, text, severity
-            )
+            replica = ""
+            if conn >= 0:
+                replica, address = name_of_replica(conn), take.address_of(conn)
+                text += "" if replica == address or take.is_slave else f" ({address})"
+            yield TimelineEvent(take.wall_of(ts_ns) // NS_PER_MS, event_kind, node, replica, text, severity)
 
 
 def _happening(
@@ -59,28 +63,32 @@ def _happening(
         case Kind.LINK if flags == LinkEvent.CONNECTED:
             return EventKind.CONNECT, "connected to its master", Severity.NOTICE
         case Kind.STATE if take.is_sampled and flags not in {HaState.READY, HaState.SHUTDOWN}:
-            return EventKind.CONNECT, f"seen in state {_name(HaState, flags)}", Severity.NOTICE
+            return EventKind.CONNECT, f"seen in state {name_of(HaState, flags)}", Severity.NOTICE
         case Kind.CLOSED:
-            reason = _name(CloseReason, flags)
-            lacks = f", {aux - offset} bytes behind" if not take.is_slave and aux > offset >= 0 else ""
+            reason = name_of(CloseReason, flags)
+            lacks = (
+                f", {format_bytes(aux - offset)} behind" if not take.is_slave and aux > offset >= 0 else ""
+            )
             if flags in GAP_REASONS:
                 return EventKind.GAP, f"connection ended: {reason}", Severity.BAD
             severity = Severity.NOTICE if flags in _IN_ORDER else Severity.WARNING
             text = "no longer listed" if flags == CloseReason.NONE else f"connection ended: {reason}"
             return EventKind.LOST, text + lacks, severity
         case Kind.REFUSED:
-            return EventKind.REFUSED, f"refused {offset}: {_name(CloseReason, flags)}", Severity.WARNING
+            return EventKind.REFUSED, f"refused {offset}: {name_of(CloseReason, flags)}", Severity.WARNING
         case Kind.WAIT_END if flags == PutStatus.PUT_OK:
             return EventKind.PUTS, "puts succeed again", Severity.GOOD
         case Kind.WAIT_END:
-            name = _name(PutStatus, flags)
+            name = name_of(PutStatus, flags)
             return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.BAD
         case Kind.DROPPED:
             return EventKind.MARK, f"{aux} events were not recorded: the disk was too slow", Severity.WARNING
     return None
 
 
-def sync_changes(take: Take, node: str, found: Lags) -> Iterator[TimelineEvent]:
+def sync_changes(
+    take: Take, node: str, found: Lags, name_of_replica: Callable[[int], str]
+) -> Iterator[TimelineEvent]:
     """Where connections came to lack haMaxGapNotInSync or more, or less again, at the events of `found`.
 
     An event may be both: puts since the one before it took the connection over the limit, and its ack brings
@@ -93,34 +101,46 @@ def sync_changes(take: Take, node: str, found: Lags) -> Iterator[TimelineEvent]:
     standing = np.where(is_first, found.stood >= limit, np.roll(after, 1))
     before = found.before >= limit
     for place in np.flatnonzero(before & ~standing).tolist():
-        yield _sync(take, node, found, place, is_in=False)
+        yield _sync(take, node, found, place, name_of_replica, is_in=False)
     for place in np.flatnonzero(after & ~before & ~standing).tolist():
-        yield _sync(take, node, found, place, is_in=False)
+        yield _sync(take, node, found, place, name_of_replica, is_in=False)
     for place in np.flatnonzero(~after & (before | standing) & ~found.closed).tolist():
-        yield _sync(take, node, found, place, is_in=True)
+        yield _sync(take, node, found, place, name_of_replica, is_in=True)
 
 
-def _sync(take: Take, node: str, found: Lags, place: int, *, is_in: bool) -> TimelineEvent:
+def _sync(
+    take: Take, node: str, found: Lags, place: int, name_of_replica: Callable[[int], str], *, is_in: bool
+) -> TimelineEvent:
     conn = int(found.conn[place])
     return TimelineEvent(
         take.wall_of(int(found.ts_ns[place])) // NS_PER_MS,
         EventKind.SYNC,
         node,
-        take.addresses.get(conn, f"connection {conn}"),
-        "in sync again" if is_in else f"not in sync: lacks {int(found.worst[place])} bytes",
+        name_of_replica(conn),
+        "in sync again" if is_in else f"not in sync: {format_bytes(int(found.worst[place]))} behind",
         Severity.GOOD if is_in else Severity.WARNING,
     )
 
 
-def session_marks(take: Take, node: str, *, starts: int) -> list[TimelineEvent]:
-    """Begin and end of a session, and what is missing in it; `starts` counts the node's sessions so far."""
+def session_marks(take: Take, node: str, *, starts: int, end_ns: int) -> list[TimelineEvent]:
+    """Begin and end of a session, and what is missing in it; `starts` counts the node's sessions so far, and
+    `end_ns` is where the last of all nodes' sessions ends."""
     tape = take.tape
     what = "its recording begins" if starts == 1 else f"started again: recording {starts} begins"
     marks = [TimelineEvent(take.start_ns // NS_PER_MS, EventKind.NODE, node, "", f"{what} ({take.name})")]
+    if take.clock_of:
+        apart_ms = abs(take.clock_ahead_ns) / NS_PER_MS
+        apart = f"{apart_ms:.1f} ms" if apart_ms < 100 else seconds(apart_ms / 1000)
+        way = "ahead of" if take.clock_ahead_ns > 0 else "behind"
+        text = f"its clock was {apart} {way} that of {take.clock_of}, by which it is shown"
+        marks.append(TimelineEvent(take.start_ns // NS_PER_MS, EventKind.CLOCK, node, "", text))
     if tape.ended_in_order:
         marks.append(
             TimelineEvent(take.end_ns // NS_PER_MS, EventKind.NODE, node, "", "its recording ends in order")
         )
+    elif end_ns - take.end_ns > take.quiet_ns:
+        text = "its recording breaks off: killed, or cut off from its disk"
+        marks.append(TimelineEvent(take.end_ns // NS_PER_MS, EventKind.NODE, node, "", text, Severity.BAD))
     marks += [
         TimelineEvent(
             take.start_ns // NS_PER_MS,
@@ -136,7 +156,8 @@ def session_marks(take: Take, node: str, *, starts: int) -> list[TimelineEvent]:
     return marks
 
 
-def _name(names: type[CloseReason | HaState | PutStatus], code: int) -> str:
+def name_of(names: type[CloseReason | HaState | PutStatus], code: int) -> str:
+    """Name of a code; its number if it has none."""
     try:
         return names(code).name
     except ValueError:

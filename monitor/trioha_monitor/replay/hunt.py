@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from trioha.recording.chunks import Chunk
+from trioha.recording.extracts import Ints
 from trioha.recording.lags import lags
 from trioha.recording.standing import stands
-from trioha.recording.tape import Chunk, Ints
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.reel import Reel, Take
 from trioha_monitor.replay.state import State

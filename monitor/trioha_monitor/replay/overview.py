@@ -11,106 +11,32 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
-from attrs import define, field
-from numpy.typing import NDArray
+from attrs import evolve
 
+from trioha.recording.chunks import Chunk
 from trioha.recording.events import Kind, PutStatus
+from trioha.recording.extracts import Ints, marks_of
 from trioha.recording.lags import Lags, lags
-from trioha.recording.tape import Array, Chunk, marks_of, own_max_of
 from trioha_monitor.replay.happenings import happenings, session_marks, sync_changes
-from trioha_monitor.replay.reel import NS_PER_MS, Reel, Take
+from trioha_monitor.replay.lanes import UNKNOWN, Growth, Lane
+from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, Reel, Take
+from trioha_monitor.replay.rows import Twins
 from trioha_monitor.series import Bucket, Series, Severity
 from trioha_monitor.source import Tick
+from trioha_monitor.verdict import OBSERVER_HOUSEKEEPINGS
 from trioha_monitor.view import Limits, TimelineEvent
-
-Ints = NDArray[np.int64]
 
 BUCKETS_MAX = 8192
 """Buckets of the whole time at most."""
 _BUCKETS_MS = (100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000)
+HISTORY_MS = 15 * 60 * 1000
+"""How far back histories go."""
 EVENTS_SHOWN_MAX = 2000
 """Events in a view: the last ones."""
-_UNKNOWN = -1
-
-
-@define(eq=False)
-class Curve:
-    """A value of each bucket, in an array that grows."""
-
-    first: int
-    """Number of the first bucket."""
-    values: Ints = field(factory=lambda: np.full(16, _UNKNOWN, np.int64))
-    """-1 without any; longer than what is in use."""
-    used: int = 0
-
-    def reserve(self, last: int) -> None:
-        """Have room for the buckets up to the number `last`."""
-        count = last + 1 - self.first
-        if count > len(self.values):
-            longer = np.full(max(count, 2 * len(self.values)), _UNKNOWN, np.int64)
-            longer[: self.used] = self.values[: self.used]
-            self.values = longer
-        self.used = max(self.used, count)
-
-    def carry_to(self, last: int) -> None:
-        """Let the last value stand to the bucket `last`."""
-        if self.first <= last and last + 1 - self.first > self.used:
-            begin, value = self.used, self.values[self.used - 1]
-            self.reserve(last)
-            self.values[begin : self.used] = value
-
-    def raise_at(self, buckets: Ints, values: Ints) -> None:
-        """Make each of `buckets`, which ascend, no less than its values."""
-        begins = np.flatnonzero(np.diff(buckets, prepend=-1))
-        places = buckets[begins] - self.first
-        self.values[places] = np.maximum(self.values[places], np.maximum.reduceat(values, begins))
-
-    def raise_between(self, begin: int, end: int, values: Ints) -> None:
-        """Make the buckets from the number `begin` to before `end` no less than `values`."""
-        part = self.values[begin - self.first : end - self.first]
-        np.maximum(part, values, out=part)
-
-
-@define(eq=False)
-class Lane(Curve):
-    """Worst lag of one connection in bytes, bucket by bucket."""
-
-    ack: int = _UNKNOWN
-    """After its last event."""
-    is_open: bool = True
-
-    def take_in(self, buckets: Ints, worst: Ints, ack: Ints, own_max: Curve) -> None:
-        """Take in events in their order: bucket of each, worst lag at it, ack after it.
-
-        `own_max` is how long the master's log was at the end of each bucket: while a connection has no
-        events, its ack stays and the log may grow.
-        """
-        begun = self.first + self.used - 1
-        is_new = not self.used
-        self.reserve(int(buckets[-1]))
-        for gap in np.flatnonzero(np.diff(buckets, prepend=buckets[0] if is_new else begun) > 0).tolist():
-            begin = int(buckets[gap - 1]) if gap else begun
-            self.stay(begin, int(buckets[gap]), int(ack[gap - 1]) if gap else self.ack, own_max)
-        self.raise_at(buckets, worst)
-        self.ack = int(ack[-1])
-
-    def stay(self, begin: int, end: int, ack: int, own_max: Curve) -> None:
-        """Nothing but puts from the bucket `begin` to before `end`."""
-        length = own_max.values[begin - own_max.first : end - own_max.first]
-        self.raise_between(begin, begin + len(length), length - ack)
-
-    def until(self, last: int, own_max: Curve) -> Ints:
-        """Worst lag of its buckets to the number `last`, if it is still open."""
-        if self.is_open and self.used:
-            own_max.carry_to(last)
-            begun = self.first + self.used - 1
-            if last >= begun:
-                self.reserve(last)
-                self.stay(begun, last + 1, self.ack, own_max)
-        return self.values[: min(self.used, max(0, last + 1 - self.first))]
 
 
 class Overview:
@@ -132,13 +58,14 @@ class Overview:
         self._total = 1
         self.is_complete = False
         self._labels = {take.number: node.key for node in reel.nodes for take in node.takes}
-        self._own_max: dict[int, Curve] = {}
-        """How long each master's log was at the end of each bucket, by take."""
+        self._twins = Twins(reel)
+        self._growth: dict[int, Growth] = {}
+        """How long each node's log was, by take."""
         self._passed: dict[int, int] = {}
         """Position behind what was passed, by take."""
         self._passed_bucket: dict[int, int] = {}
         """And the bucket of its last record."""
-        self._series: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, int, int, bool], Series]] = {}
+        self._series: dict[tuple[object, ...], tuple[tuple[int, int], Series]] = {}
         """Histories made last, with what they were made for."""
         self._failing: dict[int, bool] = {}
         """Whether the last wait that was passed failed, by take."""
@@ -189,150 +116,185 @@ class Overview:
         node = self._labels[take.number]
         was_failing = self._failing.get(take.number, False)
         marks = marks_of(records, was_failing=was_failing)
-        new = list(happenings(take, node, marks, was_failing=was_failing))
+        name_of = partial(self._name_of, take)
+        new = list(happenings(take, node, marks, name_of, was_failing=was_failing))
         waits = records["flags"][records["kind"] == Kind.WAIT_END]
         if len(waits):
             self._failing[take.number] = bool(waits[-1] != PutStatus.PUT_OK)
+        growth = self._growth.get(take.number)
+        if growth is None:
+            growth = self._growth[take.number] = Growth(take, bucket_ns=self._bucket_ns)
+        growth.take_in(records)
         if not take.is_slave:
             found = lags(records, stood, is_sampled=take.is_sampled)
-            new += sync_changes(take, node, found)
-            self._add_lags(take, found, self._grow(take, records))
+            new += sync_changes(take, node, found, name_of)
+            self._add_lags(take, found, growth)
         self._add_events(new)
 
-    def _grow(self, take: Take, records: Array) -> Curve:
-        ts_ns, own = own_max_of(records)
-        curve = self._own_max.get(take.number)
-        if not len(own):
-            return curve if curve is not None else Curve(0)
-        buckets = self._buckets(take, ts_ns)
-        if curve is None:
-            curve = self._own_max[take.number] = Curve(int(buckets[0]))
-        begun = max(0, curve.used - 1)
-        curve.reserve(int(buckets[-1]))
-        curve.raise_at(buckets, own)
-        grown = curve.values[begun : curve.used]
-        np.maximum.accumulate(grown, out=grown)
-        return curve
+    def _name_of(self, take: Take, conn: int) -> str:
+        """The replica behind a connection: the slave where its own session is there, else its address."""
+        twin = self._twins.of(take, conn)
+        return take.address_of(conn) if twin is None else self._labels[twin[0].number]
 
-    def _buckets(self, take: Take, ts_ns: Ints) -> Ints:
-        """Bucket of each time; where a damaged session's clock goes back, that of the one before."""
-        buckets: Ints = (ts_ns + take.wall_of(0)) // (self.bucket_ms * NS_PER_MS)
-        first = self._own_max[take.number].first if take.number in self._own_max else None
-        if first is not None:
-            np.maximum(buckets, first, out=buckets)
-        return np.maximum.accumulate(buckets)
+    @property
+    def _bucket_ns(self) -> int:
+        return self.bucket_ms * NS_PER_MS
 
-    def _add_lags(self, take: Take, found: Lags, own_max: Curve) -> None:
+    def _add_lags(self, take: Take, found: Lags, growth: Growth) -> None:
         known = found.worst >= 0
         conn, closed, ts_ns = found.conn[known], found.closed[known], found.ts_ns[known]
         worst, ack = found.worst[known], found.ack_after[known]
+        ack_before = found.ack_before[known]
         if not len(conn):
             return
         begins = np.flatnonzero(np.diff(conn, prepend=-1) != 0).tolist()
         for begin, end in zip(begins, [*begins[1:], len(conn)], strict=True):
             key = (take.number, int(conn[begin]))
-            buckets = self._buckets(take, ts_ns[begin:end])
+            part = slice(begin, end)
+            buckets = growth.buckets(ts_ns[part])
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = Lane(int(buckets[0]))
-            np.maximum(buckets, lane.first + max(0, lane.used - 1), out=buckets)
-            lane.take_in(buckets, worst[begin:end], ack[begin:end], own_max)
-            lane.is_open = not closed[begin:end].any()
+                lane = self._lanes[key] = Lane.at(growth, int(buckets[0]), bucket_ns=self._bucket_ns)
+            np.maximum(buckets, lane.next_bucket, out=buckets)
+            lane.take_in(
+                buckets,
+                ts_ns[part] + take.wall_of(0),
+                worst=worst[part],
+                ack_before=ack_before[part],
+                ack=ack[part],
+            )
+            lane.is_open = not closed[part].any()
 
     # -- lag -----------------------------------------------------------------------------------------------
 
-    def _worst(self) -> tuple[int, Ints]:
-        """Number of the axis's first bucket, and the worst lag in bytes of any replica in each bucket."""
-        bucket_ns = self.bucket_ms * NS_PER_MS
-        first, last = self._reel.start_ns // bucket_ns, self._reel.end_ns // bucket_ns
-        worst = np.full(last - first + 1, _UNKNOWN, np.int64)
-        for (number, _), lane in self._lanes.items():
-            values = lane.until(self._passed_bucket[number], self._own_max[number])
-            begin = lane.first - first
-            part = worst[max(0, begin) : begin + len(values)]
-            np.maximum(part, values[max(0, -begin) :][: len(part)], out=part)
-        return first, worst
-
     def lag_whole(self) -> Series:
-        """Worst lag in bytes of any replica over the whole axis, as far as it was passed."""
+        """Worst lag in bytes of any replica over the whole axis, as far as it was passed.
+
+        Without those that never acknowledged anything new for as long as makes an observer: theirs grows
+        with the log, and would hide all others'.
+        """
         limits = self._reel.takes[0].limits
-        first, worst = self._worst()
-        known = np.flatnonzero(worst >= 0)
-        if not len(known):
-            return Series(self.bucket_ms)
-        begin, end = int(known[0]), int(known[-1]) + 1
-        buckets = [None if value < 0 else _bucket(value, limits) for value in worst[begin:end].tolist()]
-        return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
+        patience_ns = round(OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s * NS_PER_S)
+        first, last = self._reel.start_ns // self._bucket_ns, self._reel.end_ns // self._bucket_ns
+        worst = np.full(last - first + 1, UNKNOWN, np.int64)
+        for (number, _), lane in self._lanes.items():
+            lane.carry_to(self._passed_bucket[number])
+            if not lane.has_moved and lane.lasted_ns > patience_ns:
+                continue
+            np.maximum(worst, lane.lag.part(first, len(worst)), out=worst)
+        return _series(worst, first, self.bucket_ms, limit=limits.gap_bytes_max)
 
     def may_lack(self, at_ns: int, age_ns: int) -> bool:
         """Whether a replica may lack a byte older than `age_ns` at a moment; False is certain once all was
         passed."""
-        bucket_ns = self.bucket_ms * NS_PER_MS
-        bucket = at_ns // bucket_ns
+        bucket = at_ns // self._bucket_ns
         for (number, _), lane in self._lanes.items():
-            own_max = self._own_max[number]
-            values = lane.until(self._passed_bucket[number], own_max)
-            place, before = bucket - lane.first, bucket - 1 - own_max.first
-            if not 0 <= place < len(values) or values[place] <= 0:
-                continue
-            if before < 0:
-                return True
-            # The least that it had acknowledged in this bucket, and the bucket in which that was put.
-            ack = own_max.values[before] - values[place]
-            put = own_max.first + int(np.searchsorted(own_max.values[: own_max.used], ack, side="right"))
-            if (bucket + 1 - put) * bucket_ns >= age_ns:
+            lane.carry_to(self._passed_bucket[number])
+            if lane.age.part(bucket, 1)[0] >= age_ns:
                 return True
         return False
 
     def lag_series(
-        self, take: Take, conns: tuple[int, ...], *, at_ns: int, span_ms: int, now: int | None, limits: Limits
+        self, take: Take, conns: tuple[int, ...], *, at_ns: int, now: int | None, limits: Limits
     ) -> Series:
-        """Worst lag of a replica, whose connections were `conns`, in the `span_ms` before `at_ns`.
+        """Worst lag in bytes of a replica, whose connections were `conns`, in the time before `at_ns`.
 
         `now` is the worst of the bucket that holds `at_ns`, up to there; None if it is not known.
         """
-        bucket_ns = self.bucket_ms * NS_PER_MS
-        current = at_ns // bucket_ns
-        key = (current, self._records, span_ms, now is None)
-        known_key, series = self._series.get((take.number, conns), (None, None))
-        if known_key != key or series is None:
-            series = self._finished(take, conns, at_ns=at_ns, span_ms=span_ms, limits=limits)
-            self._series[take.number, conns] = (key, series)
-        if now is None:
-            return series
-        begin = series.first if series.current is not None else current
-        # What was finished ends with a bucket that has a value; behind it there may be some without.
-        gap = current - begin - len(series.buckets)
-        return Series(self.bucket_ms, begin, (*series.buckets, *[None] * gap), _bucket(now, limits))
 
-    def _finished(
-        self, take: Take, conns: tuple[int, ...], *, at_ns: int, span_ms: int, limits: Limits
+        def find(first: int, count: int) -> Ints:
+            lanes = self._lanes_of(take, conns)
+            return _largest([lane.lag.part(first, count) for lane in lanes], count)
+
+        limit = limits.gap_bytes_max
+        series = self._before(("lag", take.number, conns), take, find, at_ns, limit=limit)
+        return self._up_to(series, at_ns, None if now is None else _bucket(now, limit))
+
+    def age_series(
+        self,
+        take: Take,
+        conns: tuple[int, ...],
+        *,
+        at_ns: int,
+        now_s: float | None,
+        limits: Limits,
+    ) -> Series:
+        """As `lag_series`: greatest age in seconds of the oldest byte that it lacked."""
+
+        def find(first: int, count: int) -> Ints:
+            lanes = self._lanes_of(take, conns)
+            return _largest([lane.age.part(first, count) for lane in lanes], count)
+
+        limit, per = round(limits.slave_timeout_s * NS_PER_S), float(NS_PER_S)
+        key = ("age", take.number, conns)
+        series = self._before(key, take, find, at_ns, limit=limit, per=per)
+        now = None if now_s is None else _bucket(round(now_s * NS_PER_S), limit, per)
+        return self._up_to(series, at_ns, now)
+
+    def append_series(self, take: Take, *, at_ns: int, own_max: int | None) -> Series:
+        """How fast a node's log, which ends at `own_max` now, grew in each bucket up to `at_ns`, bytes/s."""
+
+        def find(first: int, count: int) -> Ints:
+            growth = self._growth.get(take.number)
+            if growth is None or growth.curve is None:
+                return np.full(count, UNKNOWN, np.int64)
+            growth.curve.carry_to(self._passed_bucket[take.number])
+            length = growth.curve.part(first - 1, count + 1)
+            return np.where((length[1:] >= 0) & (length[:-1] >= 0), np.diff(length), UNKNOWN)
+
+        per = self.bucket_ms / 1000
+        series = self._before(("append", take.number), take, find, at_ns, limit=None, per=per)
+        growth, now = self._growth.get(take.number), None
+        if growth is not None and growth.curve is not None and own_max is not None:
+            before = int(growth.curve.part(at_ns // self._bucket_ns - 1, 1)[0])
+            now = _bucket(max(0, own_max - before), None, per) if before >= 0 else None
+        return self._up_to(series, at_ns, now)
+
+    def _lanes_of(self, take: Take, conns: tuple[int, ...]) -> list[Lane]:
+        lanes = [lane for conn in conns if (lane := self._lanes.get((take.number, conn))) is not None]
+        for lane in lanes:
+            lane.carry_to(self._passed_bucket[take.number])
+        return lanes
+
+    def _before(
+        self,
+        name: tuple[object, ...],
+        take: Take,
+        find: Callable[[int, int], Ints],
+        at_ns: int,
+        *,
+        limit: int | None,
+        per: float = 1.0,
     ) -> Series:
         """The buckets before that of `at_ns`, up to the last one that has a value."""
-        bucket_ns = self.bucket_ms * NS_PER_MS
-        current = at_ns // bucket_ns
-        first = max(current - span_ms // self.bucket_ms, take.start_ns // bucket_ns)
-        values = np.full(max(0, current - first), _UNKNOWN, np.int64)
-        for conn in conns:
-            lane = self._lanes.get((take.number, conn))
-            if lane is None or lane.first >= current:
-                continue
-            own = lane.until(self._passed_bucket[take.number], self._own_max[take.number])
-            begin = lane.first - first
-            part = values[max(0, begin) : max(0, begin + len(own))]
-            np.maximum(part, own[max(0, -begin) :][: len(part)], out=part)
-        known = np.flatnonzero(values >= 0)
-        if not len(known):
-            return Series(self.bucket_ms)
-        begin, end = int(known[0]), int(known[-1]) + 1
-        buckets = [None if value < 0 else _bucket(value, limits) for value in values[begin:end].tolist()]
-        return Series(self.bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
+        current = at_ns // self._bucket_ns
+        key = (current, self._records)
+        known_key, series = self._series.get(name, (None, None))
+        if known_key != key or series is None:
+            first = max(current - HISTORY_MS // self.bucket_ms, take.start_ns // self._bucket_ns)
+            values = find(first, max(0, current - first))
+            series = _series(values, first, self.bucket_ms, limit=limit, per=per)
+            series = evolve(series, revision=self._records)
+            self._series[name] = (key, series)
+        return series
+
+    def _up_to(self, series: Series, at_ns: int, now: Bucket | None) -> Series:
+        """`series` with the bucket that holds `at_ns`."""
+        if now is None:
+            return series
+        current = at_ns // self._bucket_ns
+        begin = series.first if series.current is not None else current
+        # What is over ends with a bucket that has a value; behind it there may be some without.
+        gap = current - begin - len(series.buckets)
+        past = (*series.buckets, *[None] * gap)
+        return Series(self.bucket_ms, begin, past, now, revision=series.revision)
 
     # -- events --------------------------------------------------------------------------------------------
 
     def _add_session_marks(self, take: Take, *, starts: int) -> None:
         new = []
-        for event in session_marks(take, self._labels[take.number], starts=starts):
+        marks = session_marks(take, self._labels[take.number], starts=starts, end_ns=self._reel.end_ns)
+        for event in marks:
             if (take.number, event) not in self._damage:
                 self._damage.add((take.number, event))
                 new.append(event)
@@ -372,8 +334,24 @@ class Overview:
         return self._ticks
 
 
-def _bucket(value: int, limits: Limits) -> Bucket:
-    return Bucket(value, Severity.GOOD if value < limits.gap_bytes_max else Severity.WARNING)
+def _largest(parts: list[Ints], count: int) -> Ints:
+    largest: Ints = np.max([np.full(count, UNKNOWN, np.int64), *parts], axis=0)
+    return largest
+
+
+def _series(values: Ints, first: int, bucket_ms: int, *, limit: int | None, per: float = 1.0) -> Series:
+    """A series of what is known of `values`, of which `per` make one; the first is of the bucket `first`."""
+    known = np.flatnonzero(values >= 0)
+    if not len(known):
+        return Series(bucket_ms)
+    begin, end = int(known[0]), int(known[-1]) + 1
+    buckets = [None if value < 0 else _bucket(value, limit, per) for value in values[begin:end].tolist()]
+    return Series(bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
+
+
+def _bucket(value: int, limit: int | None, per: float = 1.0) -> Bucket:
+    is_good = limit is None or value < limit
+    return Bucket(value if per == 1.0 else value / per, Severity.GOOD if is_good else Severity.WARNING)
 
 
 def _numbered(event: TimelineEvent, number: int) -> TimelineEvent:

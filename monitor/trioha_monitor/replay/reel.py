@@ -1,8 +1,10 @@
-"""Recorded sessions on one axis of time: nanoseconds since 1970 by the wall clocks of the nodes.
+"""Recorded sessions on one axis of time: nanoseconds since 1970 by the wall clocks of the masters.
 
-Each session has its own monotonic clock and the wall clock read together with it once, when it began: a wall
-clock that jumps later moves nothing. Sessions of one node (cluster, broker name, broker id) are its `Take`s,
-one for each start, and follow each other.
+Each session has its own monotonic clock and the wall clock read together with it once, when it began: a
+wall clock that jumps later moves nothing. Where a slave's session and its master's are both there, their
+clocks are compared by the frames and acks that both recorded (`trioha.recording.clocks`): one that was
+certainly ahead or behind is corrected, so that what came later is shown later. Sessions of one node
+(cluster, broker name, broker id) are its `Take`s, one for each start, and follow each other.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 from attrs import define, field
 
 from trioha.errors import StoreError
+from trioha.recording.clocks import Link, links
 from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.tape import Tape
@@ -22,6 +25,10 @@ from trioha_monitor.view import Limits
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+QUIET_HEARTBEATS = 2
+"""Heartbeats without any record after which a session that has not ended looks dead."""
+LINKED_MAX = 16
+"""Connections of a session whose begins are looked at to compare its clock."""
 
 
 @define(eq=False)
@@ -36,8 +43,17 @@ class Take:
     """Peer of each connection, by its number."""
     begin_seqs: dict[int, int] = field(factory=dict)
     """Where each connection begins."""
+    clock_ahead_ns: int = 0
+    """How far its wall clock was ahead of its master's; 0 where that is not known, or may be none."""
+    clock_of: str = ""
+    """Whose session says so."""
     samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
     """What a monitor noted of what moves slowly: monotonic time and what it was from then on."""
+
+    @property
+    def quiet_ns(self) -> int:
+        """So long after its last record a session that did not end in order has broken off."""
+        return round(QUIET_HEARTBEATS * self.limits.heartbeat_s * NS_PER_S)
 
     @property
     def name(self) -> str:
@@ -67,12 +83,12 @@ class Take:
 
     def wall_of(self, ts_ns: int) -> int:
         """A record's time on the axis."""
-        return self.tape.session.wall_of(ts_ns)
+        return self.tape.session.wall_of(ts_ns) - self.clock_ahead_ns
 
     def ts_of(self, at_ns: int) -> int:
         """A moment of the axis on the session's own clock."""
         session = self.tape.session
-        return at_ns - session.wall_ns + session.monotonic_ns
+        return at_ns + self.clock_ahead_ns - session.wall_ns + session.monotonic_ns
 
     def position_at(self, at_ns: int) -> int:
         """The position behind the last record that is not later."""
@@ -82,6 +98,10 @@ class Take:
         """What a monitor noted last at a moment; empty for a node's own recording."""
         index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
         return self.samples[index - 1][1] if index else {}
+
+    def address_of(self, conn: int) -> str:
+        """The peer of a connection, or its number."""
+        return self.addresses.get(conn, f"connection {conn}")
 
     def refresh(self) -> bool:
         """Take in what was recorded since; whether there is anything."""
@@ -147,6 +167,7 @@ class Reel:
                 number += 1
             self.nodes.append(RecordedNode(label, takes))
         assert self.nodes, "a reel has a session at least"
+        self._compare_clocks()
 
     @classmethod
     def open(cls, paths: Iterable[Path | str]) -> Reel:
@@ -159,6 +180,18 @@ class Reel:
         if not found:
             raise StoreError("no session named", path=".", hint="name a session, or a folder of sessions")
         return cls(Tape.open(path) for path in found)
+
+    def _compare_clocks(self) -> None:
+        """Find out how far the clocks of slaves were ahead of their masters'."""
+        takes = {id(take.tape): take for take in self.takes if not take.is_sampled}
+        found = links([take.tape for take in takes.values()], connections_max=LINKED_MAX)
+        certain = [(link, link.uncertain_ns) for link in found if link.uncertain_ns is not None]
+        for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
+            # Of several connections the last one counts: the most certain one.
+            take, ahead_ns = takes[id(link.slave)], link.ahead_ns or 0
+            is_apart = abs(ahead_ns) > uncertain_ns
+            take.clock_ahead_ns = ahead_ns if is_apart else 0
+            take.clock_of = self.node_of(takes[id(link.master)]).key if is_apart else ""
 
     @property
     def takes(self) -> list[Take]:
@@ -209,3 +242,7 @@ def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:
 
 def _begins_ns(tape: Tape) -> tuple[int, str]:
     return tape.session.wall_of(tape.first_ts_ns), tape.session.path.name
+
+
+def _by_uncertainty(found: tuple[Link, int]) -> int:
+    return found[1]

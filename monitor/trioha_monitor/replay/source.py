@@ -79,11 +79,6 @@ class ReplaySource:
         """How much was passed for lag, ticks and histories, 0 to 1; 1 when they are exact."""
         return self._overview.share
 
-    @property
-    def searching(self) -> str:
-        """What is being looked for; empty if nothing is."""
-        return self._hunted
-
     def state(self) -> PlaybackState:
         """Where it stands, for the screens."""
         bearing = self.player.bearing
@@ -212,7 +207,7 @@ class ReplaySource:
         # An event counts as passed for the whole of its millisecond.
         found = events[bisect_right(times_ms, at_ms) :] if forward else events[: bisect_left(times_ms, at_ms)]
         for event in found if forward else reversed(found):
-            if until.kind in {None, event.kind} and until.of in event.replica:
+            if until.kind in {None, event.kind} and until.of in f"{event.replica} {event.text}":
                 yield event.time_ms * NS_PER_MS + NS_PER_MS - 1 if forward else event.time_ms * NS_PER_MS
                 return
 

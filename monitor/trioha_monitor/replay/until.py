@@ -9,7 +9,7 @@
 | `event`, `event lost`, `event puts` | the next event, or the next one of a kind |
 | `lag > 10MB`, `lag <= 0` | the lag of any replica in bytes crosses that (KB, MB, GB: powers of 1024) |
 | `lag > 3s` | the age of the oldest byte that a replica lacks does |
-| `... of TEXT` | behind event and lag: only of replicas whose address contains TEXT |
+| `... of TEXT` | behind event and lag: only of replicas whose address, or name, contains TEXT |
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ Columns = tuple[Bucket | None, ...]
 class ColumnCache:
     """The columns of one series from moment to moment: only those that may differ are made anew."""
 
-    _shape: tuple[int, int, int] = (0, 0, 0)
+    _shape: tuple[int, ...] = ()
     _end_ms: int = 0
     _last: int = 0
     _columns: Columns = ()
 
     def columns(self, series: Series, width: int, *, end_ms: int, span_ms: int) -> Columns:
         """`series.columns(...)`; the same object as before where nothing changed."""
-        shape, last = (width, span_ms, series.bucket_ms), end_ms * width // span_ms
+        shape, last = (width, span_ms, series.bucket_ms, series.revision), end_ms * width // span_ms
         shift = last - self._last
         # Columns that the bucket being filled may touch, now or when these were made, and one for rounding.
         fresh = shift + series.bucket_ms * width // span_ms + 2

@@ -16,7 +16,7 @@ def lag_curve(replica: ReplicaView, view: ClusterView, look: Look, *, in_seconds
     told = "" if limits.are_told else " (default)"
     if in_seconds:
         return Curve(
-            title=f"Lag of {replica.label}{why}",
+            title=f"Lag of {replica.label} in seconds{why}",
             key=(replica.key, in_seconds),
             series=replica.lag_s_history,
             quantity=Quantity.SECONDS,
@@ -28,7 +28,7 @@ def lag_curve(replica: ReplicaView, view: ClusterView, look: Look, *, in_seconds
                 ),
             ),
             marks=marks,
-            now="" if replica.lag_s is None else seconds(replica.lag_s),
+            now="" if replica.lag_s is None or replica.is_rejoining else seconds(replica.lag_s),
         )
     return Curve(
         title=f"Lag of {replica.label}{why}",
@@ -39,7 +39,7 @@ def lag_curve(replica: ReplicaView, view: ClusterView, look: Look, *, in_seconds
             Limit(limits.gap_bytes_max, f"haMaxGapNotInSync {format_bytes(limits.gap_bytes_max)}{told}"),
         ),
         marks=marks,
-        now="" if replica.diff_bytes is None else look.size(replica.diff_bytes),
+        now="" if replica.diff_bytes is None or replica.is_rejoining else look.size(replica.diff_bytes),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -13,6 +12,15 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trioha.errors import TriohaError
+
+
+class AskLine(Input):
+    """Where the answer is typed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        # Not Input's own message: a key that is typed right behind belongs to the screen below already.
+        Binding("enter", "screen.answer", "Answer", id="ask.answer"),
+    ]
 
 
 class AskScreen(ModalScreen[None]):
@@ -29,13 +37,13 @@ class AskScreen(ModalScreen[None]):
         with Vertical(id="ask") as panel:
             panel.border_title = self._title
             panel.border_subtitle = "enter · esc cancels"
-            yield Input(id="ask-input", compact=True)
+            yield AskLine(id="ask-input", compact=True)
             yield Label(self._hint, id="ask-hint", markup=False)
 
-    @on(Input.Submitted)
-    def _submit(self, message: Input.Submitted) -> None:
+    def action_answer(self) -> None:
+        """Take what was typed."""
         try:
-            self._answer(message.value.strip())
+            self._answer(self.query_one("#ask-input", Input).value.strip())
         except TriohaError as error:
             label = self.query_one("#ask-hint", Label)
             label.update(str(error))

@@ -6,8 +6,8 @@ from zlib import crc32
 
 from trioha_monitor.units import NOTHING, format_age, format_offset
 from trioha_monitor.view import Health, NodeView
+from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.look import Line, Look, seconds
-from trioha_monitor.widgets.row_table import Column
 
 
 def node_key(node: NodeView) -> int:
@@ -56,7 +56,8 @@ def node_columns() -> tuple[Column[NodeView], ...]:
             "note",
             "Replication",
             "a master's slaves; a slave's master and what it last reported; why it is DOWN",
-            _note,
+            None,
+            picture=_note,
             flexible_min=28,
         ),
     )
@@ -121,7 +122,7 @@ def _health(node: NodeView, look: Look) -> Line:
     return ((f"{text:<6}", style), (f" {format_age(node.for_s)}", look.palette.muted))
 
 
-def _note(node: NodeView, look: Look) -> Line:
+def _note(node: NodeView, look: Look, width: int) -> Line:
     palette = look.palette
     if node.health is Health.DOWN:
         return ((node.reason, palette.bad),)
@@ -134,8 +135,12 @@ def _note(node: NodeView, look: Look) -> Line:
         transfers = slave.state in {"", "TRANSFER"} and slave.master_address is not None
         start = ("← ", palette.good) if transfers else (f"▲ {slave.state or 'READY'} ", palette.warn)
         line = [start, (f"{slave.master_address or 'no master'} ", palette.text)]
-        if slave.reported_offset is not None:
-            line += [("reported ", palette.muted), (format_offset(slave.reported_offset), palette.text)]
+        reported = format_offset(slave.reported_offset)
+        room = width - sum(len(text) for text, _ in line) - len(reported)
+        if slave.reported_offset is not None and room >= 0:
+            # Half a number says nothing: where there is no room for all of it, the table of replicas has it.
+            said = "reported " if room >= len("reported ") else ""
+            line += [(said, palette.muted), (reported, palette.text)]
         if slave.read_age_s is not None and slave.read_age_s > node.limits.heartbeat_s:
             line.append((f" silent for {seconds(slave.read_age_s)}", palette.warn))
         return tuple(line)
@@ -143,11 +148,18 @@ def _note(node: NodeView, look: Look) -> Line:
         return (("this version does not tell its replicas", palette.muted),)
     count = node.connected_replicas
     line = [(f"{count} slave{'' if count == 1 else 's'}", palette.text if count else palette.warn)]
+    if node.observers:
+        line.append((f" ({node.observers} observe{'s' if node.observers == 1 else ''})", palette.muted))
     if count and node.in_sync_replicas is not None:
-        style = palette.good if node.in_sync_replicas >= count else palette.warn
+        style = palette.good if node.in_sync_replicas >= count - node.observers else palette.warn
         line += [(", ", palette.muted), (f"{node.in_sync_replicas} in sync", style)]
     if node.hidden_replicas:
         line.append((f", {node.hidden_replicas} not shown", palette.warn))
     if node.warnings:
-        line.append((f" ▲ {node.warnings[0]}", palette.warn))
+        number = len(node.warnings)
+        in_short = f" ▲ {number} warning{'' if number == 1 else 's'}"
+        room = width - sum(len(text) for text, _ in line)
+        words = f" ▲ {node.warnings[0]}"
+        # All of them are on the screen of logs.
+        line.append((words if number == 1 and len(words) <= room else in_short, palette.warn))
     return tuple(line)

@@ -8,10 +8,9 @@ least important column, not the rightmost. Only rows that can be seen are writte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from attrs import frozen
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -22,70 +21,14 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from trioha_monitor.widgets.columns import GAP, Column, fit, length_of, shorten
 from trioha_monitor.widgets.look import Line, Look, Part
 
 T = TypeVar("T")
-GAP = 2
-"""Blanks between two columns."""
 MEASURED_MAX = 200
 """Rows that columns are fitted to, beside those that can be seen."""
 SORT_PAUSE_MS = 1000
 """Rows change their places no more often than this, however their figures dance."""
-
-
-@frozen
-class Column(Generic[T]):
-    """One column of a table of T."""
-
-    key: str
-    label: str
-    help: str
-    """What it means, for the help screen."""
-    cell: Callable[[T, Look], Line] | None
-    """What it shows."""
-    align: Literal["left", "right"] = "left"
-    rank: int = 0
-    """0 is always shown; of the others the highest rank gives way first."""
-    flexible_min: int | None = None
-    """None: as wide as its content. Else it takes what the others leave, and at least this many cells."""
-    picture: Callable[[T, Look, int], Line] | None = None
-    """Draws a flexible column that has no `cell`, for the width that it got."""
-    order: Callable[[T], Any] | None = None
-    """What rows are sorted by, ascending; None if that makes no sense."""
-
-    def write(self, item: T, look: Look, width: int) -> Line:
-        """What it shows of `item`."""
-        if self.cell is not None:
-            return self.cell(item, look)
-        assert self.picture is not None, "a column has a cell or a picture"
-        return self.picture(item, look, width)
-
-
-def fit(columns: Sequence[Column[Any]], content: Mapping[str, int], *, width: int) -> dict[str, int]:
-    """The columns that fit into `width` cells, in their order, and how wide each is.
-
-    `content` is the widest content of each column. Columns of the highest rank are left out until the rest
-    fits; if even those of rank 0 do not fit, the widest of them shrinks.
-    """
-    shown = list(columns)
-
-    def wanted() -> int:
-        sizes = (content[c.key] if c.flexible_min is None else c.flexible_min for c in shown)
-        return sum(sizes) + GAP * (len(shown) - 1)
-
-    while wanted() > width and max(column.rank for column in shown) > 0:
-        shown.remove(max(reversed(shown), key=lambda column: column.rank))
-    widths = {c.key: content[c.key] if c.flexible_min is None else c.flexible_min for c in shown}
-    spare = width - wanted()
-    flexible = [column.key for column in shown if column.flexible_min is not None]
-    while spare < 0 and max(widths.values()) > 1:
-        widest = max(widths, key=lambda key: widths[key])
-        widths[widest] -= 1
-        spare += 1
-    if flexible and spare > 0:
-        for index, key in enumerate(flexible):
-            widths[key] += spare // len(flexible) + (1 if index < spare % len(flexible) else 0)
-    return widths
 
 
 class RowTable(ScrollView, Generic[T], can_focus=True):
@@ -431,14 +374,14 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
             for column in self.columns
             if column.flexible_min is None and column.key in self._widths
         ]
-        return any(_length(cells[key]) > content[key] for cells in rows for key in fixed)
+        return any(length_of(cells[key]) > content[key] for cells in rows for key in fixed)
 
     def _lay_out(self, rows: Sequence[Mapping[str, Line]], width: int) -> None:
         """Choose the columns that fit, and their widths."""
         for column in self.columns:
             widest = cell_len(self._label(column))
             if column.flexible_min is None:
-                widest = max([widest, *(_length(cells[column.key]) for cells in rows)])
+                widest = max([widest, *(length_of(cells[column.key]) for cells in rows)])
             self._content[column.key] = max(widest, self._content.get(column.key, 0))
         widths = fit(self.columns, self._content, width=width)
         self._widths = widths
@@ -460,7 +403,7 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
             if width is None:
                 continue
             line = cells[column.key]
-            spare = width - _length(line)
+            spare = width - length_of(line)
             if spare < 0:
                 line, spare = shorten(line, width), 0
             if column.align == "right":
@@ -505,27 +448,3 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         # What the cursor paints is the background: the part's own colour stays.
         segments = [Segment(text, style + own) for text, own in self._pad(cells)]
         return Strip(segments).adjust_cell_length(width, style)
-
-
-def shorten(line: Line, width: int) -> Line:
-    """`line` cut to `width` cells, with an ellipsis for what is lost."""
-    if width <= 0:
-        return ()
-    kept: list[tuple[str, Style]] = []
-    room = width - 1
-    for text, style in line:
-        length = cell_len(text)
-        if length > room:
-            kept.append((set_cell_size(text, room).rstrip() + "…", style))
-            break
-        kept.append((text, style))
-        room -= length
-    missing = width - _length(tuple(kept))
-    return (*kept, (" " * missing, Style.null())) if missing > 0 else tuple(kept)
-
-
-def _length(line: Line) -> int:
-    length = 0
-    for text, _ in line:
-        length += len(text) if text.isascii() else cell_len(text)
-    return length

@@ -17,8 +17,9 @@ with some of these reads only them.
 | maxEventsPerTrigger | streaming only: the most events of one batch (before `kinds` chooses) |
 
 The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
-the last of each session is open, and every action reads what is there when it runs; sessions that are new
-need another `load` (a stream finds them). Records that were there at `load` and are gone make reading fail.
+the last of each session is open, and one more is for sessions that are new in the folder; every action reads
+what is there when it runs. Load again after much growth, so that the new part is divided, too. Records that
+were there at `load` and are gone make reading fail.
 
 Filters are not pushed down: see `trioha_spark.sources.commit_log`.
 """
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
-RANGE_RECORDS = 500_000
-"""Records that one task reads: 24 MB."""
+RANGE_RECORDS = 4 * 131_072
+"""Records that one task reads: 25 MB, and whole row groups of what is packed."""
 
 
 class SessionSource(DataSource):
@@ -86,6 +87,13 @@ class SessionPartition(InputPartition):
         super().__init__((path, seq_from, seq_to, is_first, records))
 
 
+class NewSessionsPartition(InputPartition):
+    """All of the sessions that were not there, by path, when it was planned."""
+
+    def __init__(self, known: frozenset[Path]) -> None:
+        super().__init__(known)
+
+
 class _Sessions:
     """What batch and streaming share: options checked, and ranges read."""
 
@@ -101,23 +109,25 @@ class _Sessions:
         self.trigger_events = number_option(options, "maxeventspertrigger", least=1)
 
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
-        """Partitions of a session's seqs, each but the last inside one piece."""
-        from trioha.recording.reader import open_session  # noqa: PLC0415
-        from trioha_spark.pieces import list_pieces  # noqa: PLC0415
+        """Partitions of a session's seqs, each but the last inside one segment."""
+        from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
+        from trioha_spark.pieces import count_seqs  # noqa: PLC0415
 
         if seq_to is not None and seq_to <= seq_from:
             return []
         cuts = {seq_from}
-        pieces = list_pieces(open_session(path))
-        for piece in pieces.pieces:
+        segments = read_segments(open_session(path))
+        for segment in segments.segments:
             cuts.update(
                 seq
-                for seq in range(piece.base_seq, piece.end_seq, RANGE_RECORDS)
+                for seq in range(segment.base_seq, segment.base_seq + segment.records, RANGE_RECORDS)
                 if seq_from < seq and (seq_to is None or seq < seq_to)
             )
         borders = [*sorted(cuts), seq_to]
         return [
-            SessionPartition(path, first, last, is_first=first == seq_from, records=pieces.count(first, last))
+            SessionPartition(
+                path, first, last, is_first=first == seq_from, records=count_seqs(segments, first, last)
+            )
             for first, last in zip(sorted(cuts), borders[1:], strict=True)
         ]
 
@@ -126,19 +136,19 @@ class _Sessions:
         import numpy as np  # noqa: PLC0415
         import pyarrow as pa  # noqa: PLC0415
 
-        from trioha.recording.reader import Damage, open_session  # noqa: PLC0415
-        from trioha_spark.pieces import list_pieces, read_seqs  # noqa: PLC0415
+        from trioha.recording.reader import Damage, open_session, read_segments  # noqa: PLC0415
+        from trioha_spark.pieces import count_seqs, read_seqs  # noqa: PLC0415
 
         path, seq_from, seq_to, is_first, records_planned = partition.value
         session = open_session(path)
-        pieces = list_pieces(session)
-        if pieces.count(seq_from, seq_to) < records_planned:
+        segments = read_segments(session)
+        if count_seqs(segments, seq_from, seq_to) < records_planned:
             raise SourceError(
                 f"{path}: records from {seq_from} on are gone since they were listed; load again"
             )
         if self.errors and is_first:
-            yield from (self._damage(session.path.name, each) for each in pieces.damage)
-        for found in read_seqs(session, pieces, seq_from=seq_from, seq_to=seq_to):
+            yield from (self._damage(session.path.name, each) for each in segments.damage)
+        for found in read_seqs(session, segments, seq_from=seq_from, seq_to=seq_to):
             if isinstance(found, Damage):
                 if self.errors:
                     yield self._damage(session.path.name, found)
@@ -170,20 +180,36 @@ class SessionReader(DataSourceReader):
         self.sessions = _Sessions(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each 500,000 events of a session; its last one is open unless there is a seqTo."""
-        from trioha.recording.reader import find_sessions  # noqa: PLC0415
+        """One for each 524,288 events of a segment; its last one is open unless there is a seqTo.
 
-        wanted = self.sessions
-        return [
-            partition
-            for path in find_sessions([wanted.path])
-            for partition in wanted.cut(path, wanted.seq_from, wanted.seq_to)
-        ]
+        And one for the sessions that will be new, if this is a folder of them.
+        """
+        paths = self._paths()
+        partitions = [partition for path in paths for partition in self._cut(path)]
+        if paths != [self.sessions.path]:
+            partitions.append(NewSessionsPartition(frozenset(paths)))
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, some at a time."""
         # Spark's stand-in if there are no partitions at all.
-        return iter(()) if partition.value is None else self.sessions.read(partition)
+        if partition.value is None:
+            return
+        if not isinstance(partition, NewSessionsPartition):
+            yield from self.sessions.read(partition)
+            return
+        for path in self._paths():
+            if path not in partition.value:
+                for part in self._cut(path):
+                    yield from self.sessions.read(part)
+
+    def _paths(self) -> list[Path]:
+        from trioha.recording.reader import find_sessions  # noqa: PLC0415
+
+        return find_sessions([self.sessions.path])
+
+    def _cut(self, path: Path) -> list[InputPartition]:
+        return self.sessions.cut(path, self.sessions.seq_from, self.sessions.seq_to)
 
 
 class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -251,10 +277,10 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {path.name: path for path in find_sessions([self.sessions.path])}
 
     def _ends(self) -> dict[str, int]:
-        from trioha.recording.reader import open_session  # noqa: PLC0415
-        from trioha_spark.pieces import list_pieces  # noqa: PLC0415
+        from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
+        from trioha_spark.pieces import end_seq  # noqa: PLC0415
 
-        return {name: list_pieces(open_session(path)).end_seq for name, path in self._paths().items()}
+        return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
 
 
 def _kinds(names: list[str]) -> list[int]:

@@ -23,6 +23,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, END_WITHIN_S, Driver, DriverError
+from tests.interop.java import LOGBACK, OPENED
 from tests.interop.rocketmq import class_path, java_tool
 
 VERSION = "5.3.3"
@@ -33,23 +34,8 @@ CLOSE_WITHIN_S = 60.0
 
 # As a server runs: both compilers, the collector that the JVM chooses for this machine, a fixed heap.
 JVM_FLAGS = [
-    "-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto",
-    *(
-        f"--add-opens=java.base/{package}=ALL-UNNAMED"
-        for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "java.lang", "java.util")
-    ),
-    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto", *OPENED,
 ]  # fmt: skip
-
-_LOGBACK = """\
-<configuration>
-  <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
-    <target>System.err</target>
-    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n%ex{3}</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="STDERR"/></root>
-</configuration>
-"""
 
 _NODE_SETTINGS: dict[str, object] = {
     "brokerClusterName": "bench",
@@ -231,7 +217,7 @@ class JavaSide(Side):
         home = self._folder / "home"
         home.mkdir(parents=True, exist_ok=True)
         logback = self._folder / "logback.xml"
-        logback.write_text(_LOGBACK)
+        logback.write_text(LOGBACK)
         driver = Driver(
             [
                 java_tool("java"), *JVM_FLAGS,

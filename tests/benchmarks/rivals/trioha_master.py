@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from trioha.broker.puts import PutResult, PutService
+from trioha.ha.busy_poll import has_cores_to_spare
 from trioha.ha.connection import HaSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
@@ -160,6 +161,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
                 housekeeping_interval_s=60.0,
                 transfer_batch_bytes=32768,
                 transfer_batch_bytes_max=1 << 20,
+                busy_poll_s=200e-6 if has_cores_to_spare() else 0.0,
             ),
             sink=sink,
         )
@@ -171,6 +173,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
             flushed=commit_log.flushed,
             sink=sink,
             push=ha.push,
+            look_for_acks=ha.look_for_acks,
         )
         puts = PutService(commit_log=commit_log, group_commit=commit, sink=sink, is_slave=False)
         flush = FlushService(store, sync_flush=False, interval_s=0.5, on_flushed=lambda _offset, _ns: None)

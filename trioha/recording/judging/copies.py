@@ -141,18 +141,18 @@ class CopiesRule:
 
     def judge(self, scene: Scene) -> Copies:
         """What the records of a part say."""
-        records = scene.records
+        records, columns = scene.records, scene.columns
         waits = pair_waits(scene)
         acks = _Acks(scene)
-        is_ok = records["flags"][waits.ends] == PutStatus.PUT_OK
-        need = np.where(waits.begins >= 0, records["size"][waits.begins].astype(np.int64) - 1, -1)
+        is_ok = columns["flags"][waits.ends] == PutStatus.PUT_OK
+        need = np.where(waits.begins >= 0, columns["size"][waits.begins] - 1, -1)
         is_ok &= need != 0
         # A hole between begin and end may hold the acks that count.
         behind = np.searchsorted(scene.holes, waits.ends, side="right")
         begun_behind = np.searchsorted(scene.holes, waits.begins, side="right")
         is_ok &= np.where(waits.begins >= 0, behind == begun_behind, behind == 0)
         ends, begins, need = waits.ends[is_ok], waits.begins[is_ok], need[is_ok]
-        covered = acks.covering(ends, records["offset"][ends])
+        covered = acks.covering(ends, columns["offset"][ends])
         doubtful = np.flatnonzero((covered < need) | (need < 0))[:PENDING_MAX]
         ends, begins = ends[doubtful], begins[doubtful]
         pending = Pending(records[ends], records[np.where(begins >= 0, begins, ends)], acks.views(ends))
@@ -231,18 +231,16 @@ class _Acks:
     """The acks of a part by connection."""
 
     def __init__(self, scene: Scene) -> None:
-        records = scene.records
-        places, conns, codes = scene.by_connection
-        is_end = codes == Kind.CLOSED
-        chosen = np.flatnonzero((codes == Kind.ACK) | is_end)
-        places, conns, is_end = places[chosen], conns[chosen], is_end[chosen]
-        values = np.where(is_end, CLOSED, records["offset"][places])
-        self._conns, begins = np.unique(conns, return_index=True)
-        ends = np.append(begins, len(conns))[1:]
+        said = scene.connections.stream((Kind.ACK, Kind.CLOSED))
+        is_end = said["kind"] == Kind.CLOSED
+        values = np.where(is_end, CLOSED, said["offset"])
+        has_any = np.diff(said.bounds) > 0
+        self._conns = scene.connections.keys[has_any]
         self._tracks = [
-            (places[begin:end], values[begin:end]) for begin, end in zip(begins, ends, strict=True)
+            (said.places[begin:end], values[begin:end])
+            for begin, end in zip(said.bounds[:-1][has_any], said.bounds[1:][has_any], strict=True)
         ]
-        self.closes: Ints = np.sort(places[is_end])
+        self.closes: Ints = np.sort(said.places[is_end])
         """Places of CLOSED records."""
 
     def covering(self, places: Ints, offsets: Ints) -> Ints:

@@ -48,15 +48,96 @@ class Setting:
 
 
 class Rows:
-    """Some rows of an array, by column: `rows["offset"]` is gathered when it is asked for, as int64."""
+    """Some rows of records, or of other rows, by column.
 
-    def __init__(self, records: Array, places: NDArray[Any] | slice = slice(None)) -> None:
-        self._records = records
+    A column is gathered when it is first asked for, once, into one piece of memory: bytes as they are, all
+    other numbers as int64.
+    """
+
+    def __init__(self, source: Array | Rows, places: Ints | None = None) -> None:
+        """`places`: which rows of `source`; all of them by default."""
+        self._source = source
         self._places = places
+        self._known: dict[str, NDArray[Any]] = {}
 
-    def __getitem__(self, name: str) -> Ints:
-        column: Ints = self._records[name][self._places].astype(np.int64)
-        return column
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        known = self._known.get(name)
+        if known is None:
+            column = self._source[name]
+            if self._places is not None:
+                column = column[self._places]
+            dtype = np.uint8 if column.dtype.itemsize == 1 else np.int64
+            self._known[name] = known = np.ascontiguousarray(column, dtype)
+        return known
+
+
+class Stream(Rows):
+    """The rows of a track that are of some kinds, in their order."""
+
+    def __init__(self, track: Track, rows: Ints) -> None:
+        super().__init__(track.columns, rows if track.places is None else track.places[rows])
+        self.rows = rows
+        """Which rows of the track; shape (n,)."""
+        self._begins = track.begins
+        self._length = len(track.codes)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def places(self) -> Ints:
+        """Places in the records of the scene; shape (n,)."""
+        assert self._places is not None, "a stream has chosen its rows"
+        return self._places
+
+    @cached_property
+    def before(self) -> Ints:
+        """Of each row of the track, how many of these lie before it; shape (rows of the track,)."""
+        is_one = np.zeros(self._length, np.bool_)
+        is_one[self.rows] = True
+        return np.cumsum(is_one) - is_one
+
+    @cached_property
+    def bounds(self) -> Ints:
+        """Where each group of the track begins here, and the end; shape (groups + 1,)."""
+        return np.append(np.searchsorted(self.rows, self._begins), len(self.rows))
+
+
+class Track:
+    """Records of a scene in groups: those of one key stand together, in their order."""
+
+    def __init__(
+        self, columns: Rows, codes: NDArray[np.uint8], places: Ints | None, keys: Ints, begins: Ints
+    ) -> None:
+        self.columns = columns
+        """Of all records of the scene."""
+        self.codes = codes
+        """Code of each row; shape (n,)."""
+        self.places = places
+        """Place of each row in the records of the scene; None if the rows are all of them as they are."""
+        self.keys = keys
+        """Key of each group, ascending; shape (g,)."""
+        self.begins = begins
+        """First row of each group; shape (g,)."""
+        self.ends = np.append(begins, len(codes))[1:]
+        """Row behind the last one of each group; shape (g,)."""
+        self.rows = columns if places is None else Rows(columns, places)
+        """The rows by column."""
+        self._streams: dict[tuple[int, ...], Stream] = {}
+
+    def places_of(self, begin: int, end: int) -> Ints:
+        """Places in the records of the scene of the rows from `begin` to before `end`."""
+        return np.arange(begin, end) if self.places is None else self.places[begin:end]
+
+    def stream(self, kinds: tuple[int, ...]) -> Stream:
+        """The rows of some kinds (codes of a `Scene`); found once."""
+        known = self._streams.get(kinds)
+        if known is None:
+            chosen = np.zeros(len(self.codes), np.bool_)
+            for kind in kinds:
+                chosen |= self.codes == kind
+            self._streams[kinds] = known = Stream(self, np.flatnonzero(chosen))
+        return known
 
 
 @define(eq=False)
@@ -102,9 +183,9 @@ class Scene:
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
         """Kind of each of `records`, or `HEARD`."""
-        codes = np.array(self.records["kind"])
+        codes: NDArray[np.uint8] = self.columns["kind"].astype(np.uint8)
         beats = np.flatnonzero(codes == Kind.HEARTBEAT)
-        codes[beats[self.records["flags"][beats] != Direction.SENT]] = HEARD
+        codes[beats[self.columns["flags"][beats] != Direction.SENT]] = HEARD
         return codes
 
     @cached_property
@@ -120,15 +201,47 @@ class Scene:
         return places
 
     @cached_property
-    def by_connection(self) -> tuple[Ints, Ints, NDArray[np.uint8]]:
-        """Places of the records of connections, by connection and then in their order; and the connection
-        and code of each."""
-        conns = self.records["conn"]
-        places = np.flatnonzero(conns != NO_CONNECTION)
-        conns = conns[places].astype(np.int64)
-        order = stable_order(conns)
-        places = places[order]
-        return places, conns[order], self.codes[places]
+    def columns(self) -> Rows:
+        """`records` by column."""
+        return Rows(self.records)
+
+    @cached_property
+    def whole(self) -> Track:
+        """All records in one group."""
+        groups = np.zeros(min(1, len(self.records)), np.int64)
+        return Track(self.columns, self.codes, None, groups, groups)
+
+    @cached_property
+    def connections(self) -> Track:
+        """The records of connections, by connection."""
+        conns = self.columns["conn"]
+        lowest = int(conns.min(initial=0))
+        if len(conns) and lowest == NO_CONNECTION and int(conns.max()) - lowest < _RADIX_KEYS:
+            # The node's own come first.
+            counts = np.bincount(conns - lowest)
+            places = stable_order(conns)[counts[0] :]
+            keys = np.flatnonzero(counts[1:])
+            begins = np.cumsum(counts[1:])[keys] - counts[1:][keys]
+            return Track(self.columns, self.codes[places], places, keys, begins)
+        return self._track(np.flatnonzero(conns != NO_CONNECTION), "conn")
+
+    @cached_property
+    def waits(self) -> Track:
+        """The records of group-commit waits, by request id."""
+        return self._track(self.whole.stream((Kind.WAIT_BEGIN, Kind.WAIT_END)).rows, "aux")
+
+    def _track(self, places: Ints, name: str) -> Track:
+        keys = self.columns[name][places]
+        order = stable_order(keys)
+        places, keys = places[order], keys[order]
+        begins = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
+        return Track(self.columns, self.codes[places], places, keys[begins], begins)
+
+    def track(self, key: str | None) -> Track:
+        """By `conn` (connections), `aux` (waits), or all in one group."""
+        if key is None:
+            return self.whole
+        return self.connections if key == "conn" else self.waits
 
 
 def stable_order(keys: Ints) -> Ints:

@@ -19,16 +19,15 @@ from typing import Final
 
 import numpy as np
 from attrs import field, frozen
-from numpy.typing import NDArray
 
 from trioha.recording.judging.findings import Findings
-from trioha.recording.judging.scene import Array, Bools, Ints, Rows, Scene, Setting, stable_order
+from trioha.recording.judging.scene import Array, Bools, Ints, Rows, Scene, Setting, Stream
+
+_FEW: Final = 1000
+"""For so few records nothing is worked out for all of them."""
 
 Fault = Callable[[Rows, Rows, Setting], Bools]
 """Which of the judged records (first) break the rule, given what each is judged by (second)."""
-
-_SETS: Final = 1
-_CHECKS: Final = 2
 
 
 def _codes(codes: Iterable[int]) -> tuple[int, ...]:
@@ -59,64 +58,48 @@ class TrailRule:
     sets: tuple[int, ...] = field(converter=_codes, default=())
     """Kinds; without any, a record is judged by itself alone."""
     key: str | None = None
-    """`conn`, `aux`, or None for the node as a whole."""
+    """`conn`, `aux` (of waits), or None for the node as a whole."""
     outlives_holes: bool = False
     needs_origin: bool = False
     """Whether a record that nothing was told of is a violation, in a session that has its begin."""
     opens: int | None = None
     """If given, only records of this kind are judged by, and each by at most one record: waits."""
 
-    def _roles(self) -> NDArray[np.uint8]:
-        roles = np.zeros(256, np.uint8)
-        roles[list(self.sets)] |= _SETS
-        roles[list(self.checks)] |= _CHECKS
-        return roles
-
     def judge(self, scene: Scene) -> Trail:
         """What the records of a part say."""
-        records, roles = scene.records, self._roles()
-        if self.key == "conn":
-            places, keys, codes = scene.by_connection
-            chosen = np.flatnonzero(roles[codes])
-            places, keys, role = places[chosen], keys[chosen], roles[codes[chosen]]
-        else:
-            places = np.flatnonzero(roles[scene.codes])
-            keys = np.zeros(len(places), np.int64)
-            if self.key is not None:
-                keys = records[self.key][places].astype(np.int64)
-                order = stable_order(keys)
-                places, keys = places[order], keys[order]
-            role = roles[scene.codes[places]]
+        records, track = scene.records, scene.track(self.key)
+        checks = track.stream(self.checks)
         if scene.repeated is not None:
-            role = np.where(scene.repeated[places], role & _SETS, role)
-        is_checked = role & _CHECKS > 0
+            checks = Stream(track, checks.rows[~scene.repeated[checks.places]])
         if not self.sets:
-            places = places[is_checked]
-            rows = Rows(records, places)
-            broken = places[self.fault(rows, rows, scene.setting)]
+            broken = checks.places[self.fault(checks, checks, scene.setting)]
             none = records[:0]
-            return Trail(none, none, False, Findings.of(records[broken], records[broken]), len(places))
+            return Trail(none, none, False, Findings.of(records[broken], records[broken]), len(checks))
+        sets = track.stream(self.sets)
+        told, is_told = _references(checks, sets)
+        last = sets.bounds[1:][np.diff(sets.bounds) > 0] - 1
         holes = np.zeros(0, np.int64) if self.outlives_holes else scene.holes
-        behind = np.searchsorted(holes, places, side="right")
-        """How many holes lie before each."""
-        told, last = _references(keys, role & _SETS > 0)
-        told[(told >= 0) & (behind[told] != behind)] = -1
+        if len(holes):
+            # How many holes lie before each.
+            checks_behind = np.searchsorted(holes, checks.places, side="right")
+            sets_behind = np.searchsorted(holes, sets.places, side="right")
+            is_told[is_told] = sets_behind[told[is_told]] == checks_behind[is_told]
+            last = last[sets_behind[last] == len(holes)]
         if self.opens is not None:
-            is_open = scene.codes[places] == self.opens
-            told[(told >= 0) & ~is_open[told]] = -1
+            is_open = sets["kind"] == self.opens
+            is_told[is_told] = is_open[told[is_told]]
             last = last[is_open[last]]
-        last = last[behind[last] == len(holes)]
-        judged = np.flatnonzero(is_checked & (told >= 0))
-        by = places[told[judged]]
-        judged = places[judged]
-        broken = np.flatnonzero(self.fault(Rows(records, judged), Rows(records, by), scene.setting))
-        head = np.sort(places[is_checked & (told < 0) & (behind == 0)])
+        head = checks.places[~is_told & (checks_behind == 0) if len(holes) else ~is_told]
+        findings = Findings.none(records.dtype)
+        if len(sets):
+            broken = np.flatnonzero(self.fault(checks, Rows(sets, told), scene.setting) & is_told)
+            findings = Findings.of(records[checks.places[broken]], records[sets.places[told[broken]]])
         return Trail(
-            records[head],
-            records[places[last]],
+            records[np.sort(head)],
+            records[sets.places[last]],
             bool(len(holes)),
-            Findings.of(records[judged[broken]], records[by[broken]]),
-            len(judged),
+            findings,
+            int(np.count_nonzero(is_told)),
         )
 
     def join(self, earlier: Trail, later: Trail, setting: Setting, *, gap: bool) -> Trail:
@@ -167,16 +150,15 @@ class TrailRule:
         return trail.findings + Findings.of(trail.head, trail.head), trail.checked + len(trail.head)
 
 
-def _references(keys: Ints, sets: Bools) -> tuple[Ints, Ints]:
-    """Of rows sorted by key: place of the last setting row of the same key before each, or -1; and the place
-    of the last setting row of each key that has one."""
-    if not len(keys):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    places = np.arange(len(keys))
-    begins = np.diff(keys, prepend=keys[0] - 1) != 0
-    begin = np.maximum.accumulate(np.where(begins, places, 0))
-    latest = np.maximum.accumulate(np.where(sets, places, -1))
-    before = np.concatenate(([-1], latest[:-1]))
-    ends = np.append(np.flatnonzero(begins)[1:] - 1, len(keys) - 1)
-    last = latest[ends]
-    return np.where(before >= begin, before, -1), last[last >= begin[ends]]
+def _references(checks: Stream, sets: Stream) -> tuple[Ints, Bools]:
+    """Of each judged row, place in `sets` of the last row before it, and whether it is of its group."""
+    if len(checks) == len(sets) and (checks.rows == sets.rows).all():
+        told = np.arange(-1, len(checks) - 1)
+    else:
+        told = (
+            sets.before[checks.rows] - 1
+            if len(checks) > _FEW
+            else np.searchsorted(sets.rows, checks.rows) - 1
+        )
+    begins = np.repeat(sets.bounds[:-1], np.diff(checks.bounds))
+    return told, told >= begins

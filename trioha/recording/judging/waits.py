@@ -30,18 +30,17 @@ def pair_waits(scene: Scene) -> Waits:
 
 
 def _pair_waits(scene: Scene) -> Waits:
-    codes = scene.codes
-    places = np.flatnonzero((codes == Kind.WAIT_BEGIN) | (codes == Kind.WAIT_END))
-    ids = scene.records["aux"][places]
-    order = stable_order(ids)
-    places, ids = places[order], ids[order]
-    is_begin = codes[places] == Kind.WAIT_BEGIN
+    track = scene.waits
+    assert track.places is not None, "waits are sorted"
+    places, is_begin = track.places, track.codes == Kind.WAIT_BEGIN
+    is_first = np.zeros(len(places), np.bool_)
+    is_first[track.begins] = True
     follows = np.zeros(len(places), np.bool_)
-    follows[1:] = (ids[1:] == ids[:-1]) & is_begin[:-1]
+    follows[1:] = ~is_first[1:] & is_begin[:-1]
     ended = np.flatnonzero(~is_begin)
     begins = np.where(follows[ended], places[np.maximum(ended - 1, 0)], -1)
     ends = places[ended]
-    sequence = np.argsort(ends, kind="stable")
+    sequence = stable_order(ends)
     is_open = is_begin.copy()
-    is_open[:-1] &= ~((ids[1:] == ids[:-1]) & ~is_begin[1:])
+    is_open[:-1] &= is_first[1:] | is_begin[1:]
     return Waits(ends[sequence], begins[sequence], places[is_open])

@@ -1,0 +1,166 @@
+"""Nodes of a replay at a moment, from their sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trioha.recording.events import CloseReason, Kind, PutStatus
+from trioha.recording.extracts import Counts
+from trioha_monitor.replay.happenings import name_of
+from trioha_monitor.replay.moments import RATE_NS, Moment, Moments
+from trioha_monitor.replay.overview import Overview
+from trioha_monitor.replay.reel import NS_PER_S, RecordedNode
+from trioha_monitor.replay.slave_sides import side_of
+from trioha_monitor.texts import clean
+from trioha_monitor.view import Health, LogView, NodeView, PutRate, ReplicaView, Verdict
+
+
+class NodeViews:
+    """Makes them of `moments`; histories are those of `overview`."""
+
+    def __init__(self, moments: Moments, overview: Overview) -> None:
+        self._moments, self._overview = moments, overview
+
+    def view(
+        self,
+        node: RecordedNode,
+        moment: Moment,
+        views: list[ReplicaView],
+        *,
+        hidden: int,
+        is_growing: bool,
+    ) -> NodeView:
+        """The node; `views` are its replicas, beside which so many are `hidden`."""
+        take, at_ns = moment.take, moment.at_ns
+        identity = take.tape.session.identity
+        health, reason, since_ns = health_of(node, moment, is_growing=is_growing)
+        observers = sum(view.is_connected and view.verdict is Verdict.OBSERVER for view in views)
+        last = take.tape.record_before(moment.position)
+        age_ns = at_ns - (take.start_ns if last is None else take.wall_of(int(last["ts_ns"])))
+        return NodeView(
+            address=node.key,
+            health=health,
+            reason=reason,
+            for_s=max(0, at_ns - since_ns) / NS_PER_S,
+            age_s=0.0 if health is Health.UP else max(0, age_ns) / NS_PER_S,
+            role=identity.role,
+            cluster=identity.cluster_name,
+            broker_name=identity.broker_name,
+            broker_id=identity.broker_id,
+            version=clean(str(take.sample_at(at_ns).get("version") or ""))
+            or ("" if take.is_sampled else take.tape.session.program_version),
+            told_by="session",
+            tells_replicas=not take.is_slave,
+            log=self._log(moment),
+            limits=take.limits,
+            slave=side_of(self._moments, moment) if take.is_slave else None,
+            connected_replicas=0 if take.is_slave else len(moment.connections),
+            hidden_replicas=hidden,
+            observers=observers,
+            in_sync_replicas=None
+            if take.is_slave
+            else sum(view.in_sync is True and view.verdict is not Verdict.OBSERVER for view in views),
+            ended_connections=_ended_reasons(moment),
+        )
+
+    def _log(self, moment: Moment) -> LogView:
+        take, at_ns = moment.take, moment.at_ns
+        before = self._moments.earlier(moment, RATE_NS)
+        passed_s = RATE_NS / NS_PER_S
+        append = None
+        puts_per_s = None
+        puts: tuple[PutRate, ...] = ()
+        if before is not None and moment.own_max is not None and before.own_max is not None:
+            append = max(0, moment.own_max - before.own_max) / passed_s
+        if not take.is_slave and not take.is_sampled:
+            lately = None
+            if before is not None:
+                lately = take.tape.counts_between(before.position, moment.position)
+                puts_per_s = lately.puts / passed_s
+            puts = _puts(moment, lately, passed_s)
+        size = take.tape.session.identity.settings.get("mappedFileSizeCommitLog")
+        sample = take.sample_at(at_ns)
+        if take.is_sampled:
+            puts = _sampled_puts(sample, take.sample_at(at_ns - RATE_NS), passed_s)
+        min_offset = sample.get("min_offset")
+        return LogView(
+            min_offset=min_offset if isinstance(min_offset, int) else None,
+            max_offset=moment.own_max,
+            flushed_offset=moment.standing.of_node(Kind.FLUSHED),
+            dispatched_offset=moment.standing.of_node(Kind.DISPATCHED),
+            append_bytes_per_s=append,
+            append_history=self._overview.append_series(take, at_ns=at_ns, own_max=moment.own_max),
+            file_bytes=size if isinstance(size, int) else None,
+            put_messages_per_s=puts_per_s,
+            puts=puts,
+        )
+
+
+def health_of(node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[Health, str, int]:
+    """Health of a node, why, and since when; `is_growing` as in `State.view`."""
+    take, at_ns = moment.take, moment.at_ns
+    sample = take.sample_at(at_ns)
+    if sample.get("health") == Health.DOWN.value and (at_ns <= take.end_ns or is_growing):
+        return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", take.start_ns
+    if at_ns <= take.end_ns or is_growing:
+        return Health.UP, "", take.start_ns
+    if take.tape.ended_in_order:
+        return Health.DOWN, "its recording ended in order", take.end_ns
+    quiet_ns = at_ns - take.end_ns
+    if node.next_start_ns(take) is not None:
+        return Health.DOWN, "its recording breaks off here: killed, and started again later", take.end_ns
+    if quiet_ns > take.quiet_ns:
+        return Health.DOWN, "its recording breaks off here: killed, or still going on", take.end_ns
+    return Health.UP, "", take.start_ns
+
+
+def _puts(moment: Moment, lately: Counts | None, passed_s: float) -> tuple[PutRate, ...]:
+    every = moment.take.tape.counts_at(moment.position)
+    if every is None:
+        return ()
+    recent = None if lately is None else _results(lately)
+    return tuple(
+        PutRate(name_of(PutStatus, code), count, None if recent is None else recent.get(code, 0) / passed_s)
+        for code, count in sorted(_results(every).items(), key=_ok_first)
+    )
+
+
+def _ended_reasons(moment: Moment) -> dict[str, int]:
+    tape = moment.take.tape
+    if not tape.knows_all_before(moment.position):
+        return {}
+    reasons: dict[str, int] = {}
+    for ended in tape.ended_between(tape.first_seq, moment.position):
+        closed = ended.records[ended.records["kind"] == Kind.CLOSED]
+        name = name_of(CloseReason, int(closed["flags"][-1])) if len(closed) else "NONE"
+        reasons[name] = reasons.get(name, 0) + 1
+    return reasons
+
+
+def _results(counts: Counts) -> dict[int, int]:
+    """Puts by status; those that wait for nothing are OK at once."""
+    results = {code: count for code, count in enumerate(counts.waits) if count}
+    unwaited = max(0, counts.puts - counts.waits_begun)
+    if unwaited or counts.puts:
+        results[PutStatus.PUT_OK] = results.get(PutStatus.PUT_OK, 0) + unwaited
+    return results
+
+
+def _sampled_puts(
+    sample: Mapping[str, object], earlier: Mapping[str, object], passed_s: float
+) -> tuple[PutRate, ...]:
+    """Results of puts as a monitor noted them."""
+    puts, before = sample.get("puts"), earlier.get("puts")
+    if not isinstance(puts, dict):
+        return ()
+    rates = []
+    for status, count in sorted(puts.items(), key=lambda item: (item[0] != "PUT_OK", item[0])):
+        was = before.get(status) if isinstance(before, dict) else None
+        if isinstance(count, int):
+            per_s = (count - was) / passed_s if isinstance(was, int) and was <= count else None
+            rates.append(PutRate(clean(str(status)), count, per_s))
+    return tuple(rates)
+
+
+def _ok_first(item: tuple[int, int]) -> tuple[bool, str]:
+    return item[0] != PutStatus.PUT_OK, name_of(PutStatus, item[0])

@@ -1,0 +1,93 @@
+"""What a master's session says of the last seconds before a moment: latencies, frames, worst lag."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from trioha.recording.curves import Grid
+from trioha.recording.events import Kind
+from trioha.recording.fold import fold
+from trioha.recording.histogram import Histogram
+from trioha.recording.lags import lags
+from trioha_monitor.replay.moments import Moment
+from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, Take
+from trioha_monitor.replay.rows import Row
+from trioha_monitor.view import Spread
+
+LATELY_NS: Final = 10 * NS_PER_S
+"""Latencies and frame sizes are those of this time."""
+LATELY_STEP_NS: Final = NS_PER_S // 2
+"""They change once in this time."""
+LATELY_RECORDS_MAX: Final = 8192
+"""And of so many records at most."""
+
+
+class Recent:
+    """Keeps what was read last: the rows of one moment ask one after the other."""
+
+    def __init__(self) -> None:
+        self._spreads_key: dict[int, tuple[int, int]] = {}
+        self._spreads: dict[int, dict[int, tuple[Spread | None, Spread | None]]] = {}
+        """Of each take at `_spreads_key`."""
+        self._worst_of: tuple[Moment, int] | None = None
+        self._worst: dict[int, int] = {}
+
+    def spreads(self, moment: Moment, conn: int) -> tuple[Spread | None, Spread | None]:
+        """Ack latency in ms and frame sizes of a connection, in `LATELY_NS` before the last half second."""
+        take = moment.take
+        if take.is_sampled:
+            return None, None
+        key = (take.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
+        if self._spreads_key.get(take.number) != key:
+            self._spreads_key[take.number] = key
+            self._spreads[take.number] = _spreads_at(take, key[1])
+        return self._spreads[take.number].get(conn, (None, None))
+
+    def worst_lag(self, moment: Moment, row: Row, *, bucket_ms: int) -> int | None:
+        """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
+        if self._worst_of != (moment, bucket_ms):
+            self._worst_of, self._worst = (moment, bucket_ms), _worst_lags(moment, bucket_ms)
+        worst = self._worst.get(row.conn, -1)
+        if row.ended is None:
+            ack = moment.connections[row.conn].ack_offset
+            worst = max(worst, (moment.own_max or 0) - ack if ack >= 0 else -1)
+        return worst if worst >= 0 else None
+
+
+def _spreads_at(take: Take, at_ns: int) -> dict[int, tuple[Spread | None, Spread | None]]:
+    last = take.position_at(at_ns)
+    first = max(take.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
+    records = take.tape.records_between(first, last)
+    if not len(records):
+        return {}
+    grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
+    sent = records["kind"] == Kind.TRANSFER
+    spreads = {}
+    for conn, part in fold(records, is_slave=False, grid=grid).connections.items():
+        sizes = records["size"][sent & (records["conn"] == conn)].astype(np.int64)
+        latency = part.finished(grid).latency
+        spreads[conn] = (_spread(latency, per=1e6), _spread(Histogram.of(np.maximum(sizes, 0))))
+    return spreads
+
+
+def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
+    """By connection, from the begin of the bucket that holds the moment."""
+    take = moment.take
+    bucket_ns = bucket_ms * NS_PER_MS
+    begin_ns = moment.at_ns - moment.at_ns % bucket_ns
+    first = max(take.position_at(begin_ns - 1), moment.position - LATELY_RECORDS_MAX)
+    records = take.tape.records_between(first, moment.position)
+    found = lags(records, take.tape.standing_at(first), is_sampled=take.is_sampled)
+    worst: dict[int, int] = {}
+    for conn, lag in zip(found.conn.tolist(), found.worst.tolist(), strict=True):
+        worst[conn] = max(worst.get(conn, -1), lag)
+    return worst
+
+
+def _spread(histogram: Histogram, *, per: float = 1.0) -> Spread | None:
+    p50, p99 = histogram.percentile(50), histogram.percentile(99)
+    if p50 is None or p99 is None:
+        return None
+    return Spread(p50 / per, p99 / per, histogram.max_value / per, histogram.total)

@@ -1,0 +1,43 @@
+"""The bar that a terminal shows while Spark works."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+import pytest
+
+from trioha.cli.spark import progress
+
+
+def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
+    """What a terminal gets whose tasks are done to 3 of 8."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    try:
+        with os.fdopen(theirs, "w") as stderr:
+            # In the test itself: pytest has set it anew after the fixtures.
+            monkeypatch.setattr(sys, "stderr", stderr)
+            monkeypatch.setenv("TERM", "xterm-256color")
+            with progress("replaying on Spark", shown=shown) as watch:
+                assert (watch is not None) == shown
+                if watch is not None:
+                    watch(3, 8)
+            try:
+                return os.read(ours, 1 << 16).decode()
+            except BlockingIOError:
+                return ""
+    finally:
+        os.close(ours)
+
+
+def test_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown_on_a_terminal(monkeypatch, shown=True)
+    assert "starting Spark" in text
+    assert "replaying on Spark" in text
+    assert "3/8" in text
+
+
+def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown_on_a_terminal(monkeypatch, shown=False) == ""

@@ -1,0 +1,239 @@
+"""Looking before sleeping: how long, how often, and what is taken meanwhile, over real sockets."""
+
+from functools import partial
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.ha.support import SETTINGS, make_master
+from tests.ha.test_push import in_step, slave_of
+from tests.store.support import message, open_log
+from trioha.ha.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
+from trioha.ha.frames import REPORT
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.transport import IN_STEP_BYTES_MAX, SocketTransport
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.store.status import PutStatus
+
+PATIENT = evolve(SETTINGS, busy_poll_s=5.0)
+
+
+class Clock:
+    """A clock that moves by a tick whenever it is read."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        self.now_s += 1.0
+        return self.now_s
+
+
+def looks(poll, *, succeeds=False):
+    """How often one call looks."""
+    seen = []
+
+    def look():
+        seen.append(1)
+        return succeeds
+
+    assert poll.until(look) is succeeds or not seen
+    return len(seen)
+
+
+def test_it_looks_until_the_limit_and_no_longer():
+    poll = BusyPoll(10.0, clock=Clock())
+    assert looks(poll) == 9
+
+
+def test_a_success_ends_it_at_once():
+    poll = BusyPoll(10.0, clock=Clock())
+    assert looks(poll, succeeds=True) == 1
+
+
+def test_where_it_is_in_vain_it_becomes_rare_and_a_success_makes_it_usual_again():
+    poll = BusyPoll(3.0, clock=Clock())
+    attempts = [looks(poll) > 0 for _ in range(3000)]
+    assert attempts[:IN_VAIN_MAX] == [True] * IN_VAIN_MAX
+    assert sum(attempts[-PASSED_OVER_MAX - 1 :]) == 1
+    while not looks(poll, succeeds=True):
+        pass
+    assert all(looks(poll) for _ in range(IN_VAIN_MAX))
+
+
+@pytest.fixture
+def log(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    return log
+
+
+def commit_of(master, log, replicas, events, *, copies_needed=1):
+    return GroupCommit(
+        GroupCommitSettings(
+            copies_needed=copies_needed, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
+        ),
+        replicas=replicas,
+        flushed=log.flushed,
+        sink=events,
+        push=master.push,
+        look_for_acks=master.look_for_acks,
+    )
+
+
+async def answer_next(peer, *, until_offset=0):
+    """Acknowledge the next frame, and those behind it up to an offset."""
+    offset = -1
+    while offset < until_offset:
+        frame_offset, body = await peer.next_frame()
+        offset = frame_offset + len(body)
+        await peer.report(offset)
+
+
+def wait(commit, stored, request_id=1):
+    return commit.wait(
+        start_offset=stored.physical_offset, end_offset=stored.end_offset, request_id=request_id
+    )
+
+
+async def test_a_put_that_waits_alone_is_released_by_the_ack_it_looked_for(log, monkeypatch):
+    master, replicas, events = make_master(log, settings=PATIENT)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        commit = commit_of(master, log, replicas, events)
+        # The ack is there before the look: the reader, whose turn would come too, has none to take.
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", lambda: answer_next(peer))
+        assert await wait(commit, log.append(message())) is PutStatus.PUT_OK
+        monkeypatch.undo()
+        (connection,) = master.connections()
+        assert connection.ack_offset == log.max_offset
+        assert len(events.of(Kind.ACK)) == 3
+        assert connection.heard_s < 1.0
+
+
+async def test_puts_that_come_together_are_not_looked_for(log, monkeypatch):
+    master, replicas, events = make_master(log, settings=PATIENT)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        commit = commit_of(master, log, replicas, events)
+        looked = []
+        monkeypatch.setattr(commit, "_look_for_acks", looked.append)
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(wait, commit, log.append(message()), index)
+            nursery.start_soon(partial(answer_next, peer, until_offset=log.max_offset))
+        assert looked == []
+
+
+async def test_a_look_in_vain_costs_the_limit_and_the_put_waits_on(log):
+    master, replicas, events = make_master(log, settings=evolve(SETTINGS, busy_poll_s=0.001))
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        commit = commit_of(master, log, replicas, events)
+        stored = log.append(message())
+        statuses = []
+
+        async def put():
+            statuses.append(await wait(commit, stored))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            await peer.next_frame()
+            assert statuses == []
+            await peer.report(stored.end_offset)
+        assert statuses == [PutStatus.PUT_OK]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (REPORT.pack(10**9), CloseReason.ACK_BEYOND_SENT),
+        (REPORT.pack(0), CloseReason.ACK_WENT_BACK),
+        (b"", CloseReason.EOF),
+    ],
+    ids=["beyond what was sent", "back", "the end"],
+)
+async def test_what_is_no_good_ack_is_left_for_the_reader(log, data, reason):
+    master, _, _ = make_master(log, settings=evolve(SETTINGS, busy_poll_s=0.001))
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        (connection,) = master._connections.values()
+        stored = log.append(message())
+        master.push()
+        await peer.next_frame()
+        if data:
+            await peer.stream.send_all(data)
+        else:
+            await peer.stream.aclose()
+        while not connection._stream.is_readable():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        connection.look_for_ack()
+        assert connection.ack_offset == stored.physical_offset
+        with trio.fail_after(5):
+            await connection.state.wait_for(HaState.SHUTDOWN)
+        assert connection.close_reason is reason
+
+
+async def test_half_a_report_is_left_until_it_is_whole(log):
+    master, _, _ = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        (connection,) = master._connections.values()
+        stored = log.append(message())
+        master.push()
+        report = REPORT.pack(stored.end_offset)
+        await peer.stream.send_all(report[:3])
+        connection.look_for_ack()
+        await trio.sleep(0.02)
+        await peer.stream.send_all(report[3:])
+        connection.look_for_ack()
+        with trio.fail_after(5):
+            while connection.ack_offset < stored.end_offset:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        assert connection.close_reason is CloseReason.NONE
+
+
+class CountingPoll(BusyPoll):
+    """Counts who wants to look, and never sees anything."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.calls = 0
+
+    def until(self, look):
+        self.calls += 1
+        return False
+
+
+async def test_a_receiver_that_looks_takes_bytes_and_the_end_as_one_that_waits():
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    far = await trio.open_tcp_stream(*listeners[0].socket.getsockname())
+    near = SocketTransport.take_over(await listeners[0].accept())
+    near.busy_poll = BusyPoll(0.001)
+    buffer = memoryview(bytearray(100))
+    async with trio.open_nursery() as nursery:
+
+        async def send_late():
+            await trio.sleep(0.02)
+            await far.send_all(b"late")
+
+        nursery.start_soon(send_late)
+        assert await near.receive_into(buffer) == 4
+    near.busy_poll = BusyPoll(5.0)
+    await far.send_all(b"soon")
+    assert await near.receive_into(buffer) == 4
+    near.busy_poll = None
+    large = memoryview(bytearray(IN_STEP_BYTES_MAX + 1))
+    await far.send_all(large)
+    while len(near.peek(len(large))) != len(large):  # noqa: ASYNC110
+        await trio.sleep(0.001)
+    assert await near.receive_into(large) == len(large)
+    near.busy_poll = poll = CountingPoll()
+    with trio.move_on_after(0.02):
+        await near.receive_into(buffer)
+    assert poll.calls == 0
+    await far.aclose()
+    assert await near.receive_into(buffer) == 0
+    await near.aclose()
+    await listeners[0].aclose()

@@ -1,0 +1,87 @@
+"""A replay on a Spark cluster of two workers, each a process of its own, says what one on local[2] says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import trioha_spark
+from tests.recording.sessions import MasterModel, slave_events, write_session
+from tests.spark.cluster import SPARK_HOME, spark_cluster
+from trioha.recording.reader import open_session
+from trioha_spark.document import document
+from trioha_spark.packing import pack_segment, sealed_segments
+from trioha_spark.replay import replay
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings")
+    write_session(folder / "a", MasterModel(11).run(3000), segment_records=500)
+    packed = open_session(write_session(folder / "b", MasterModel(12).run(3000), segment_records=500))
+    for segment in sealed_segments(packed):
+        pack_segment(packed, segment)
+    write_session(folder / "c", slave_events(), role="SLAVE", broker_id=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(_paths()))
+        with spark_cluster(tmp_path_factory.mktemp("cluster")) as master:
+            yield master
+
+
+def _paths() -> list[str]:
+    """Where Python finds the modules that a wheel puts into site-packages."""
+    root = Path(trioha_spark.__file__).parents[2]
+    return [str(root), str(root / "spark")]
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(
+        [*map(str, command)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        # Without them spark-submit takes the first python3 of the PATH.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(_paths()),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+        },
+    )
+    assert done.returncode in {0, 1}, done.stderr
+    return done.stdout
+
+
+def test_cluster_says_what_local_spark_says(spark: SparkSession, master: str, recordings: Path) -> None:
+    expected = document(replay([recordings], spark=spark))
+    said = json.loads(
+        _run(sys.executable, "-m", "trioha", "replay", recordings, "--json", "--master", master)
+    )
+    assert said == json.loads(json.dumps(expected))
+    assert [row["session"] for row in said["sessions"]] == ["a", "b", "c"]
+
+
+def test_spark_submit_runs_a_replay_where_it_was_told_to(
+    spark: SparkSession, recordings: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "run_trioha.py"
+    program.write_text("from trioha.cli import main\n\nraise SystemExit(main())\n")
+    # Nobody answers at the address that it would use by itself.
+    arguments = ["replay", recordings / "b", "--json", "--master", "spark://127.0.0.1:1"]
+    said = json.loads(_run(SPARK_HOME / "bin" / "spark-submit", "--master", "local[1]", program, *arguments))
+    assert said == json.loads(json.dumps(document(replay([recordings / "b"], spark=spark))))

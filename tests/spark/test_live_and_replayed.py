@@ -1,0 +1,241 @@
+"""Live state and replayed state agree: what a real pair said at the end is what its recordings say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.pair import Told, record_pair
+from trioha.recording.clocks import links
+from trioha.recording.curves import Grid
+from trioha.recording.events import Kind, LinkEvent
+from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
+from trioha.recording.fold import combine, fold
+from trioha.recording.judging import judge_session
+from trioha.recording.reader import Session, find_sessions, open_session, read_facts
+from trioha.recording.records import read_records
+from trioha.remoting.status import BrokerStatus
+from trioha_monitor.replay import open_replay
+from trioha_monitor.verdict import Verdict
+from trioha_monitor.view import ClusterView, EventKind
+from trioha_spark.document import document
+from trioha_spark.moment import moment, open_tapes
+from trioha_spark.replay import replay
+
+pytestmark = pytest.mark.spark
+
+PART_RECORDS = 7
+"""The kernel folds sessions in parts of so many records."""
+RANGE_RECORDS = 60
+"""And Spark's tasks in ranges of so many."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return record_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def rows(told: Told, spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
+    return document(replay([told.sessions], spark=spark, range_records=RANGE_RECORDS))
+
+
+def sessions_of(folder: Path) -> tuple[Session, Session]:
+    """The last session of the master, and of the slave."""
+    found = {session.is_slave: session for session in map(open_session, find_sessions([folder]))}
+    return found[False], found[True]
+
+
+def folded(session: Session) -> tuple[NodeResult, dict[int, ConnectionResult]]:
+    records = read_records(session).array
+    grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"][-1]), steps=10)
+    whole = combine(
+        fold(part, is_slave=session.is_slave, grid=grid, cold=index == 0)
+        for index, part in enumerate(np.array_split(records, len(records) // PART_RECORDS))
+    )
+    return node_result(whole.node), {
+        conn: connection_result(conn, part, grid) for conn, part in whole.connections.items()
+    }
+
+
+def ends(status: BrokerStatus) -> tuple[int | None, ...]:
+    return (status.max_offset, status.flushed_offset, status.dispatched_offset)
+
+
+def test_the_pair_met_its_faults(told: Told) -> None:
+    # A slave that stops ends its connection in order, or, with bytes that it has not read, by a reset.
+    assert dict(told.master.ended_connections) in (
+        {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 1, "EOF": 1},
+        {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 2},
+    )
+    assert told.master.put_statuses == {"PUT_OK": 15, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 3}
+    assert len(find_sessions([told.sessions])) == 3
+
+
+def test_the_kernel_says_of_the_master_what_it_said_of_itself(told: Told) -> None:
+    session, _ = sessions_of(told.sessions)
+    node, connections = folded(session)
+    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(told.master)
+    assert {wait.status: wait.count for wait in node.waits} == told.master.put_statuses
+    assert node.puts == sum(told.master.put_statuses.values())
+    reasons = [one.close_reason for one in connections.values() if one.close_reason is not None]
+    assert Counter(reasons) == told.master.ended_connections
+    facts, _ = read_facts(session)
+    addresses = {fact.fields["conn"]: fact.fields["address"] for fact in facts if fact.type_ == "connection"}
+    assert {
+        (conn, addresses[conn], one.state, one.sent_offset, one.ack_offset, one.max_offset)
+        for conn, one in connections.items()
+        if one.closed_ts_ns is None
+    } == {
+        (
+            *(one.connection_id, one.address, one.state),
+            *(one.sent_offset, one.ack_offset, one.ack_offset + one.lag_bytes),
+        )
+        for one in told.master.connections
+    }
+
+
+def test_the_kernel_says_of_the_slave_what_it_said_of_itself(told: Told) -> None:
+    _, session = sessions_of(told.sessions)
+    node, connections = folded(session)
+    client = told.slave.client
+    assert client is not None
+    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(told.slave)
+    assert node.connects - 1 == client.reconnects
+    (link,) = connections.values()
+    assert (link.state, link.reported_offset, link.received_offset) == (
+        *(client.state, client.reported_offset),
+        client.max_offset,
+    )
+
+
+def test_a_slave_whose_longer_log_was_set_aside_ends_where_its_new_one_did(told: Told) -> None:
+    session = open_session(next(path for path in find_sessions([told.sessions]) if path.name.endswith("-1")))
+    node, connections = folded(session)
+    first, *_, last = connections.values()
+    assert (first.close_reason, first.max_offset) == ("AHEAD", 66_900)
+    assert node.max_offset == node.flushed_offset == node.dispatched_offset == last.max_offset
+    assert last.max_offset is not None
+    assert last.max_offset < 66_900
+    # Also while it has no connection yet: until it goes to wait for the next try.
+    records = read_records(session).array
+    back_off = np.flatnonzero((records["kind"] == Kind.LINK) & (records["flags"] == LinkEvent.BACK_OFF))
+    before = fold(records[: back_off[0]], is_slave=True, grid=Grid.over(0, 1, steps=1), cold=True).node
+    assert (before.max_offset, before.flushed_offset) == (0, 0)
+
+
+def test_spark_says_what_the_nodes_said(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+    master, first, slave = rows["sessions"]
+    assert first["maxOffset"] < 66_900
+    names = ("maxOffset", "flushedOffset", "dispatchedOffset")
+    assert tuple(master[name] for name in names) == ends(told.master)
+    assert tuple(slave[name] for name in names) == ends(told.slave)
+    assert {row["status"]: row["count"] for row in rows["waits"]} == told.master.put_statuses
+    (status,) = told.master.connections
+    at_master, at_slave = (row for row in rows["connections"] if row["closedAtMs"] is None)
+    assert (at_master["conn"], at_master["address"]) == (status.connection_id, status.address)
+    assert (at_master["state"], at_master["sentOffset"], at_master["ackOffset"]) == (
+        *(status.state, status.sent_offset),
+        status.ack_offset,
+    )
+    client = told.slave.client
+    assert client is not None
+    assert (at_slave["address"], at_slave["state"], at_slave["reportedOffset"]) == (
+        *(client.master_address, client.state),
+        client.reported_offset,
+    )
+    assert rows["violations"] == []
+
+
+def test_spark_tells_the_faults_by_their_names(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+    assert [(row["role"], row["reason"], row["offset"] < row["maxOffset"]) for row in rows["gaps"]] == [
+        ("SYNC_MASTER", "REQUEST_ABOVE_MAX", False),
+        ("SLAVE", "AHEAD", True),
+    ]
+    reconnects = [(row["role"], row["closeReason"]) for row in rows["reconnects"]]
+    assert reconnects[:2] == [("SYNC_MASTER", "REQUEST_ABOVE_MAX"), ("SYNC_MASTER", "IO_ERROR")]
+    assert Counter(reason for role, reason in reconnects if role != "SLAVE") == told.master.ended_connections
+    assert reconnects[3:] == [("SLAVE", "AHEAD"), ("SLAVE", "IO_ERROR")]
+    causes = {(row["status"], row["cause"]) for row in rows["causes"]}
+    assert {("FLUSH_SLAVE_TIMEOUT", "ack"), ("SLAVE_NOT_AVAILABLE", "no slave")} < causes
+
+
+def test_a_moment_says_what_the_nodes_said(told: Told) -> None:
+    tapes = open_tapes([told.sessions])
+    at = moment(tapes, min(tape.session.wall_of(tape.last_ts_ns) for tape in tapes[::2]))
+    assert [(row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"]) for row in at["nodes"]] == [
+        ends(told.master),
+        ends(told.slave),
+    ]
+    (status,) = told.master.connections
+    row = at["connections"][0]
+    assert (row["sentOffset"], row["ackOffset"], row["lagBytes"]) == (
+        *(status.sent_offset, status.ack_offset),
+        status.lag_bytes,
+    )
+
+
+def test_the_monitor_shows_what_the_nodes_said(told: Told) -> None:
+    view = last_view(told.sessions)
+    master, slave = view.nodes
+    for node, status in ((master, told.master), (slave, told.slave)):
+        log = node.log
+        assert (log.max_offset, log.flushed_offset, log.dispatched_offset) == ends(status)
+        assert (node.role, node.broker_name, node.broker_id) == (
+            *(status.role, status.broker_name),
+            status.broker_id,
+        )
+    assert {put.status: put.count for put in master.log.puts} == told.master.put_statuses
+    assert master.ended_connections == told.master.ended_connections
+    (status,), (row,) = told.master.connections, view.replicas
+    assert row.verdict is Verdict.OK
+    assert (row.address, row.state, row.sent_offset, row.ack_offset, row.diff_bytes, row.in_sync) == (
+        *(status.address, status.state, status.sent_offset, status.ack_offset),
+        *(status.lag_bytes, status.in_sync),
+    )
+    client = told.slave.client
+    assert client is not None
+    assert slave.slave is not None
+    assert (slave.slave.state, slave.slave.reported_offset, slave.slave.master_address) == (
+        *(client.state, client.reported_offset),
+        client.master_address,
+    )
+    assert slave.slave.reconnects == client.reconnects
+    assert EventKind.GAP in {event.kind for event in view.events}
+
+
+def last_view(folder: Path) -> ClusterView:
+    source = open_replay([folder])
+    while source.work(for_s=1.0):
+        pass
+    assert source.damage == ()
+    return source.view_at(source.bearing.end_ns)
+
+
+def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
+    """Both nodes have the same clock: whatever else is said would be wrong."""
+    found = links(open_tapes([told.sessions]))
+    assert len(found) == 3
+    for link in found:
+        assert link.ahead_ns is not None
+        assert link.uncertain_ns is not None
+        assert abs(link.ahead_ns) <= link.uncertain_ns
+    # To the master they are connections 2 to 4; the slave counts anew when it starts.
+    assert [(link.master_conn, link.slave_conn) for link in found] == [(2, 2), (3, 3), (4, 1)]
+
+
+def test_what_is_said_at_a_clean_end_is_what_was_said_before(told: Told) -> None:
+    for session, status in zip(sessions_of(told.stopped), (told.master, told.slave), strict=True):
+        node, connections = folded(session)
+        assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(status)
+        assert all(one.closed_ts_ns is not None for one in connections.values())
+        *_, last = connections.values()
+        assert (last.ack_offset or last.reported_offset) == status.max_offset
+        assert last.close_reason in ({"SHUTDOWN"} if session.is_slave else {"EOF", "IO_ERROR"})
+    for path in find_sessions([told.stopped]):
+        assert [one for verdict in judge_session(open_session(path)) for one in verdict.violations] == []

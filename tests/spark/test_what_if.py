@@ -1,0 +1,128 @@
+"""`trioha what-if` as it is called, and its grid on Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.pairs import closed_loop, open_loop, write_pair
+from trioha.cli import main
+from trioha_spark.whatif import grid as grids
+from trioha_spark.whatif.figures import figures
+from trioha_spark.whatif.model import find_model_sessions, model_of, play
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("recordings") / "session", closed_loop(3, rounds=150))
+
+
+@pytest.fixture
+def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run on the Spark that the tests share."""
+
+    @contextmanager
+    def shared(master: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(grids, "spark_session", shared)
+
+
+@pytest.mark.spark
+def test_grid_is_predicted_beside_the_recording(
+    session: Path, shared_spark: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--rtt", "0,20ms", "--set", "inSyncReplicas=2", "--set", "slaveTimeout=15,3000"]
+    assert main(["what-if", str(session), *arguments, "--repeats", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["recorded"]["statuses"] == {"PUT_OK": 450}
+    model = document["model"]
+    assert (model["producers"], model["writers"], model["repeats"], model["puts"]) == ("closed", 3, 2, 900)
+    assert abs(model["error"]["p50"]) < 0.2
+    points = {tuple(point["changes"].values()): point for point in document["points"]}
+    assert set(points) == {("2", timeout, rtt) for timeout in ("15", "3000") for rtt in ("0", "20ms")}
+    assert points["2", "15", "20ms"]["statuses"] == {"FLUSH_SLAVE_TIMEOUT": 900}
+    assert points["2", "3000", "20ms"]["statuses"] == {"PUT_OK": 900}
+    assert points["2", "3000", "20ms"]["latencyMs"]["p50"] == pytest.approx(
+        model["latencyMs"]["p50"] + 20, rel=0.05
+    )
+    assert points["2", "3000", "20ms"]["settings"]["rttSeconds"] == 0.02
+    # The same as without Spark.
+    modelled = model_of(*find_model_sessions([session]))
+    alone = [figures([play(modelled, modelled.scenario, repeat=repeat)]) for repeat in range(2)]
+    assert grids.join(alone).latency_ms == model["latencyMs"]
+
+
+@pytest.mark.spark
+def test_table_says_how_far_the_model_is_off_and_the_report_is_written(
+    session: Path, shared_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "grid.html"
+    assert main(["what-if", str(session), "--slaves", "0,2", "--repeats", "1", "--report", str(report)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "closed loop of 3 writers" in shown
+    assert "the model's own error with the settings as recorded: p50 " in shown
+    assert "SLAVE_NOT_AVAILABLE 450 (100.0%)" in shown
+    page = report.read_text(encoding="utf-8")
+    assert "slaves=2" in page
+    assert "SLAVE_NOT_AVAILABLE" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "what-if: nothing is asked; as in --set inSyncReplicas=3 or --rtt 5ms"),
+        (["--set", "inSyncReplica=2"], "inSyncReplica: there is no such setting; one of brokerRole, inSync"),
+        (
+            ["--set", "haHousekeepingInterval=9"],
+            "haHousekeepingInterval: is not modelled; one of brokerRole,",
+        ),
+        (["--set", "inSyncReplicas=0"], "inSyncReplicas: 0 is out of range; give 1 to 2147483647"),
+        (["--rtt", "soon"], "--rtt: 'soon' is not a time; as in 5ms, 200us or 0.1s"),
+        (["--bandwidth", "0"], "--bandwidth: '0' is not an amount above 0; a number, with k, M, G"),
+        (["--slaves", "-1"], "--slaves: '-1' is not a number from 0 to 64"),
+        (
+            ["--writers", "2", "--rate", "10"],
+            "--rate: --writers are of a closed loop, this is of an open one",
+        ),
+        (["--rtt", "1", "--producers", "some"], "--producers: 'some' is not one of closed, open, auto"),
+        (["--rtt", "1", "--repeats", "0"], "--repeats: 0 is not a number from 1 to 100"),
+        (["--rtt", ",".join(map(str, range(1001)))], "grid: 1001 combinations are too many; at most 1000"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    arguments: list[str], line: str, session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", str(session), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_recording_that_does_not_answer_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_pair(tmp_path / "open", open_loop(every_ns=5_000_000, rounds=60))
+    assert main(["what-if", str(path), "--writers", "4"]) == 2
+    assert "its producers are an open loop, which shows no writers that think" in capsys.readouterr().err
+    assert main(["what-if", str(path), "--rtt", "1", "--report", str(tmp_path / "no" / "r.html")]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err
+    assert main(["what-if", str(tmp_path / "nowhere"), "--rtt", "1"]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_missing_extra_names_what_to_install(
+    session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "trioha_spark.whatif.scenario", None)
+    assert main(["what-if", str(session), "--rtt", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "trioha what-if needs Spark" in error
+    assert "pip install 'trioha[spark]'" in error

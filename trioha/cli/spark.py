@@ -1,0 +1,53 @@
+"""What the commands that run on Spark share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from trioha.errors import TriohaError
+
+
+def spark_module(name: str, *, command: str) -> ModuleType:
+    """A module of trioha_spark, which is there only with the extra. Raises TriohaError without it."""
+    try:
+        return importlib.import_module(f"trioha_spark.{name}")
+    except ModuleNotFoundError as error:
+        raise TriohaError(
+            f"trioha {command} needs Spark, and {error.name} is not installed: pip install 'trioha[spark]'"
+        ) from error
+
+
+@contextmanager
+def progress(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on the terminal that is told how many of how many tasks are done; None if it is not `shown`."""
+    if not shown:
+        yield None
+        return
+    # Spark has this process's stderr while it starts: the bar needs one of its own.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
+        columns = (
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+            *(MofNCompleteColumn(), TimeElapsedColumn()),
+        )
+        with Progress(*columns, console=Console(file=terminal), transient=True) as bars:
+            bar = bars.add_task("starting Spark", total=None)
+
+            def watch(done: int, tasks: int) -> None:
+                bars.update(bar, description=title, completed=done, total=tasks)
+
+            yield watch

@@ -1,0 +1,180 @@
+"""`trioha what-if`: predict how puts would have gone with other settings, from recorded sessions."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from trioha.cli.console import err, out, print_json
+from trioha.cli.spark import spark_module
+from trioha.errors import ConfigError, TriohaError
+
+Values = Annotated[list[str] | None, Parameter(negative=())]
+
+REPEATS_MAX: Final = 100
+PUT_OK: Final = "PUT_OK"
+_COLUMNS: Final = (
+    *("puts/s", "latency ms p50", "p90", "p99", "max"),
+    *("lag bytes p99/max", "lag s p99/max", "not PUT_OK"),
+)
+
+
+def what_if(
+    sessions: Annotated[list[Path], Parameter(negative=())],
+    /,
+    *,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    bandwidth: Values = None,
+    rtt: Values = None,
+    slaves: Values = None,
+    writers: Values = None,
+    rate: Values = None,
+    producers: str = "auto",
+    repeats: int = 3,
+    master: str = "local[*]",
+    report: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Predict how puts would have gone with other settings, another link or other producers.
+
+    A simulation of master, links and slaves, calibrated from the session of a master, plays the recorded puts
+    again. It first predicts the settings as recorded and says how far off it is. Options that are given more
+    than once, or with several values split by commas, make a grid of all combinations, which Spark computes
+    in parallel.
+
+    Parameters
+    ----------
+    sessions
+        The session of a master, and those of its slaves if there are any: session folders, or folders of
+        them.
+    set_
+        KEY=VALUE[,VALUE ...]: a setting of broker.conf, as in inSyncReplicas=2,3.
+    bandwidth
+        Bytes per second of each slave's link, each way: a number, with k, M, G, Ki, Mi or Gi if you like.
+    rtt
+        Round trip to add to each slave's link: 5ms, 200us, 0.1s; a bare number is ms.
+    slaves
+        Slaves that are connected.
+    writers
+        Writers of closed-loop producers, each with one put at a time.
+    rate
+        Puts per second of open-loop producers.
+    producers
+        closed (a writer's next put comes after its last one ended), open (puts come when they came), or auto
+        (as the recording shows).
+    repeats
+        How often each point is simulated; percentiles are the medians of the repeats'.
+    master
+        Where Spark runs: local[*], local[N] or spark://HOST:PORT.
+    report
+        HTML file to write: a picture of the grid; it needs nothing else to be looked at.
+    json
+        Print one JSON object with `recorded`, `model` and `points`.
+    """
+    if report is not None and not report.absolute().parent.is_dir():
+        raise TriohaError(f"{report}: its folder does not exist; make it first")
+    if not 1 <= repeats <= REPEATS_MAX:
+        raise ConfigError(f"{repeats} is not a number from 1 to {REPEATS_MAX}", key="--repeats")
+    if writers and rate:
+        raise ConfigError("--writers are of a closed loop, this is of an open one", key="--rate")
+    scenarios = _module("scenario")
+    axes = [
+        *scenarios.setting_axes(set_ or ()),
+        scenarios.bandwidth_axis(bandwidth or ()),
+        scenarios.rtt_axis(rtt or ()),
+        scenarios.count_axis("slaves", "slaves", slaves or (), low=0, high=scenarios.SLAVES_MAX),
+        scenarios.count_axis("writers", "writers", writers or (), low=1, high=scenarios.WRITERS_MAX),
+        scenarios.rate_axis(rate or ()),
+    ]
+    if not any(axes):
+        raise ConfigError("nothing is asked", key="what-if", hint="as in --set inSyncReplicas=3 or --rtt 5ms")
+    models = _module("model")
+    found = models.find_model_sessions(sessions)
+    model = models.model_of(*found, producers=_producers(producers))
+    points = scenarios.grid(model.scenario, axes)
+    for point in points:
+        models.check(model, point.scenario)
+    spark_module("java", command="what-if").require_java()
+    grids = _module("grid")
+    with err().status(f"simulating {len(points)} points on Spark") if sys.stderr.isatty() else nullcontext():
+        answer = grids.predict(model, points, repeats=repeats, master=master)
+    document = grids.document(answer)
+    if report is not None:
+        _module("plot").write_plot(answer, report)
+    if json:
+        print_json(document)
+        return 0
+    print_answer(document)
+    if report is not None:
+        out().print(f"report: {escape(str(report))}", soft_wrap=True)
+    return 0
+
+
+def _module(name: str) -> ModuleType:
+    return spark_module(f"whatif.{name}", command="what-if")
+
+
+def _producers(text: str) -> Any:
+    kinds = _module("producers").Producers
+    try:
+        return kinds(text)
+    except ValueError:
+        names = ", ".join(kind.value for kind in kinds)
+        raise ConfigError(f"{text!r} is not one of {names}", key="--producers") from None
+
+
+def print_answer(document: dict[str, Any]) -> None:
+    """Print what `trioha_spark.whatif.grid.document` says as a table, and how far it can be trusted."""
+    model = document["model"]
+    who = f"{model['ratePerSecond']:,.0f} puts/s of an open loop"
+    if model["producers"] == "closed":
+        who = f"closed loop of {model['writers']} writers"
+    table = Table(
+        title=f"What if: {escape(document['session'])}, {who}", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("", overflow="fold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_row("recorded", *_cells(document["recorded"]))
+    table.add_row("model, as recorded", *_cells(model), end_section=True)
+    for point in document["points"]:
+        label = " ".join(f"{key}={value}" for key, value in point["changes"].items())
+        table.add_row(escape(label), *_cells(point), style="bold")
+    out().print(table)
+    for remark in model["remarks"]:
+        out().print(remark, markup=False, soft_wrap=True)
+    error = model["error"]
+    if error["p50"] is None:
+        out().print("no put waited in the recording: the model's latencies cannot be compared", style="dim")
+    else:
+        out().print(
+            "the model's own error with the settings as recorded: "
+            f"p50 {error['p50']:+.0%}, p90 {error['p90']:+.0%}, p99 {error['p99']:+.0%}, "
+            f"puts/s {error['putsPerSecond']:+.0%}",
+            style="dim",
+        )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    latency, lag_bytes, lag_s = row["latencyMs"], row["lagBytes"], row["lagSeconds"]
+    ended = sum(row["statuses"].values())
+    failed = [
+        f"{status} {count:,} ({count / ended:.1%})"
+        for status, count in row["statuses"].items()
+        if status != PUT_OK
+    ]
+    return [
+        f"{row['putsPerSecond']:,.0f}",
+        *("-" if latency is None else f"{latency[name]:,.2f}" for name in ("p50", "p90", "p99", "max")),
+        "-" if lag_bytes is None else f"{lag_bytes['p99']:,.0f} / {lag_bytes['max']:,.0f}",
+        "-" if lag_s is None else f"{lag_s['p99']:,.3f} / {lag_s['max']:,.3f}",
+        "\n".join(failed) or "0",
+    ]

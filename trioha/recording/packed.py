@@ -1,0 +1,109 @@
+"""Packed segments: what `trioha session pack` makes of sealed ones.
+
+`events/<20-digit base seq>.parquet` stands for the segment of that name: the same records, their fields as
+columns, without the check word, which follows from them. Row groups hold `BLOCK_RECORDS` consecutive records
+each, in any order. PyArrow reads them, which a node does not have: it is imported when there is one to read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trioha.errors import StoreError
+from trioha.recording.layout import PACKED_SUFFIX
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+BASE_TS_KEY: Final = b"trioha.base_ts_ns"
+"""Key of the file's metadata: what the segment's header said."""
+BLOCK_RECORDS: Final = 131_072
+"""Records of a row group."""
+CHECK: Final = "check"
+
+
+class PackedError(Exception):
+    """A packed segment that cannot be read; says why, in a few words."""
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file of segments is a packed one, by its name."""
+    return path.suffix == PACKED_SUFFIX
+
+
+def describe(path: Path) -> tuple[int, int]:
+    """Monotonic clock at the first record, and how many records there are.
+
+    Raises PackedError if it is damaged, StoreError if PyArrow is not installed.
+    """
+    pq = _parquet(path)
+    from pyarrow import ArrowException  # noqa: PLC0415 (a node has none)
+
+    try:
+        metadata = pq.read_metadata(path)
+        return int(metadata.metadata[BASE_TS_KEY]), int(metadata.num_rows)
+    except (OSError, ArrowException, KeyError, TypeError, ValueError) as error:
+        raise PackedError(f"not a packed segment: {_line(error)}") from error
+
+
+def read_packed(
+    path: Path, dtype: np.dtype[np.void], *, base_seq: int, first: int, count: int
+) -> NDArray[np.void]:
+    """`count` records from the file's record `first` on, as `dtype`; check words are 0.
+
+    `base_seq`: seq of the file's first record.
+
+    Raises PackedError if it is damaged, StoreError if it is gone or PyArrow is not installed.
+    """
+    pq = _parquet(path)
+    import numpy as np  # noqa: PLC0415 (a node has none)
+    from pyarrow import ArrowException  # noqa: PLC0415
+
+    assert dtype.names is not None
+    names = [name for name in dtype.names if name != CHECK]
+    records = np.zeros(count, dtype)
+    try:
+        with pq.ParquetFile(path) as file:
+            row = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                begin, end = max(first, row), min(first + count, row + rows)
+                if begin < end:
+                    table = file.read_row_group(group, columns=names, use_threads=False)
+                    seq = table["seq"].to_numpy()
+                    # Their own places: the group's seqs are consecutive, in any order.
+                    place = np.zeros(rows, np.int64)
+                    place[np.clip(seq - int(seq.min()), 0, rows - 1)] = np.arange(rows)
+                    chosen = place[begin - row : end - row]
+                    own = records[begin - first : end - first]
+                    for name in names:
+                        own[name] = table[name].to_numpy()[chosen]
+                row += rows
+    except FileNotFoundError:
+        raise StoreError("is gone since it was listed", path=path) from None
+    except (OSError, ArrowException, KeyError, ValueError) as error:
+        raise PackedError(f"cannot be read: {_line(error)}") from error
+    if not (records["seq"] == np.arange(count) + (base_seq + first)).all():
+        raise PackedError("cannot be read: it holds other records than its name says")
+    return records
+
+
+def _parquet(path: Path) -> ModuleType:
+    try:
+        from pyarrow import parquet  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise StoreError(
+            "is packed, and pyarrow, which reads it, is not installed",
+            path=path,
+            hint="pip install pyarrow, or `trioha session unpack` where it is",
+        ) from None
+    module: ModuleType = parquet
+    return module
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
