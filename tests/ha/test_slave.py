@@ -181,6 +181,25 @@ async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_cl
         nursery.cancel_scope.cancel()
 
 
+async def test_time_that_the_masters_bytes_took_is_no_silence(log, master_log, autojump_clock):
+    class SlowDisk(Events):
+        def emit(self, kind, **fields):
+            if kind is Kind.RECEIVED:
+                autojump_clock.jump(3)
+            super().emit(kind, **fields)
+
+    slave, dialer, _ = make_slave(log, events=SlowDisk())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        started = trio.current_time()
+        await dialer.peers[0].frame(0, bytes(master_log.read(0, 10_000)))
+        await dialer.peers[0].ended()
+        assert trio.current_time() - started == 23.0
+        assert slave.status().last_close_reason is CloseReason.HOUSEKEEPING
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
     log.append(message())
     slave, dialer, events = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
@@ -277,7 +296,7 @@ async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock)
         with_connection = trio.lowlevel.current_statistics().tasks_living
         await dialer.peers[0].stream.aclose()
         await settled()
-        assert trio.lowlevel.current_statistics().tasks_living == with_connection - 2
+        assert trio.lowlevel.current_statistics().tasks_living == with_connection - len(("reader", "writer", "watch"))
         assert log.appended.waiting == 0
         assert slave.status().state is HaState.READY
         nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 
 import structlog
@@ -29,6 +30,7 @@ from trioha.ha.busy_poll import BusyPoll
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
+from trioha.ha.housekeeping import Housekeeping
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
 from trioha.ha.transport import SocketTransport, local_address, receive_into, send_now
@@ -226,15 +228,13 @@ class HaSlave:
         self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
         self._change_state(HaState.TRANSFER)
         log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
-        idle = trio.CancelScope(deadline=trio.current_time() + self._settings.housekeeping_interval_s)
+        housekeeping = Housekeeping(patience_s=self._settings.housekeeping_interval_s)
+        tasks = [partial(self._read_log, stream, housekeeping), partial(self._write_reports, stream)]
+        if self._acks is AckMode.FLUSHED and not self._is_observer:
+            tasks.append(partial(self._report_flushed, stream))
         try:
-            with idle:
-                async with trio.open_nursery() as connection:
-                    connection.start_soon(self._read_log, stream, idle, connection.cancel_scope)
-                    connection.start_soon(self._write_reports, stream, connection.cancel_scope)
-                    if self._acks is AckMode.FLUSHED and not self._is_observer:
-                        connection.start_soon(self._report_flushed, stream, connection.cancel_scope)
-            if idle.cancelled_caught:
+            await housekeeping.run(*tasks)
+            if housekeeping.is_expired:
                 self._end(CloseReason.HOUSEKEEPING)
                 log.warning(
                     f"ha housekeeping, found this connection[{self._master_address}] expired",
@@ -301,9 +301,7 @@ class HaSlave:
 
     # -- the master's log ----------------------------------------------------------------------------------
 
-    async def _read_log(
-        self, stream: trio.abc.Stream, idle: trio.CancelScope, connection: trio.CancelScope
-    ) -> None:
+    async def _read_log(self, stream: trio.abc.Stream, housekeeping: Housekeeping) -> None:
         file_bytes = self._log.file_bytes
         decoder = TransferDecoder(
             body_bytes_max=min(BODY_BYTES_MAX, file_bytes), joined_within_bytes=file_bytes
@@ -321,13 +319,14 @@ class HaSlave:
                     if self._unanswered >= UNANSWERED_MAX:
                         self._verdict = ""
                 now_s = trio.current_time()
-                idle.deadline = now_s + housekeeping_s
                 self._rate.add(received_bytes, now_s)
                 self._last_read_ms = time.time_ns() // 1_000_000
                 decoder.feed(buffer[:received_bytes])
                 self._take_events(decoder)
                 if self._ack_offset > self._reported_offset:
                     self._report(stream, self._ack_offset)
+                # The time that its bytes took here is no silence of the master's.
+                housekeeping.deadline_s = trio.current_time() + housekeeping_s
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:
@@ -343,8 +342,6 @@ class HaSlave:
         except StoreError as error:
             # A full disk: the log stays whole, and the next tries find out when there is space again.
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
-        finally:
-            connection.cancel()
 
     def _take_events(self, decoder: TransferDecoder) -> None:
         """Take all that the decoder has; raises FollowError at a frame that does not fit."""
@@ -411,7 +408,7 @@ class HaSlave:
 
     # -- reports -------------------------------------------------------------------------------------------
 
-    async def _write_reports(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+    async def _write_reports(self, stream: trio.abc.Stream) -> None:
         """Send what `_report` could not send at once, and a heartbeat whenever nothing else was sent."""
         heartbeat_s = self._settings.heartbeat_interval_s
         self._last_report_s = trio.current_time()
@@ -434,8 +431,6 @@ class HaSlave:
             self._end(CloseReason.IO_ERROR)
         except trio.TooSlowError:
             self._end(CloseReason.HOUSEKEEPING)
-        finally:
-            connection.cancel()
 
     def _report(self, stream: trio.abc.Stream, offset: int) -> None:
         """Tell the master where the log ends; sent at once if the socket takes it, else by the writer."""
@@ -459,7 +454,7 @@ class HaSlave:
         if self._unsent:
             self._unsent_report.set()
 
-    async def _report_flushed(self, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+    async def _report_flushed(self, stream: trio.abc.Stream) -> None:
         """Report what came to be on disk while nothing was received."""
         try:
             await self._requested.wait()
@@ -472,4 +467,3 @@ class HaSlave:
                     self._report(stream, self._ack_offset)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
-            connection.cancel()
