@@ -1,35 +1,48 @@
-"""What 20 monitors cost the node that they watch: CPU of the node at the same load, with and without them.
+"""What 20 monitors cost the node that they watch: its throughput at its limit, with and without them.
 
-    python tests/benchmarks/bench_monitored.py [--seconds 3] [--rounds 10] [--monitors 20] [--rate 600]
+    python tests/benchmarks/bench_monitored.py [--seconds 1] [--rounds 60] [--monitors 20] [--json FILE]
 
-A SYNC_MASTER and a slave, `trioha node` processes, take sends of 100 bytes from 16 writers of another
-process, so many a second. In turn nobody watches, or so many clients poll the master ten times a second each,
-over connections of their own, exactly as the monitor does. The master's CPU is that of its process, and what
-it takes more of a core is what its throughput loses where it has no core to spare. The rate is below what the
-machine can do: at its limit puts and monitors would wait for each other, less of them would be taken in one
-turn, and each would cost more, watched or not.
+A SYNC_MASTER with a core of its own, as busy as it can be: another process keeps 64 sends of 100 bytes in
+flight, each stored and replicated before it is answered, written and counted as bare bytes, so that the
+master and not its load is the limit. Load, slave and monitors share the other cores.
+
+20 clients ask ten times a second each, over connections of their own, exactly as the monitor does: in turn
+the master, or a decoy that repeats answers of the master's and runs beside the load. So the monitors' own
+work is there all the time, and what differs is what they cost the master. Its loss is that of puts for each
+second of its CPU; puts for each second of the clock are shown beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import multiprocessing
 import os
+import selectors
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import asdict, evolve, frozen
+from rich.console import Console
+from rich.progress import track
 
-from trioha.remoting.client import RemotingClient, open_client
-from trioha.remoting.send import SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.client import open_client
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.send import SendMessageRequestHeader, send_request
+from trioha.remoting.server import Peer, serve
 from trioha.remoting.status import StatusReader
 
 CONFIG = """\
@@ -42,7 +55,11 @@ mappedFileSizeCommitLog = 67108864
 """
 INTERVAL_S = 0.1
 BODY = bytes(100)
-WRITERS = 16
+CONNECTIONS = 4
+IN_FLIGHT = 16
+"""On each of them."""
+SETTLE_S = 0.3
+"""From when monitors begin until it is measured."""
 
 
 @frozen
@@ -57,9 +74,14 @@ class Round:
     """What monitors were answered."""
 
     @property
-    def core(self) -> float:
-        """What it took of a core, 0 to 1."""
-        return self.cpu_s / self.seconds
+    def puts_per_cpu_s(self) -> float:
+        """Puts for each second that the master worked."""
+        return self.puts / self.cpu_s
+
+    @property
+    def puts_per_s(self) -> float:
+        """Puts for each second that passed."""
+        return self.puts / self.seconds
 
 
 def start_node(
@@ -106,11 +128,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_monitors(address: str, count: int, pipe: Connection) -> None:
-    """Watch `address` until told to stop, then tell how many answers there were."""
+def run_monitors(count: int, pipe: Connection) -> None:
+    """Watch the address that comes until None does, then tell how many answers there were."""
     answers = 0
 
-    async def watch(number: int) -> None:
+    async def watch(address: str, number: int) -> None:
         nonlocal answers
         async with open_client(address) as client:
             reader = StatusReader(client, with_table=True)
@@ -122,39 +144,85 @@ def run_monitors(address: str, count: int, pipe: Connection) -> None:
                 await trio.sleep_until(next_s)
 
     async def main() -> None:
+        nonlocal answers
+        while address := await trio.to_thread.run_sync(pipe.recv):
+            answers = 0
+            async with trio.open_nursery() as nursery:
+                for number in range(count):
+                    nursery.start_soon(watch, address, number)
+                await trio.to_thread.run_sync(pipe.recv)
+                nursery.cancel_scope.cancel()
+            pipe.send(answers)
+
+    trio.run(main)
+
+
+def run_decoy(address: str, pipe: Connection) -> None:
+    """Tell at which address monitors get the answers that the master at `address` gave once."""
+
+    async def main() -> None:
+        answers = {}
+        async with open_client(address) as client:
+            for code in (RequestCode.GET_BROKER_HA_STATUS, RequestCode.GET_BROKER_RUNTIME_INFO):
+                answers[code] = await client.request(request(code), timeout_s=3)
+
+        def answer(asked: RemotingCommand, _peer: Peer) -> RemotingCommand:
+            return evolve(answers[RequestCode(asked.code)], opaque=asked.opaque)
+
         async with trio.open_nursery() as nursery:
-            for number in range(count):
-                nursery.start_soon(watch, number)
+            addresses = await nursery.start(
+                lambda task_status: serve(answer, host="127.0.0.1", port=0, task_status=task_status)
+            )
+            pipe.send(f"127.0.0.1:{addresses[0][1]}")
             await trio.to_thread.run_sync(pipe.recv)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
-    pipe.send(answers)
 
 
-async def put_for(address: str, *, seconds: float, per_s: float) -> int:
-    """Store so many messages a second on master and slave for `seconds`; returns how many they were."""
+def run_load(address: str, pipe: Connection) -> None:
+    """Keep puts in flight for as many seconds as the pipe says, and answer how many were stored."""
     header = SendMessageRequestHeader(
         producer_group="p", topic="T", default_topic="TBW102", default_topic_queue_nums=4, queue_id=0,
         sys_flag=0, born_timestamp_ms=1_700_000_000_000, flag=0,
     )  # fmt: skip
-    message = send_request(header, BODY)
-    end_s = trio.current_time() + seconds
-    puts = 0
+    ask = encode(send_request(header, BODY))
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(CONNECTIONS)
+        ]
+        selector = stack.enter_context(selectors.DefaultSelector())
+        unread = [b""] * CONNECTIONS
+        for number, sock in enumerate(sockets):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            selector.register(sock, selectors.EVENT_READ, number)
+        while seconds := pipe.recv():
+            began_s = time.perf_counter()
+            for sock in sockets:
+                sock.sendall(ask * IN_FLIGHT)
+            puts, in_flight = 0, IN_FLIGHT * CONNECTIONS
+            while in_flight:
+                is_over = time.perf_counter() - began_s >= seconds
+                for key, _ in selector.select():
+                    data = unread[key.data] + sockets[key.data].recv(1 << 20)
+                    answered, unread[key.data] = count_frames(data)
+                    puts += answered
+                    in_flight -= answered
+                    if not is_over and answered:
+                        sockets[key.data].sendall(ask * answered)
+                        in_flight += answered
+            pipe.send((puts, time.perf_counter() - began_s))
 
-    async def write(client: RemotingClient, next_s: float) -> None:
-        nonlocal puts
-        while next_s < end_s:
-            await trio.sleep_until(next_s)
-            next_s += WRITERS / per_s
-            answer = await client.request(message, timeout_s=10)
-            assert put_status_name(answer) == "PUT_OK", answer
-            puts += 1
 
-    async with open_client(address) as client, trio.open_nursery() as nursery:
-        for number in range(WRITERS):
-            nursery.start_soon(write, client, trio.current_time() + number / per_s)
-    return puts
+def count_frames(data: bytes) -> tuple[int, bytes]:
+    """How many whole frames `data` begins with, each a put's success, and what is left."""
+    count = at = 0
+    while len(data) >= at + 4 and len(data) >= (end := at + 4 + int.from_bytes(data[at : at + 4])):
+        assert b'"code":0,' in data[at:end], data[at:end]
+        count += 1
+        at = end
+    return count, data[at:]
 
 
 async def until_stored(address: str) -> None:
@@ -165,55 +233,81 @@ async def until_stored(address: str) -> None:
                 await trio.sleep(0.1)
 
 
-def measure(pid: int, address: str, *, monitors: int, seconds: float, per_s: float) -> Round:
-    """One stretch of load with so many monitors."""
+def measure(pid: int, load: Connection, monitors: Connection, *, watched: str, seconds: float) -> Round:
+    """One stretch of load, while the monitors watch the address `watched`."""
+    monitors.send(watched)
+    time.sleep(SETTLE_S)
+    began_cpu_s = cpu_s(pid)
+    load.send(seconds)
+    puts, took_s = load.recv()
+    used_s = cpu_s(pid) - began_cpu_s
+    monitors.send(None)
+    return Round(puts, took_s, used_s, monitors.recv())
+
+
+def start_helper(processes: ExitStack, target: Callable[..., None], *args: object) -> Connection:
+    """A process of ours that is told what to do through the pipe that is returned."""
     ours, theirs = multiprocessing.Pipe()
-    watching = multiprocessing.Process(target=run_monitors, args=(address, monitors, theirs))
-    watching.start()
-    time.sleep(0.5)
-    began_s, began_cpu_s = time.perf_counter(), cpu_s(pid)
-    puts = trio.run(lambda: put_for(address, seconds=seconds, per_s=per_s))
-    took_s, used_s = time.perf_counter() - began_s, cpu_s(pid) - began_cpu_s
-    ours.send(None)
-    answers = ours.recv()
-    watching.join()
-    return Round(puts, took_s, used_s, answers)
+    helper = multiprocessing.Process(target=target, args=(*args, theirs), daemon=True)
+    helper.start()
+    processes.callback(helper.join)
+    processes.callback(ours.send, None)
+    return ours
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--monitors", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=600.0)
+    parser.add_argument("--json", type=Path, help="write every round to this file")
     args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed: one is the master's alone")
     with tempfile.TemporaryDirectory(prefix="trioha-bench-") as work, ExitStack() as processes:
         folder = Path(work)
         master, listen, ha = start_node(processes, folder, role="SYNC_MASTER", broker_id=0)
-        start_node(processes, folder, role="SLAVE", broker_id=1, master=ha)
+        slave, _, _ = start_node(processes, folder, role="SLAVE", broker_id=1, master=ha)
+        for task in Path(f"/proc/{master.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cores[:1])
+        for task in Path(f"/proc/{slave.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cores[1:])
+        os.sched_setaffinity(0, cores[1:])
         trio.run(until_stored, listen)
-        measure(master.pid, listen, monitors=0, seconds=2, per_s=args.rate)
-        rounds: dict[int, list[Round]] = {0: [], args.monitors: []}
-        print("monitors    puts/s  node's core  answers/s")
-        for _ in range(args.rounds):
-            for monitors, done in rounds.items():
-                one = measure(master.pid, listen, monitors=monitors, seconds=args.seconds, per_s=args.rate)
-                done.append(one)
-                print(
-                    f"{monitors:8} {one.puts / one.seconds:9,.0f} {one.core:12.1%} "
-                    f"{one.answers / one.seconds:10.0f}",
-                    flush=True,
-                )
-        alone, watched = (statistics.median(one.core for one in done) for done in rounds.values())
-        differences = sorted(
-            with_them.core - without.core
-            for without, with_them in zip(rounds[0], rounds[args.monitors], strict=True)
+        load = start_helper(processes, run_load, listen)
+        monitors = start_helper(processes, run_monitors, args.monitors)
+        decoy = start_helper(processes, run_decoy, listen).recv()
+        measure(master.pid, load, monitors, watched=listen, seconds=3)
+        rounds: dict[str, list[Round]] = {decoy: [], listen: []}
+        for number in track(range(args.rounds), "measuring", console=Console(stderr=True)):
+            for watched in (decoy, listen) if number % 2 else (listen, decoy):
+                one = measure(master.pid, load, monitors, watched=watched, seconds=args.seconds)
+                rounds[watched].append(one)
+    losses = [
+        1 - with_them.puts_per_cpu_s / without.puts_per_cpu_s
+        for without, with_them in zip(rounds[decoy], rounds[listen], strict=True)
+    ]
+    error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
+    print("watched  puts/s  puts/s of CPU  master's core  answers/s (medians)")
+    for name, done in zip(("decoy", "master"), rounds.values(), strict=True):
+        columns = (
+            statistics.median(getter(one) for one in done)
+            for getter in (
+                lambda one: one.puts_per_s,
+                lambda one: one.puts_per_cpu_s,
+                lambda one: one.cpu_s / one.seconds,
+                lambda one: one.answers / (one.seconds + SETTLE_S),
+            )
         )
-        print(
-            f"{args.monitors} monitors take {watched - alone:.1%} of a core of the node (medians); "
-            f"round by round {differences[0]:.1%} to {differences[-1]:.1%}"
-        )
+        print("{:7} {:7,.0f} {:14,.0f} {:14.0%} {:10.0f}".format(name, *columns))
+    print(
+        f"{args.monitors} monitors take {statistics.mean(losses):.1%} +- {error:.1%} of the throughput "
+        f"(mean and standard error of {len(losses)} pairs; median {statistics.median(losses):.1%})"
+    )
+    if args.json:
+        args.json.write_text(json.dumps([[asdict(one) for one in done] for done in rounds.values()]))
 
 
 if __name__ == "__main__":

@@ -296,7 +296,9 @@ async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock)
         with_connection = trio.lowlevel.current_statistics().tasks_living
         await dialer.peers[0].stream.aclose()
         await settled()
-        assert trio.lowlevel.current_statistics().tasks_living == with_connection - len(("reader", "writer", "watch"))
+        assert trio.lowlevel.current_statistics().tasks_living == with_connection - len(
+            ("reader", "writer", "watch")
+        )
         assert log.appended.waiting == 0
         assert slave.status().state is HaState.READY
         nursery.cancel_scope.cancel()

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import trio
 from attrs import define, frozen
 
-from trioha.ha.transport import SocketTransport
+from trioha.net.transport import SocketTransport
 
 Tap = Callable[[bytes], None]
 

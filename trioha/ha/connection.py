@@ -29,12 +29,12 @@ import trio
 from attrs import frozen
 
 from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header, last_report
-from trioha.ha.housekeeping import Housekeeping
 from trioha.ha.meter import FlowControl, LagClock, Measured, RateMeter, SpreadMeter
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import StateCell
 from trioha.ha.timeouts import Timeouts
-from trioha.ha.transport import SocketTransport, send_now
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.transport import SocketTransport, send_now
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
 

@@ -13,11 +13,11 @@ import trio
 from attrs import field, frozen
 
 from trioha.ha.admission import Admission, AdmissionSettings, identity_of
-from trioha.ha.busy_poll import BusyPoll
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import Changes, Notices
-from trioha.ha.transport import SocketTransport
+from trioha.net.busy_poll import BusyPoll
+from trioha.net.transport import SocketTransport
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
 from trioha.watermark import Wait

@@ -26,14 +26,14 @@ from attrs import frozen
 
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
-from trioha.ha.busy_poll import BusyPoll
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
-from trioha.ha.housekeeping import Housekeeping
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
-from trioha.ha.transport import SocketTransport, local_address, receive_into, send_now
+from trioha.net.busy_poll import BusyPoll
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.transport import SocketTransport, local_address, receive_into, send_now
 from trioha.recording.events import (
     NO_CONNECTION,
     CloseReason,

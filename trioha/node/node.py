@@ -38,14 +38,14 @@ from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDisk
 from trioha.config.model import AckMode, HaRole, HaVerify
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
-from trioha.ha.busy_poll import has_cores_to_spare
 from trioha.ha.connection import HaSettings
 from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
-from trioha.ha.transport import SocketTransport
+from trioha.net.busy_poll import has_cores_to_spare
+from trioha.net.transport import SocketTransport
 from trioha.recording.events import EventSink, Kind, NoSink
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import Recorder

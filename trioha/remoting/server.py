@@ -4,7 +4,8 @@ Theory of operation. Each connection is one nursery with a reader and a single w
 connection. The reader cuts frames and calls the handler for each request, in the order of their arrival. A
 handler that has its answer at once returns it; one that must wait returns an awaitable, which gets a task of
 its own, so that a send that waits three seconds for a slave does not hold the request behind it. Answers are
-written as they become ready, in any order, all that are ready in one send.
+written as they become ready, in any order, all that are ready in one send: by the reader in its own turn, as
+far as the socket takes them at once, else by the writer.
 
 A request is in flight from when it is read until its answer is written. A connection with `in_flight_max`
 requests or `in_flight_bytes_max` body bytes in flight is not read from until some are done: a peer that asks
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -31,6 +33,8 @@ from attrs import field, frozen
 from attrs.validators import ge
 
 from trioha.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.transport import SocketTransport, send_now
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode_head
 from trioha.remoting.codes import ResponseCode
@@ -39,8 +43,8 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 log = structlog.get_logger()
 
 REQUESTS_PER_TURN = 4
-"""After so many requests the writer gets its turn. A client with 16 requests in flight has then answers to
-work on while the server works on the rest: 29,000 sends a second instead of 17,000 in lockstep."""
+"""After so many requests their answers are sent and others get their turn. A client with 16 requests in
+flight has then answers to work on while the server works on the rest: no lockstep."""
 
 
 @frozen
@@ -180,7 +184,8 @@ class RemotingServer:
                 # Gone between accept and here.
                 self.broken_connections += 1
                 return
-            await self.serve_stream(stream, Address(host, port))
+            async with SocketTransport.take_over(stream) as transport:
+                await self.serve_stream(transport, Address(host, port))
 
     async def serve_stream(self, stream: trio.abc.Stream, address: Address) -> None:
         """Serve `stream`, whatever it is made of, as a connection from `address`. The caller closes it."""
@@ -213,7 +218,7 @@ class _Connection:
         self._stream = stream
         self._peer = peer
         self._decoder = FrameDecoder(frame_bytes_max=self._limits.frame_bytes_max)
-        self._idle = trio.CancelScope()
+        self._housekeeping = Housekeeping(patience_s=math.inf)
         self._outbox: list[bytes | memoryview] = []
         self._outbox_filled = trio.Event()
         self._in_flight = 0
@@ -225,44 +230,78 @@ class _Connection:
         self._answered_bytes = 0
         self._room: trio.Event | None = None
         """Set when there is room again; None unless the reader waits for it."""
+        self._is_turn_of_reader = False
+        """Whether the reader is at work, and will send what is in the outbox."""
+        self._is_sending = False
+        """Whether the writer is in the middle of a send."""
+        self._is_over = False
 
     async def run(self) -> None:
         """Serve until either side ends it."""
-        self._not_idle()
-        with self._idle:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, nursery)
-                nursery.start_soon(self._write, nursery.cancel_scope)
-        if self._idle.cancelled_caught:
-            self._server.idle_closes += 1
+        self._housekeeping = Housekeeping(patience_s=self._limits.idle_timeout_s)
+        async with trio.open_nursery() as handlers:
+            await self._housekeeping.run(partial(self._read, handlers), self._write)
+            handlers.cancel_scope.cancel()
+        self._server.idle_closes += self._housekeeping.is_expired
+
+    def _end(self, *, is_broken: bool) -> None:
+        """The connection is over. Reader and writer may both find it broken: whoever ends it counts it."""
+        self._server.broken_connections += is_broken and not self._is_over
+        self._is_over = True
 
     def _not_idle(self) -> None:
-        self._idle.deadline = trio.current_time() + self._limits.idle_timeout_s
+        self._housekeeping.deadline_s = trio.current_time() + self._limits.idle_timeout_s
 
-    async def _read(self, nursery: trio.Nursery) -> None:
-        # Reader and writer may both find the connection broken: whoever ends it counts it.
-        connection = nursery.cancel_scope
+    async def _read(self, handlers: trio.Nursery) -> None:
         handled = 0
         try:
             while data := await self._stream.receive_some(self._limits.receive_bytes_max):
                 self._not_idle()
                 self._decoder.feed(data)
+                self._is_turn_of_reader = True
                 while (command := self._decoder.next_command()) is not None:
                     if command.is_response:
                         self._server.unasked_responses += 1
                         continue
                     if not self._has_room(command):
+                        self._end_turn()
                         await self._wait_for_room(command)
-                    self._handle(command, nursery)
+                        self._is_turn_of_reader = True
+                    self._handle(command, handlers)
                     handled += 1
                     if handled % REQUESTS_PER_TURN == 0:
+                        self._end_turn()
                         await trio.lowlevel.checkpoint()
+                        self._is_turn_of_reader = True
+                self._end_turn()
+            self._end(is_broken=False)
         except trio.BrokenResourceError:
-            self._server.broken_connections += not connection.cancel_called
+            self._end(is_broken=True)
         except RemoteProtocolError as error:
+            self._end(is_broken=False)
             self._server.protocol_errors += 1
             log.warning("remoting connection closed", peer=str(self._peer), reason=str(error))
-        connection.cancel()
+
+    def _end_turn(self) -> None:
+        """Send what is answered, as far as the socket takes it at once; the rest is the writer's."""
+        self._is_turn_of_reader = False
+        if not self._outbox:
+            return
+        if not self._is_sending:
+            batch = b"".join(self._outbox)
+            left = send_now(self._stream, batch)
+            if not left:
+                self._outbox.clear()
+                self._leave_flight(*self._take_answered())
+                return
+            self._outbox = [left]
+        self._outbox_filled.set()
+
+    def _take_answered(self) -> tuple[int, int]:
+        """How many requests, with bodies of how many bytes, the answers in the outbox are for."""
+        answered = self._answered, self._answered_bytes
+        self._answered = self._answered_bytes = 0
+        return answered
 
     def _has_room(self, command: RemotingCommand) -> bool:
         if self._in_flight == 0:
@@ -318,7 +357,7 @@ class _Connection:
         except LocalProtocolError as error:
             answer = self._answer_to_error(command, error)
             head = encode_head(answer)
-        if not self._outbox:
+        if not self._is_turn_of_reader:
             self._outbox_filled.set()
         self._outbox.append(head)
         if answer.body:
@@ -333,25 +372,29 @@ class _Connection:
         if self._room is not None:
             self._room.set()
 
-    async def _write(self, connection: trio.CancelScope) -> None:
+    async def _write(self) -> None:
         # One scope for all sends: a new one for each would cost as much as the rest of a small one.
         sending = trio.CancelScope()
         try:
             with sending:
                 while True:
                     await self._outbox_filled.wait()
+                    self._outbox_filled = trio.Event()
+                    if not self._outbox:
+                        # The reader has sent it.
+                        continue
                     batch = b"".join(self._outbox)
                     self._outbox.clear()
-                    self._outbox_filled = trio.Event()
-                    answered, answered_bytes = self._answered, self._answered_bytes
-                    self._answered = self._answered_bytes = 0
+                    answered = self._take_answered()
                     sending.deadline = trio.current_time() + self._limits.send_timeout_s
+                    self._is_sending = True
                     await self._stream.send_all(batch)
+                    self._is_sending = False
                     sending.deadline = math.inf
                     self._not_idle()
-                    self._leave_flight(answered, answered_bytes)
+                    self._leave_flight(*answered)
         except trio.BrokenResourceError:
-            self._server.broken_connections += not connection.cancel_called
+            self._end(is_broken=True)
         if sending.cancelled_caught:
             self._server.send_timeouts += 1
             log.warning(
@@ -359,7 +402,6 @@ class _Connection:
                 peer=str(self._peer),
                 reason=f"it took nothing for {self._limits.send_timeout_s:g} s",
             )
-        connection.cancel()
 
 
 def _host_and_port(socket_address: tuple[object, ...]) -> tuple[str, int]:

@@ -9,10 +9,10 @@ from attrs import evolve
 from tests.ha.support import SETTINGS, make_master
 from tests.ha.test_push import in_step, slave_of
 from tests.store.support import message, open_log
-from trioha.ha.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
 from trioha.ha.frames import REPORT
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
-from trioha.ha.transport import IN_STEP_BYTES_MAX, SocketTransport
+from trioha.net.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
+from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.store.status import PutStatus
 

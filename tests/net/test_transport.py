@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-from trioha.ha.transport import BYTES_PER_CALL, CALLS_PER_TURN, SocketTransport, receive_into
+from trioha.net.transport import BYTES_PER_CALL, CALLS_PER_TURN, SocketTransport, receive_into
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""A TCP stream for log transfer: trio's, less the detours that cost latency.
+"""A TCP stream for the node's connections: trio's, less the detours that cost latency.
 
 trio's own `SocketStream` yields to the scheduler after every call, also when nothing had to be waited for.
-That is right for most programs and costs a replica 10-20 us a step, on a path of eight steps from a put to
+That is right for most programs and costs a node 10-20 us a step, on a path of eight steps from a put to
 its ack. This stream tries the socket first and yields only when it must wait, or after every
 `CALLS_PER_TURN` calls, so that a connection that always has more cannot starve the others.
 """
@@ -13,7 +13,7 @@ import socket
 
 import trio
 
-from trioha.ha.busy_poll import BusyPoll
+from trioha.net.busy_poll import BusyPoll
 
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024

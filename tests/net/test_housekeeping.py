@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from trioha.ha.housekeeping import Housekeeping
+from trioha.net.housekeeping import Housekeeping
 
 
 async def ended_after(housekeeping, *tasks):

@@ -1,0 +1,1 @@
+"""Sockets and connections, whatever protocol is spoken on them."""
