@@ -16,7 +16,8 @@ from attrs import frozen
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import ResponseCode
-from trioha.remoting.status import BrokerStatus, StatusReader
+from trioha.remoting.status import BrokerStatus
+from trioha.remoting.status_reader import StatusReader
 
 Ask = Callable[[], Awaitable[BrokerStatus]]
 """One question to one node."""
@@ -48,9 +49,9 @@ OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
 
 @asynccontextmanager
 async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]:
-    """A session over RocketMQ's remoting protocol: 907 where the node knows it, else 28."""
+    """A session over RocketMQ's remoting protocol: updates of 907 from trioha, else 907 if known, else 28."""
     async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
-        reader = StatusReader(client, with_table=True)
+        reader = StatusReader(client, with_table=True, every_s=times.interval_s)
         yield partial(reader.fetch, timeout_s=times.request_timeout_s)
 
 

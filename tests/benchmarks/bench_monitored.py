@@ -6,10 +6,10 @@ A SYNC_MASTER with a core of its own, as busy as it can be: another process keep
 flight, each stored and replicated before it is answered, written and counted as bare bytes, so that the
 master and not its load is the limit. Load, slave and monitors share the other cores.
 
-20 clients ask ten times a second each, over connections of their own, exactly as the monitor does: in turn
-the master, or a decoy that repeats answers of the master's and runs beside the load. So the monitors' own
-work is there all the time, and what differs is what they cost the master. Its loss is that of puts for each
-second of its CPU; puts for each second of the clock are shown beside it.
+20 clients look ten times a second each, over connections of their own, exactly as the monitor does: in turn
+at the master, or at a decoy, an idle node beside the load. So the monitors' own work is there all the time,
+and what differs is what they cost the master. Its loss is that of puts for each second of its CPU; puts for
+each second of the clock are shown beside it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import trio
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
 from rich.console import Console
 from rich.progress import track
 
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import encode
-from trioha.remoting.codes import RequestCode
-from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.send import SendMessageRequestHeader, send_request
-from trioha.remoting.server import Peer, serve
-from trioha.remoting.status import StatusReader
+from trioha.remoting.status_reader import StatusReader
 
 CONFIG = """\
 brokerName = broker-a
@@ -56,7 +53,7 @@ mappedFileSizeCommitLog = 67108864
 INTERVAL_S = 0.1
 BODY = bytes(100)
 CONNECTIONS = 4
-IN_FLIGHT = 16
+IN_FLIGHT = 64
 """On each of them."""
 SETTLE_S = 0.3
 """From when monitors begin until it is measured."""
@@ -85,18 +82,18 @@ class Round:
 
 
 def start_node(
-    processes: ExitStack, folder: Path, *, role: str, broker_id: int, master: str | None = None
+    processes: ExitStack, folder: Path, name: str, *, role: str, master: str | None = None
 ) -> tuple[subprocess.Popen[str], str, str]:
     """A running node, its listen address and its HA address."""
     config = folder / "broker.conf"
     config.write_text(CONFIG)
-    settings = [f"brokerRole={role}", f"brokerId={broker_id}", f"storePathRootDir={folder / str(broker_id)}"]
+    settings = [f"brokerRole={role}", f"brokerId={int(role == 'SLAVE')}", f"storePathRootDir={folder / name}"]
     # To look for bytes takes what nobody else wants of a core: that is no work, and would hide the work.
     settings.append("trioha.haBusyPoll=0")
     if master is not None:
         settings.append(f"haMasterAddress={master}")
     options = [word for setting in settings for word in ("-p", setting)]
-    log = processes.enter_context((folder / f"{broker_id}.log").open("w"))
+    log = processes.enter_context((folder / f"{name}.log").open("w"))
     node = subprocess.Popen(
         (sys.executable, "-m", "trioha", "node", "-c", str(config), *options),
         stdout=subprocess.PIPE,
@@ -107,7 +104,7 @@ def start_node(
     assert node.stdout is not None
     line = node.stdout.readline()
     if not line.startswith("ready "):
-        raise SystemExit(f"{role} did not start: {Path(log.name).read_text()}")
+        raise SystemExit(f"{name} did not start: {Path(log.name).read_text()}")
     said = dict(word.partition("=")[::2] for word in shlex.split(line)[1:])
     return node, said["listen"], said["ha"]
 
@@ -135,7 +132,7 @@ def run_monitors(count: int, pipe: Connection) -> None:
     async def watch(address: str, number: int) -> None:
         nonlocal answers
         async with open_client(address) as client:
-            reader = StatusReader(client, with_table=True)
+            reader = StatusReader(client, with_table=True, every_s=INTERVAL_S)
             await trio.sleep(INTERVAL_S * number / count)
             while True:
                 next_s = trio.current_time() + INTERVAL_S
@@ -153,29 +150,6 @@ def run_monitors(count: int, pipe: Connection) -> None:
                 await trio.to_thread.run_sync(pipe.recv)
                 nursery.cancel_scope.cancel()
             pipe.send(answers)
-
-    trio.run(main)
-
-
-def run_decoy(address: str, pipe: Connection) -> None:
-    """Tell at which address monitors get the answers that the master at `address` gave once."""
-
-    async def main() -> None:
-        answers = {}
-        async with open_client(address) as client:
-            for code in (RequestCode.GET_BROKER_HA_STATUS, RequestCode.GET_BROKER_RUNTIME_INFO):
-                answers[code] = await client.request(request(code), timeout_s=3)
-
-        def answer(asked: RemotingCommand, _peer: Peer) -> RemotingCommand:
-            return evolve(answers[RequestCode(asked.code)], opaque=asked.opaque)
-
-        async with trio.open_nursery() as nursery:
-            addresses = await nursery.start(
-                lambda task_status: serve(answer, host="127.0.0.1", port=0, task_status=task_status)
-            )
-            pipe.send(f"127.0.0.1:{addresses[0][1]}")
-            await trio.to_thread.run_sync(pipe.recv)
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
@@ -268,17 +242,16 @@ def main() -> None:
         raise SystemExit("two cores are needed: one is the master's alone")
     with tempfile.TemporaryDirectory(prefix="trioha-bench-") as work, ExitStack() as processes:
         folder = Path(work)
-        master, listen, ha = start_node(processes, folder, role="SYNC_MASTER", broker_id=0)
-        slave, _, _ = start_node(processes, folder, role="SLAVE", broker_id=1, master=ha)
+        master, listen, ha = start_node(processes, folder, "master", role="SYNC_MASTER")
+        # All that is started from now on has the other cores.
+        os.sched_setaffinity(0, cores[1:])
         for task in Path(f"/proc/{master.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), cores[:1])
-        for task in Path(f"/proc/{slave.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), cores[1:])
-        os.sched_setaffinity(0, cores[1:])
+        start_node(processes, folder, "slave", role="SLAVE", master=ha)
+        _, decoy, _ = start_node(processes, folder, "decoy", role="ASYNC_MASTER")
         trio.run(until_stored, listen)
         load = start_helper(processes, run_load, listen)
         monitors = start_helper(processes, run_monitors, args.monitors)
-        decoy = start_helper(processes, run_decoy, listen).recv()
         measure(master.pid, load, monitors, watched=listen, seconds=3)
         rounds: dict[str, list[Round]] = {decoy: [], listen: []}
         for number in track(range(args.rounds), "measuring", console=Console(stderr=True)):

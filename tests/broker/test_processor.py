@@ -11,6 +11,7 @@ from trioha.broker.info import BrokerInfo, Identity
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send import SendProcessor
+from trioha.broker.updates import StatusUpdates
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
@@ -66,7 +67,10 @@ class Broker:
             replicas=self.replicas,
             slave=None,
         )
-        self.processor = BrokerProcessor(send=SendProcessor(self.puts, cluster_name="cluster"), info=info)
+        self.updates = StatusUpdates(lambda: info.ha_status().to_json())
+        self.processor = BrokerProcessor(
+            send=SendProcessor(self.puts, cluster_name="cluster"), info=info, updates=self.updates
+        )
 
     async def ask(self, command):
         answer = self.processor(command, PEER)
@@ -309,3 +313,20 @@ async def test_put_rates_are_those_of_the_windows(tmp_path, autojump_clock):
     assert (ten, sixty, ten_minutes) == (0.0, 20 / 50, 20 / 50)
     await trio.sleep(1000)
     assert broker.puts.statistics().messages_per_s == (0.0, 0.0, 0.0)
+
+
+async def test_a_question_for_updates_is_answered_with_what_is_promised(broker):
+    fields = {"triohaEveryMillis": "10", "triohaUpdates": "20"}
+    answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
+    assert answer.ext_fields == {"triohaEveryMillis": "50", "triohaUpdates": "20"}
+    assert HaRuntimeInfo.from_json(answer.body).extras is not None
+    assert broker.updates.readers == 1
+    fields["triohaUpdates"] = "0"
+    await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
+    assert broker.updates.readers == 0
+
+
+async def test_a_question_without_updates_is_answered_as_a_broker_does(broker):
+    answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
+    assert answer.ext_fields == {}
+    assert broker.updates.readers == 0

@@ -511,3 +511,46 @@ async def test_errors_of_the_clients_block_come_out_as_they_are() -> None:
         with pytest.raises(ValueError, match=r"^mine$"):
             async with open_client(address):
                 raise ValueError("mine")
+
+
+PUSHED = encode(request(907, body=b"pushed", oneway=True))
+
+
+async def test_what_is_pushed_goes_to_the_connection_of_that_number() -> None:
+    server = RemotingServer(echo)
+    async with served_stream(server) as first, served_stream(server) as second:
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.push(2, PUSHED)
+        await second.send_all(encode(request(310), opaque=7))
+        decoder = FrameDecoder()
+        pushed, answer = [await read_command(second, decoder) for _ in range(2)]
+        assert pushed is not None
+        assert answer is not None
+        assert (pushed.code, bytes(pushed.body), answer.opaque) == (907, b"pushed", 7)
+        assert not server.push(3, PUSHED)
+        await first.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not server.push(1, PUSHED)
+
+
+async def test_who_does_not_read_is_pushed_no_more_than_the_socket_holds() -> None:
+    """And what follows, once it reads, is whole and in order."""
+    frame = encode(request(907, body=bytes(100_000), oneway=True))
+    pushes = 2000
+    async with serving(echo) as (server, address):
+        host, _, port = address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(encode(request(310), opaque=1))
+            decoder = FrameDecoder()
+            assert await read_command(stream, decoder) is not None
+            for _ in range(pushes):
+                assert server.push(1, frame)
+                await trio.lowlevel.checkpoint()
+            await stream.send_all(encode(request(310, body=b"last"), opaque=2))
+            taken = 0
+            while (command := await read_command(stream, decoder)) is not None and command.code == 907:
+                assert len(command.body) == 100_000
+                taken += 1
+            assert command is not None
+            assert (command.opaque, command.body) == (2, b"last")
+        assert 0 < taken < pushes // 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,10 +11,12 @@ import trio
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from tests.remoting.recorded import answers
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
+from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import Peer, RemotingServer
@@ -28,11 +30,8 @@ from trioha.remoting.status import (
     HaRuntimeInfo,
     SlaveClientStatus,
     Spread,
-    StatusReader,
-    fetch_status,
-    parse_broker_config,
-    parse_runtime_info,
 )
+from trioha.remoting.status_reader import StatusReader, fetch_status, parse_broker_config, parse_runtime_info
 
 MASTER_53 = answers("remoting-5.3.3/070-probe--master")
 SLAVE_53 = {
@@ -377,9 +376,122 @@ def test_a_table_or_a_configuration_with_nonsense_in_it_tells_the_rest() -> None
 async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_for_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trioha.remoting.status.TABLE_INTERVAL_S", 1e6)
+    monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 1e6)
     async with broker(MASTER_53) as (client, asked_codes):
         reader = StatusReader(client)
         first = await reader.fetch()
         assert await reader.fetch() == first
     assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]
+
+
+TRIOHA = HaRuntimeInfo(
+    master=True,
+    master_max_offset=100,
+    in_sync_slaves=0,
+    connections=(),
+    client=SlaveClientStatus(None, 0, 0, 0, 0),
+    extras=HaExtras(
+        version="1", role="ASYNC_MASTER", cluster_name="c", broker_name="b", broker_id=0, min_offset=0,
+        flushed_offset=0, ha_address="127.0.0.1:10912",
+    ),
+)  # fmt: skip
+PROMISE = {"triohaEveryMillis": "100", "triohaUpdates": "20"}
+
+
+def told(offset: int) -> bytes:
+    return evolve(TRIOHA, master_max_offset=offset).to_json()
+
+
+def update(offset: int) -> bytes:
+    return encode(request(HA_STATUS, body=told(offset), oneway=True))
+
+
+@asynccontextmanager
+async def promising(
+    fields: Mapping[str, str], *, before: bytes = b""
+) -> AsyncIterator[tuple[StatusReader, Callable[[bytes], Awaitable[None]], list[int]]]:
+    """A reader of a node that promises `fields`, a way to push to it, and when the node was asked.
+
+    `before` goes out before each answer, which says 100.
+    """
+    ours, theirs = memory_stream_pair()
+    client = RemotingClient(ours, "node")
+    asked: list[int] = []
+
+    async def node() -> None:
+        decoder = FrameDecoder()
+        async for data in theirs:
+            decoder.feed(data)
+            while (command := decoder.next_command()) is not None:
+                asked.append(command.code)
+                answer = response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=told(100))
+                await theirs.send_all(before + encode(answer))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node)
+        nursery.start_soon(client._run)
+        yield StatusReader(client, every_s=0.1), theirs.send_all, asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_update_is_waited_for_and_the_newest_one_taken(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, asked):
+        assert (await reader.fetch()).max_offset == 100
+        await push(update(101) + update(102))
+        await wait_all_tasks_blocked()
+        assert (await reader.fetch()).max_offset == 102
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push_later, push, update(103))
+            assert (await reader.fetch()).max_offset == 103
+        assert asked == [HA_STATUS]
+
+
+async def push_later(push: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+    await trio.sleep(0.15)
+    await push(data)
+
+
+async def test_a_node_whose_update_is_late_is_asked(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, asked):
+        await reader.fetch()
+        started = trio.current_time()
+        assert (await reader.fetch()).max_offset == 100
+        assert round(trio.current_time() - started, 3) == 0.2
+        # It promised again when it answered.
+        await push(update(104))
+        await wait_all_tasks_blocked()
+        assert (await reader.fetch()).max_offset == 104
+        assert asked == [HA_STATUS] * 2
+
+
+async def test_an_update_that_is_older_than_an_answer_is_passed_over(autojump_clock: object) -> None:
+    async with promising(PROMISE, before=update(99)) as (reader, push, _):
+        assert (await reader.fetch()).max_offset == 100
+        await push(update(101))
+        assert (await reader.fetch()).max_offset == 101
+
+
+async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock: object) -> None:
+    async with promising({}) as (reader, _, asked):
+        for _ in range(3):
+            assert (await reader.fetch()).max_offset == 100
+        assert asked == [HA_STATUS] * 3
+        assert trio.current_time() == 0
+
+
+async def test_wrong_updates_and_promises_are_errors_of_the_peer(autojump_clock: object) -> None:
+    async with promising({**PROMISE, "triohaUpdates": "many"}) as (reader, _, _):
+        with pytest.raises(RemoteProtocolError, match="triohaUpdates is not a whole number"):
+            await reader.fetch()
+    async with promising(PROMISE) as (reader, push, _):
+        await reader.fetch()
+        await push(encode(request(HA_STATUS, body=b"{]", oneway=True)))
+        with pytest.raises(RemoteProtocolError, match="JSON"):
+            await reader.fetch()
+
+
+async def test_other_requests_of_a_broker_are_no_updates(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, _):
+        await reader.fetch()
+        await push(encode(request(RUNTIME_INFO, body=b"?", oneway=True)) + update(105))
+        assert (await reader.fetch()).max_offset == 105

@@ -7,17 +7,21 @@ from collections.abc import Awaitable
 
 from trioha.broker.info import BrokerInfo
 from trioha.broker.send import SendProcessor
+from trioha.broker.updates import StatusUpdates
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.server import Peer
+from trioha.remoting.updates import Updates
 
 
 class BrokerProcessor:
     """The handler of the broker's remoting server."""
 
-    def __init__(self, *, send: SendProcessor, info: BrokerInfo) -> None:
+    def __init__(self, *, send: SendProcessor, info: BrokerInfo, updates: StatusUpdates) -> None:
+        """`updates` is told who wants some; whoever runs the server runs it."""
         self._send = send
         self._info = info
+        self._updates = updates
 
     def __call__(
         self, request: RemotingCommand, peer: Peer
@@ -27,7 +31,7 @@ class BrokerProcessor:
             case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2:
                 return self._send.answer(request, peer)
             case RequestCode.GET_BROKER_HA_STATUS:
-                return response_to(request, ResponseCode.SUCCESS, body=self._info.ha_status().to_json())
+                return self._ha_status(request, peer)
             case RequestCode.GET_BROKER_RUNTIME_INFO:
                 return self._runtime_info(request)
             case code:
@@ -36,6 +40,17 @@ class BrokerProcessor:
                     ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                     remark=f" request type {code} not supported",
                 )
+
+    def _ha_status(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
+        updates = Updates.of(request.ext_fields)
+        if updates is not None:
+            self._updates.want(peer.connection, updates)
+        return response_to(
+            request,
+            ResponseCode.SUCCESS,
+            ext_fields=None if updates is None else updates.to_fields(),
+            body=self._info.ha_status().to_json(),
+        )
 
     async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
         table = await self._info.runtime_info()

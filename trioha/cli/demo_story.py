@@ -36,7 +36,8 @@ from trioha.config.properties import PropertiesDocument
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.status import BrokerStatus, fetch_status
+from trioha.remoting.status import BrokerStatus
+from trioha.remoting.status_reader import fetch_status
 
 START_TIMEOUT_S: Final = 30.0
 """For a node to serve."""

@@ -34,6 +34,7 @@ from trioha.broker.info import BrokerInfo, Identity
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send import SendProcessor
+from trioha.broker.updates import StatusUpdates
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
 from trioha.config.model import AckMode, HaRole, HaVerify
 from trioha.errors import ConfigError
@@ -328,12 +329,14 @@ async def _serve(
         slave=slave,
     )
     send = SendProcessor(puts, cluster_name=config.broker_cluster_name)
-    server = RemotingServer(BrokerProcessor(send=send, info=info))
+    updates = StatusUpdates(lambda: info.ha_status().to_json())
+    server = RemotingServer(BrokerProcessor(send=send, info=info, updates=updates))
     async with trio.open_nursery() as node:
         node.start_soon(flush.run)
         node.start_soon(group_commit.run)
         node.start_soon(allocate_ahead, commit_log)
         node.start_soon(dispatch.run)
+        node.start_soon(updates.run, server.push)
         node.start_soon(_retention(config, store, master).run)
         await node.start(master.serve, ha_listeners)
         if slave is not None:

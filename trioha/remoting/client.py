@@ -2,16 +2,17 @@
 
 Theory of operation. `request` chooses an opaque, leaves its frame in the outbox and sleeps. One task writes
 whatever the outbox holds in a single send; another reads, and wakes the request that a response belongs to.
-Responses come in any order. A response that nobody waits for any more is counted and forgotten, and so is
-what the server asks of us. When the connection ends, every waiting request fails with
-`ConnectionLostError`, and so does every later one: a new connection is a new client.
+Responses come in any order. A response that nobody waits for any more is counted and forgotten; what the
+server asks of us is counted, and handed to `on_request` if there is one. When the connection ends, every
+waiting request fails with `ConnectionLostError`, and so does every later one: a new connection is a new
+client.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -48,7 +49,7 @@ class ClientStatistics:
     late_responses: int
     """Answers that nobody waited for: too late, or with an opaque never used."""
     server_requests: int
-    """What the server asked of us. Ignored."""
+    """What the server asked of us."""
 
 
 @define(eq=False)
@@ -82,6 +83,9 @@ class RemotingClient:
         self._responses = 0
         self._late_responses = 0
         self._server_requests = 0
+        self.on_request: Callable[[RemotingCommand], None] | None = None
+        """Called with each request of the server's, while the client reads: it must not wait. Its body is
+        good during the call only."""
 
     @property
     def address(self) -> str:
@@ -183,6 +187,8 @@ class RemotingClient:
     def _take(self, command: RemotingCommand) -> None:
         if not command.is_response:
             self._server_requests += 1
+            if self.on_request is not None:
+                self.on_request(command)
             return
         waiter = self._waiting.pop(command.opaque, None)
         if waiter is None:

@@ -16,6 +16,9 @@ Error handling. A handler's exception is a bug: it is logged and answered with S
 is not: it is answered with its code and reason. A peer that breaks the protocol is closed without an answer,
 and counted. One-way requests are never answered (spec remoting 1.3).
 
+Not all that a server says is an answer: `push` sends a frame of its own to a connection, unless bytes are
+already waiting to be sent there: who does not read is not sent more.
+
 Cancelling `serve` closes every connection at once; handlers in flight see the cancellation.
 """
 
@@ -130,6 +133,18 @@ class RemotingServer:
         self.broken_connections = 0
         self.idle_closes = 0
         self.send_timeouts = 0
+        self._connections: dict[int, _Connection] = {}
+        """Those that are served now, by their number."""
+
+    def push(self, connection: int, frame: bytes) -> bool:
+        """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
+
+        It is dropped where bytes still wait to be sent there. False if there is no such connection.
+        """
+        served = self._connections.get(connection)
+        if served is not None:
+            served.push(frame)
+        return served is not None
 
     @property
     def statistics(self) -> ServerStatistics:
@@ -191,9 +206,12 @@ class RemotingServer:
         """Serve `stream`, whatever it is made of, as a connection from `address`. The caller closes it."""
         self.connections_open += 1
         self.connections_accepted += 1
+        peer = Peer(address, self.connections_accepted)
+        connection = self._connections[peer.connection] = _Connection(self, stream, peer)
         try:
-            await _Connection(self, stream, Peer(address, self.connections_accepted)).run()
+            await connection.run()
         finally:
+            del self._connections[peer.connection]
             self.connections_open -= 1
 
 
@@ -296,6 +314,19 @@ class _Connection:
                 return
             self._outbox = [left]
         self._outbox_filled.set()
+
+    def push(self, frame: bytes) -> None:
+        """Send `frame`, or drop it if other bytes wait."""
+        if self._outbox or self._is_sending or self._is_over:
+            return
+        try:
+            left = send_now(self._stream, frame)
+        except trio.BrokenResourceError:
+            # The reader finds that, too, and ends the connection.
+            return
+        if left:
+            self._outbox.append(left)
+            self._outbox_filled.set()
 
     def _take_answered(self) -> tuple[int, int]:
         """How many requests, with bodies of how many bytes, the answers in the outbox are for."""

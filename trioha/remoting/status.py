@@ -14,27 +14,19 @@ Mirrors spec ha 7 and remoting 5, 5.1.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal
 
-import trio
 from attrs import Factory, frozen
 
-from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
-from trioha.remoting.command import RemotingCommand, request
+from trioha.errors import RemoteProtocolError
 from trioha.remoting.dialect import parse_json
 
 ROLE_UNKNOWN = "UNKNOWN"
 """A peer that says neither by 907 nor by its configuration what it is."""
-TABLE_INTERVAL_S = 1.0
-"""How often the runtime table of a broker that answers 907 is asked for again, in seconds: it is long, and
-what it tells beside the offsets moves slowly."""
 _CAPACITY = re.compile(r"Total\s*:\s*([0-9.]+)\s*(\w+),\s*Free\s*:\s*([0-9.]+)\s*(\w+)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
 
@@ -142,7 +134,7 @@ class BrokerSettings:
         }
 
     @classmethod
-    def from_json(cls, fields: _Fields) -> BrokerSettings:
+    def from_json(cls, fields: JsonFields) -> BrokerSettings:
         """The value of `to_json`."""
         return cls(**{name: fields.optional_integer(key) for key, name in _SETTING_KEYS.items()})
 
@@ -331,7 +323,7 @@ class HaRuntimeInfo:
 
         Raises RemoteProtocolError for a body that is not a HARuntimeInfo.
         """
-        whole = _Fields.of(parse_json(body), "HARuntimeInfo")
+        whole = JsonFields.of(parse_json(body), "HARuntimeInfo")
         client = whole.inner("haClientRuntimeInfo")
         extras = whole.inner("trioha")
         client_extras = extras.inner("client")
@@ -356,169 +348,6 @@ class HaRuntimeInfo:
             master_flush_offset=client.integer("masterFlushOffset"),
             extras=_extras_from_json(extras) if "trioha" in whole else None,
         )
-
-
-class StatusReader:
-    """Asks the broker behind `client` for its status, again and again, one request at a time.
-
-    What a real broker tells only in its configuration (exact role, names, limits) is asked for once a
-    connection, and its runtime table no more than once in `TABLE_INTERVAL_S` where 907 tells the offsets.
-    """
-
-    def __init__(self, client: RemotingClient, *, with_table: bool = False) -> None:
-        """`with_table`: ask trioha nodes for their runtime table, too (`BrokerStatus.table`)."""
-        self._client = client
-        self._with_table = with_table
-        self._config: Mapping[str, str] | None = None
-        self._table: Mapping[str, str] = {}
-        self._table_until_s = -math.inf
-        self._parsed_table = BrokerTable()
-
-    async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
-        """The broker's status now, all requests together within `timeout_s`.
-
-        Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says
-        how), RemoteProtocolError if what it answers makes no sense.
-        """
-        client = self._client
-        deadline = trio.current_time() + timeout_s
-
-        async def ask(code: RequestCode) -> RemotingCommand:
-            return await client.request(request(code), timeout_s=max(0.0, deadline - trio.current_time()))
-
-        ha_status = await ask(RequestCode.GET_BROKER_HA_STATUS)
-        info: HaRuntimeInfo | None = None
-        if ha_status.code == ResponseCode.SUCCESS:
-            info = HaRuntimeInfo.from_json(ha_status.body)
-        elif ha_status.code not in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
-            # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
-            raise _refused(client, RequestCode.GET_BROKER_HA_STATUS, ha_status)
-        is_trioha = info is not None and info.extras is not None
-        wants_table = self._with_table or not is_trioha
-        if info is None or (wants_table and trio.current_time() >= self._table_until_s):
-            runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
-            if runtime_info.code == ResponseCode.SUCCESS:
-                self._table = parse_runtime_info(runtime_info.body)
-                self._parsed_table = BrokerTable.from_table(self._table)
-            elif not is_trioha:
-                raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
-            self._table_until_s = trio.current_time() + TABLE_INTERVAL_S
-        if info is not None and info.extras is not None:
-            return _from_trioha(client.address, info, info.extras, self._parsed_table)
-        if self._config is None:
-            config = await ask(RequestCode.GET_BROKER_CONFIG)
-            # The configuration is for administrators: a broker may refuse it, and that is no fault.
-            self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
-        return _from_rocketmq(client.address, info, self._table, self._config, self._parsed_table)
-
-
-async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
-    """`StatusReader(client).fetch(...)` for whoever asks once."""
-    return await StatusReader(client).fetch(timeout_s=timeout_s)
-
-
-def parse_runtime_info(body: bytes | memoryview) -> Mapping[str, str]:
-    """The table that answers GET_BROKER_RUNTIME_INFO (spec remoting 5.1).
-
-    Raises RemoteProtocolError for a body without a table.
-    """
-    table = _Fields.of(parse_json(body), "runtime info").get("table")
-    if not isinstance(table, dict):
-        raise RemoteProtocolError("runtime info: no table in it")
-    return {str(name): str(value) for name, value in table.items()}
-
-
-def parse_broker_config(body: bytes | memoryview) -> Mapping[str, str]:
-    """The `key=value` lines that answer GET_BROKER_CONFIG (spec remoting 5)."""
-    lines = str(body, "utf-8", "replace").splitlines()
-    pairs = (line.partition("=") for line in lines)
-    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
-
-
-def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand) -> PeerError:
-    remark = f": {answer.remark.strip().splitlines()[0]}" if answer.remark and answer.remark.strip() else ""
-    return PeerError(
-        f"{code.name} was answered with {response_code_name(answer.code)} ({answer.code}){remark}",
-        address=client.address,
-        code=answer.code,
-    )
-
-
-def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras, table: BrokerTable) -> BrokerStatus:
-    return BrokerStatus(
-        address=address,
-        source="ha-status",
-        role=extras.role,
-        cluster_name=extras.cluster_name,
-        broker_name=extras.broker_name,
-        broker_id=extras.broker_id,
-        version=extras.version,
-        min_offset=extras.min_offset,
-        max_offset=info.master_max_offset if info.master else info.client.max_offset,
-        flushed_offset=extras.flushed_offset,
-        ha_address=extras.ha_address or None,
-        in_sync_slaves=info.in_sync_slaves if info.master else None,
-        connections=info.connections,
-        client=None if info.master else info.client,
-        put_statuses=extras.put_statuses,
-        ended_connections=extras.ended_connections,
-        dispatched_offset=extras.dispatched_offset,
-        dispatch_fault=extras.dispatch_fault,
-        settings=extras.settings,
-        table=table,
-        files=extras.files,
-        warnings=extras.warnings,
-    )
-
-
-def _from_rocketmq(
-    address: str,
-    info: HaRuntimeInfo | None,
-    table: Mapping[str, str],
-    config: Mapping[str, str],
-    parsed_table: BrokerTable,
-) -> BrokerStatus:
-    role = config.get("brokerRole")
-    if role is None:
-        role = ROLE_UNKNOWN if info is None else "MASTER" if info.master else "SLAVE"
-    max_offset = _table_offset(table, "commitLogMaxOffset")
-    if info is not None:
-        max_offset = info.master_max_offset if info.master else info.client.max_offset
-    if max_offset is None:
-        raise RemoteProtocolError("runtime info: no commitLogMaxOffset in it")
-    behind = _table_offset(table, "dispatchBehindBytes")
-    table_max_offset = _table_offset(table, "commitLogMaxOffset")
-    ha_host, ha_port, broker_id = (config.get(key) for key in ("brokerIP2", "haListenPort", "brokerId"))
-    return BrokerStatus(
-        address=address,
-        source="runtime-info" if info is None else "ha-status",
-        role=role,
-        cluster_name=config.get("brokerClusterName"),
-        broker_name=config.get("brokerName"),
-        broker_id=int(broker_id) if broker_id is not None and broker_id.isdecimal() else None,
-        version=table.get("brokerVersionDesc"),
-        min_offset=_table_offset(table, "commitLogMinOffset"),
-        max_offset=max_offset,
-        flushed_offset=None,
-        ha_address=f"{ha_host}:{ha_port}" if ha_host and ha_port else None,
-        in_sync_slaves=info.in_sync_slaves if info is not None and info.master else None,
-        connections=() if info is None else info.connections,
-        client=None if info is None or info.master else info.client,
-        # Of one moment: the HA status was told at another one.
-        dispatched_offset=None if behind is None or table_max_offset is None else table_max_offset - behind,
-        settings=BrokerSettings.from_config(config),
-        table=parsed_table,
-    )
-
-
-def _table_offset(table: Mapping[str, str], key: str) -> int | None:
-    text = table.get(key)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise RemoteProtocolError(f"runtime info: {key} is not a number: {text[:40]!r}") from None
 
 
 def _connection_to_text(one: ConnectionStatus) -> str:
@@ -549,7 +378,7 @@ def _spread_to_text(spread: Spread) -> str:
     return f"[{spread.p50:d},{spread.p99:d},{spread.largest:d},{spread.count:d}]"
 
 
-def _connection_from_json(fields: _Fields) -> ConnectionStatus:
+def _connection_from_json(fields: JsonFields) -> ConnectionStatus:
     return ConnectionStatus(
         address=fields.text("addr") or "",
         sent_offset=fields.integer("transferFromWhere"),
@@ -566,7 +395,7 @@ def _connection_from_json(fields: _Fields) -> ConnectionStatus:
     )
 
 
-def _measured_from_json(fields: _Fields, name: str) -> Spread | None:
+def _measured_from_json(fields: JsonFields, name: str) -> Spread | None:
     value = fields.get(name)
     if value is None:
         return None
@@ -632,7 +461,7 @@ def _counts_to_text(counts: Mapping[str, int]) -> str:
     return "{" + ",".join([f"{_quote(name)}:{count:d}" for name, count in counts.items()]) + "}"
 
 
-def _extras_from_json(fields: _Fields) -> HaExtras:
+def _extras_from_json(fields: JsonFields) -> HaExtras:
     client = fields.inner("client")
     return HaExtras(
         version=fields.text("version") or "",
@@ -663,13 +492,13 @@ def _extras_from_json(fields: _Fields) -> HaExtras:
     )
 
 
-class _Fields(dict[object, object]):
+class JsonFields(dict[object, object]):
     """An object of a response body, read the way fastjson fills a bean: missing and null are zero."""
 
     what: str = ""
 
     @classmethod
-    def of(cls, value: object, what: str) -> _Fields:
+    def of(cls, value: object, what: str) -> JsonFields:
         if not isinstance(value, dict):
             raise RemoteProtocolError(f"{what}: not a JSON object")
         fields = cls(value)
@@ -704,17 +533,17 @@ class _Fields(dict[object, object]):
             raise self.wrong(name, "a string")
         return value
 
-    def inner(self, name: str) -> _Fields:
+    def inner(self, name: str) -> JsonFields:
         value = self.get(name)
-        return _Fields.of({} if value is None else value, f"{self.what}.{name}")
+        return JsonFields.of({} if value is None else value, f"{self.what}.{name}")
 
-    def objects(self, name: str) -> list[_Fields]:
+    def objects(self, name: str) -> list[JsonFields]:
         value = self.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
             raise self.wrong(name, "an array")
-        return [_Fields.of(item, f"{self.what}.{name}") for item in value]
+        return [JsonFields.of(item, f"{self.what}.{name}") for item in value]
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self.get(name)

@@ -1,0 +1,142 @@
+"""Updates of the status: who gets them, when, and for how long."""
+
+import pytest
+import trio
+from trio.testing import memory_stream_pair
+
+from tests.broker.test_processor import Broker
+from trioha.broker.updates import StatusUpdates
+from trioha.remoting.address import Address
+from trioha.remoting.client import RemotingClient
+from trioha.remoting.codec import FrameDecoder
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.server import RemotingServer
+from trioha.remoting.status_reader import UPDATES, StatusReader
+from trioha.remoting.updates import Updates
+
+
+class Pushes:
+    """Connections that take what is pushed, and when they did."""
+
+    def __init__(self, *connections):
+        self.connections = set(connections)
+        self.seen = []
+
+    def __call__(self, connection, frame):
+        decoder = FrameDecoder()
+        decoder.feed(frame)
+        command = decoder.next_command()
+        assert (command.code, command.is_oneway) == (RequestCode.GET_BROKER_HA_STATUS, True)
+        if connection in self.connections:
+            self.seen.append((round(trio.current_time(), 3), connection, bytes(command.body)))
+        return connection in self.connections
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def updates(told):
+    def tell():
+        told.append(round(trio.current_time(), 3))
+        return b"%d" % len(told)
+
+    return StatusUpdates(tell)
+
+
+async def test_readers_of_one_interval_share_their_moments_and_what_is_told(
+    updates, told, nursery, autojump_clock
+):
+    push = Pushes(1, 2)
+    nursery.start_soon(updates.run, push)
+    await trio.sleep(0.03)
+    updates.want(1, Updates(100, 3))
+    await trio.sleep(0.05)
+    updates.want(2, Updates(100, 3))
+    await trio.sleep(5)
+    assert push.seen == [
+        (0.1, 1, b"1"), (0.1, 2, b"1"), (0.2, 1, b"2"), (0.2, 2, b"2"), (0.3, 1, b"3"), (0.3, 2, b"3"),
+    ]  # fmt: skip
+    assert told == [0.1, 0.2, 0.3]
+    assert updates.readers == 0
+
+
+async def test_each_reader_has_its_own_interval(updates, nursery, autojump_clock):
+    push = Pushes(1, 2)
+    nursery.start_soon(updates.run, push)
+    updates.want(1, Updates(1000, 2))
+    updates.want(2, Updates(300, 3))
+    await trio.sleep(5)
+    assert [(at_s, number) for at_s, number, _ in push.seen] == [
+        (0.3, 2), (0.6, 2), (0.9, 2), (1.0, 1), (2.0, 1),
+    ]  # fmt: skip
+
+
+async def test_what_was_asked_for_before_is_replaced_or_ended(updates, nursery, autojump_clock):
+    push = Pushes(1, 2)
+    nursery.start_soon(updates.run, push)
+    updates.want(1, Updates(100, 50))
+    updates.want(2, Updates(100, 50))
+    await trio.sleep(0.25)
+    updates.want(1, Updates(1000, 1))
+    updates.want(2, Updates(100, 0))
+    await trio.sleep(5)
+    assert [(at_s, number) for at_s, number, _ in push.seen] == [
+        (0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2), (1.0, 1),
+    ]  # fmt: skip
+
+
+async def test_a_connection_that_is_gone_is_forgotten(updates, told, nursery, autojump_clock):
+    push = Pushes(1)
+    nursery.start_soon(updates.run, push)
+    updates.want(1, Updates(100, 50))
+    await trio.sleep(0.15)
+    push.connections.clear()
+    await trio.sleep(5)
+    assert told == [0.1, 0.2]
+    assert updates.readers == 0
+
+
+async def test_a_node_that_nobody_watches_tells_nothing(updates, told, nursery, autojump_clock):
+    nursery.start_soon(updates.run, Pushes())
+    await trio.sleep(1000)
+    assert told == []
+
+
+async def test_a_reader_sees_each_moment_and_asks_once_for_many(tmp_path, nursery, autojump_clock):
+    broker = Broker(tmp_path)
+    server = RemotingServer(broker.processor)
+    ours, theirs = memory_stream_pair()
+    nursery.start_soon(broker.updates.run, server.push)
+    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
+    client = RemotingClient(ours, "node")
+    nursery.start_soon(client._run)
+    reader = StatusReader(client, every_s=0.1)
+    offsets = []
+    for _ in range(50):
+        next_s = trio.current_time() + 0.1
+        status = await reader.fetch()
+        offsets.append(status.max_offset)
+        assert status.max_offset == broker.log.max_offset
+        await broker.send()
+        await trio.sleep_until(next_s)
+    assert offsets == sorted(set(offsets))
+    # Asked again when half of what was promised has come: one answer, and so many updates.
+    assert server.statistics.requests == -(-50 // (1 + UPDATES // 2))
+
+
+async def test_a_node_told_to_stop_its_updates_does(tmp_path, nursery, autojump_clock):
+    broker = Broker(tmp_path)
+    server = RemotingServer(broker.processor)
+    ours, theirs = memory_stream_pair()
+    nursery.start_soon(broker.updates.run, server.push)
+    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
+    client = RemotingClient(ours, "node")
+    nursery.start_soon(client._run)
+    await StatusReader(client, every_s=0.1).fetch()
+    assert broker.updates.readers == 1
+    await ours.aclose()
+    await trio.sleep(1)
+    assert broker.updates.readers == 0
