@@ -67,7 +67,7 @@ class Broker:
             replicas=self.replicas,
             slave=None,
         )
-        self.updates = StatusUpdates(lambda: info.ha_status().to_json())
+        self.updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
         self.processor = BrokerProcessor(
             send=SendProcessor(self.puts, cluster_name="cluster"), info=info, updates=self.updates
         )

@@ -1,5 +1,9 @@
 """Updates of the status: who gets them, when, and for how long."""
 
+import math
+import shutil
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 from trio.testing import memory_stream_pair
@@ -21,14 +25,16 @@ class Pushes:
     def __init__(self, *connections):
         self.connections = set(connections)
         self.seen = []
+        self.tables = []
 
     def __call__(self, connection, frame):
         decoder = FrameDecoder()
         decoder.feed(frame)
-        command = decoder.next_command()
-        assert (command.code, command.is_oneway) == (RequestCode.GET_BROKER_HA_STATUS, True)
-        if connection in self.connections:
-            self.seen.append((round(trio.current_time(), 3), connection, bytes(command.body)))
+        while (command := decoder.next_command()) is not None:
+            assert command.is_oneway
+            if connection in self.connections:
+                seen = self.seen if command.code == RequestCode.GET_BROKER_HA_STATUS else self.tables
+                seen.append((round(trio.current_time(), 3), connection, bytes(command.body)))
         return connection in self.connections
 
 
@@ -43,7 +49,11 @@ def updates(told):
         told.append(round(trio.current_time(), 3))
         return b"%d" % len(told)
 
-    return StatusUpdates(tell)
+    async def tell_table():
+        await trio.sleep(0.15)
+        return b"of %.2f" % trio.current_time()
+
+    return StatusUpdates(tell, tell_table)
 
 
 async def test_readers_of_one_interval_share_their_moments_and_what_is_told(
@@ -105,38 +115,55 @@ async def test_a_node_that_nobody_watches_tells_nothing(updates, told, nursery, 
     assert told == []
 
 
-async def test_a_reader_sees_each_moment_and_asks_once_for_many(tmp_path, nursery, autojump_clock):
-    broker = Broker(tmp_path)
-    server = RemotingServer(broker.processor)
-    ours, theirs = memory_stream_pair()
-    nursery.start_soon(broker.updates.run, server.push)
-    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
-    client = RemotingClient(ours, "node")
-    nursery.start_soon(client._run)
-    reader = StatusReader(client, every_s=0.1)
-    offsets = []
-    for _ in range(50):
-        next_s = trio.current_time() + 0.1
-        status = await reader.fetch()
-        offsets.append(status.max_offset)
-        assert status.max_offset == broker.log.max_offset
-        await broker.send()
-        await trio.sleep_until(next_s)
-    assert offsets == sorted(set(offsets))
-    # Asked again when half of what was promised has come: one answer, and so many updates.
-    assert server.statistics.requests == -(-50 // (1 + UPDATES // 2))
+async def test_the_table_goes_along_once_a_second_and_holds_no_update_up(updates, nursery, autojump_clock):
+    push = Pushes(1, 2)
+    nursery.start_soon(updates.run, push)
+    updates.want(1, Updates(100, 25))
+    await trio.sleep(1.05)
+    updates.want(2, Updates(500, 2))
+    await trio.sleep(5)
+    assert push.tables == [
+        # Asked for at 0.1, there at 0.25; again a second later, when something is sent.
+        (0.3, 1, b"of 0.25"), (1.5, 1, b"of 1.45"), (1.5, 2, b"of 1.45"),
+    ]  # fmt: skip
+    assert [at_s for at_s, number, _ in push.seen if number == 1] == [round(n / 10, 1) for n in range(1, 26)]
 
 
-async def test_a_node_told_to_stop_its_updates_does(tmp_path, nursery, autojump_clock):
-    broker = Broker(tmp_path)
+@asynccontextmanager
+async def served(broker):
+    """A client of a broker that sends updates, and the server."""
     server = RemotingServer(broker.processor)
     ours, theirs = memory_stream_pair()
-    nursery.start_soon(broker.updates.run, server.push)
-    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
     client = RemotingClient(ours, "node")
-    nursery.start_soon(client._run)
-    await StatusReader(client, every_s=0.1).fetch()
-    assert broker.updates.readers == 1
-    await ours.aclose()
-    await trio.sleep(1)
-    assert broker.updates.readers == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.updates.run, server.push)
+        nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
+        async with trio.open_nursery() as of_client:
+            of_client.start_soon(client._run)
+            yield client, server
+            of_client.cancel_scope.cancel()
+        await ours.aclose()
+        await trio.sleep(1)
+        assert broker.updates.readers == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_sees_each_moment_and_asks_once_for_many(tmp_path, autojump_clock):
+    broker = Broker(tmp_path)
+    # Worker threads do not follow virtual time: the disk is asked before.
+    broker.info._disk, broker.info._disk_until_s = shutil.disk_usage(tmp_path), math.inf
+    fetches = 2 * UPDATES
+    async with served(broker) as (client, server):
+        reader = StatusReader(client, every_s=0.1, with_table=True)
+        offsets = []
+        for _ in range(fetches):
+            next_s = trio.current_time() + 0.1
+            status = await reader.fetch()
+            offsets.append(status.max_offset)
+            assert status.max_offset == broker.log.max_offset
+            assert status.table.disk_total_bytes
+            await broker.send()
+            await trio.sleep_until(next_s)
+        assert offsets == sorted(set(offsets))
+        # The table once, by itself; the status again when half of what was promised has come.
+        assert server.statistics.requests == 1 + -(-fetches // (1 + UPDATES // 2))

@@ -518,19 +518,21 @@ PUSHED = encode(request(907, body=b"pushed", oneway=True))
 
 async def test_what_is_pushed_goes_to_the_connection_of_that_number() -> None:
     server = RemotingServer(echo)
-    async with served_stream(server) as first, served_stream(server) as second:
+    async with served_stream(server) as first:
         await trio.testing.wait_all_tasks_blocked()
-        assert server.push(2, PUSHED)
-        await second.send_all(encode(request(310), opaque=7))
-        decoder = FrameDecoder()
-        pushed, answer = [await read_command(second, decoder) for _ in range(2)]
-        assert pushed is not None
-        assert answer is not None
-        assert (pushed.code, bytes(pushed.body), answer.opaque) == (907, b"pushed", 7)
-        assert not server.push(3, PUSHED)
-        await first.aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert not server.push(1, PUSHED)
+        async with served_stream(server) as second:
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.push(2, PUSHED)
+            await second.send_all(encode(request(310), opaque=7))
+            decoder = FrameDecoder()
+            pushed, answer = [await read_command(second, decoder) for _ in range(2)]
+            assert pushed is not None
+            assert answer is not None
+            assert (pushed.code, bytes(pushed.body), answer.opaque) == (907, b"pushed", 7)
+            assert not server.push(3, PUSHED)
+            await first.aclose()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not server.push(1, PUSHED)
 
 
 async def test_who_does_not_read_is_pushed_no_more_than_the_socket_holds() -> None:

@@ -408,11 +408,15 @@ def update(offset: int) -> bytes:
 
 @asynccontextmanager
 async def promising(
-    fields: Mapping[str, str], *, before: bytes = b""
+    fields: Mapping[str, str],
+    *,
+    before: bytes = b"",
+    answers: Mapping[int, bytes] | None = None,
+    with_table: bool = False,
 ) -> AsyncIterator[tuple[StatusReader, Callable[[bytes], Awaitable[None]], list[int]]]:
     """A reader of a node that promises `fields`, a way to push to it, and when the node was asked.
 
-    `before` goes out before each answer, which says 100.
+    `before` goes out before each answer, which says 100 unless `answers` has another body for the request.
     """
     ours, theirs = memory_stream_pair()
     client = RemotingClient(ours, "node")
@@ -424,13 +428,14 @@ async def promising(
             decoder.feed(data)
             while (command := decoder.next_command()) is not None:
                 asked.append(command.code)
-                answer = response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=told(100))
+                body = (answers or {}).get(command.code, told(100))
+                answer = response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=body)
                 await theirs.send_all(before + encode(answer))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node)
         nursery.start_soon(client._run)
-        yield StatusReader(client, every_s=0.1), theirs.send_all, asked
+        yield StatusReader(client, every_s=0.1, with_table=with_table), theirs.send_all, asked
         nursery.cancel_scope.cancel()
 
 
@@ -493,5 +498,29 @@ async def test_wrong_updates_and_promises_are_errors_of_the_peer(autojump_clock:
 async def test_other_requests_of_a_broker_are_no_updates(autojump_clock: object) -> None:
     async with promising(PROMISE) as (reader, push, _):
         await reader.fetch()
-        await push(encode(request(RUNTIME_INFO, body=b"?", oneway=True)) + update(105))
+        await push(encode(request(RequestCode.GET_BROKER_CONFIG, body=b"?", oneway=True)) + update(105))
         assert (await reader.fetch()).max_offset == 105
+
+
+async def test_a_table_that_comes_along_is_not_asked_for(autojump_clock: object) -> None:
+    def table(rate: str) -> bytes:
+        return json.dumps({"table": {"putTps": rate}}).encode()
+
+    async with promising(PROMISE, answers={RUNTIME_INFO: table("1.0")}, with_table=True) as (
+        reader,
+        push,
+        asked,
+    ):
+        assert (await reader.fetch()).table.put_messages_per_s == 1.0
+        for second in range(3):
+            await trio.sleep(1)
+            coming = encode(request(RUNTIME_INFO, body=table(f"{second}.5"), oneway=True))
+            await push(coming + update(101 + second))
+            status = await reader.fetch()
+            assert (status.max_offset, status.table.put_messages_per_s) == (101 + second, second + 0.5)
+        assert asked == [HA_STATUS, RUNTIME_INFO]
+        # And if it does not come, it is.
+        await trio.sleep(2)
+        await push(update(110))
+        assert (await reader.fetch()).table.put_messages_per_s == 1.0
+        assert asked == [HA_STATUS, RUNTIME_INFO, RUNTIME_INFO]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -162,6 +163,14 @@ class BrokerInfo:
                 warnings=identity.warnings,
             ),
         )
+
+    def ha_status_body(self) -> bytes:
+        """The body of an answer to GET_BROKER_HA_STATUS."""
+        return self.ha_status().to_json()
+
+    async def runtime_info_body(self) -> bytes:
+        """The body of an answer to GET_BROKER_RUNTIME_INFO."""
+        return json.dumps({"table": await self.runtime_info()}).encode()
 
     async def runtime_info(self) -> dict[str, str]:
         """The table of GET_BROKER_RUNTIME_INFO: what `mqadmin` needs and this broker knows, all as text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable
 
 from trioha.broker.info import BrokerInfo
@@ -49,9 +48,8 @@ class BrokerProcessor:
             request,
             ResponseCode.SUCCESS,
             ext_fields=None if updates is None else updates.to_fields(),
-            body=self._info.ha_status().to_json(),
+            body=self._info.ha_status_body(),
         )
 
     async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
-        table = await self._info.runtime_info()
-        return response_to(request, ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
+        return response_to(request, ResponseCode.SUCCESS, body=await self._info.runtime_info_body())

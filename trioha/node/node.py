@@ -329,7 +329,7 @@ async def _serve(
         slave=slave,
     )
     send = SendProcessor(puts, cluster_name=config.broker_cluster_name)
-    updates = StatusUpdates(lambda: info.ha_status().to_json())
+    updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
     server = RemotingServer(BrokerProcessor(send=send, info=info, updates=updates))
     async with trio.open_nursery() as node:
         node.start_soon(flush.run)

@@ -33,7 +33,7 @@ from trioha.remoting.updates import Updates
 TABLE_INTERVAL_S = 1.0
 """How often the runtime table of a broker that answers 907 is asked for again, in seconds: it is long, and
 what it tells beside the offsets moves slowly."""
-UPDATES = 20
+UPDATES = 100
 """How many updates are asked for at a time."""
 PATIENCE = 2
 """How many intervals an update may be late before the broker is asked."""
@@ -61,6 +61,8 @@ class StatusReader:
         self._update: bytes | None = None
         """The last one that came and was not looked at."""
         self._update_came = trio.Event()
+        self._table_update: bytes | None = None
+        """The same of the runtime table."""
         self._updates_left = 0
         """How many more may be waited for before it is asked again."""
         self._patience_s = 0.0
@@ -87,16 +89,17 @@ class StatusReader:
         info = await self._next_update(deadline)
         if info is None:
             info = self._taken(await ask(RequestCode.GET_BROKER_HA_STATUS, self._wanted))
+        if self._table_update is not None:
+            table, self._table_update = self._table_update, None
+            self._take_table(table)
         is_trioha = info is not None and info.extras is not None
         wants_table = self._with_table or not is_trioha
         if info is None or (wants_table and trio.current_time() >= self._table_until_s):
             runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
             if runtime_info.code == ResponseCode.SUCCESS:
-                self._table = parse_runtime_info(runtime_info.body)
-                self._parsed_table = BrokerTable.from_table(self._table)
+                self._take_table(runtime_info.body)
             elif not is_trioha:
                 raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
-            self._table_until_s = trio.current_time() + TABLE_INTERVAL_S
         if info is not None and info.extras is not None:
             return _from_trioha(client.address, info, info.extras, self._parsed_table)
         if self._config is None:
@@ -104,6 +107,13 @@ class StatusReader:
             # The configuration is for administrators: a broker may refuse it, and that is no fault.
             self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
         return _from_rocketmq(client.address, info, self._table, self._config, self._parsed_table)
+
+    def _take_table(self, body: bytes | memoryview) -> None:
+        self._table = parse_runtime_info(body)
+        self._parsed_table = BrokerTable.from_table(self._table)
+        # A node that sends updates sends this, too, and is asked only if it does not.
+        patience = PATIENCE if self._updates_left else 1
+        self._table_until_s = trio.current_time() + patience * TABLE_INTERVAL_S
 
     def _taken(self, answer: RemotingCommand) -> HaRuntimeInfo | None:
         """What the answer to 907 says; None if the broker does not know the request."""
@@ -128,6 +138,8 @@ class StatusReader:
         if command.code == RequestCode.GET_BROKER_HA_STATUS:
             self._update = bytes(command.body)
             self._update_came.set()
+        elif command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            self._table_update = bytes(command.body)
 
     async def _next_update(self, deadline_s: float) -> HaRuntimeInfo | None:
         """The newest update that came, or the next; None if none is promised, or it does not come in time."""
