@@ -145,6 +145,30 @@ def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
     assert stands(tape.standing_of(2, tape.end_seq), is_slave=False).heard_ts_ns == 20
 
 
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_what_was_said_up_to_two_segments_back_has_its_own_time_however_it_is_found(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    lot = random.Random(seed)
+    events = MasterModel(seed).run(150)
+    path = write_session(tmp_path_factory.mktemp("tape") / "s", events, segment_records=lot.choice((30, 50)))
+    array = read_records(open_session(path)).array
+    passed = tape_of(path)
+    for _ in passed.scan():
+        pass
+    searching = tape_of(path)
+    for _ in range(8):
+        position = lot.randrange(len(array) + 1)
+        found = passed.with_own_times(passed.standing_at(position), position).records
+        searched = searching.with_own_times(searching.standing_at(position), position).records
+        assert searched.tobytes() == found.tobytes()
+        whole, _ended = Standing.nowhere(array.dtype).after(without_keyframes(array[:position]))
+        bases = [segment.base_seq for segment in passed.segments if segment.base_seq < position]
+        said = whole.records["seq"] >= (bases[-3] if len(bases) > 2 else 0)
+        assert plain(found[said]) == plain(whole.records[said])
+
+
 def test_failed_waits_are_marks_and_the_first_good_one_behind_them(tmp_path: Path) -> None:
     ok, late = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT
     flags = [ok, ok, late, late, ok, ok, late]

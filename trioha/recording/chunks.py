@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from trioha.recording.events import Kind
 from trioha.recording.extracts import Array, Counts
 from trioha.recording.reader import Damage, Segment, Segments, Session, read_segments
 from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.standing import Ended, Standing
+from trioha.recording.standing import Ended, Identity, Standing, identity, last_of
 
 CHUNK_RECORDS: Final = 65_536
 """Records that are read at a time: 3 MiB."""
@@ -74,6 +74,8 @@ class Chunks:
         self._damage: dict[tuple[int, int], tuple[Damage, ...]] = {}
         self._passed: dict[int, Passed] = {}
         """By the segment's base seq: indices may change when a segment that was missing appears."""
+        self._said: dict[int, dict[Identity, tuple[int, int]]] = {}
+        """What `last_said` has found, by base seq."""
         self._cache: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
 
     @property
@@ -209,6 +211,29 @@ class Chunks:
         assert segment.records or not len(stood.records), "a segment without records says nothing"
         return stood
 
+    def last_said(self, index: int, identities: Collection[Identity]) -> dict[Identity, tuple[int, int]]:
+        """Time and seq of the last record of each identity in a segment that is over, by identity.
+
+        They must be of what stands at its end. Those that were said before it only have those of KEYFRAMEs.
+        """
+        base_seq = self.segments[index].base_seq
+        known = self._said.setdefault(base_seq, {})
+        left = set(identities) - known.keys()
+        passed = self._passed.get(base_seq)
+        if left and passed is not None and passed.chunks >= self.count(index):
+            known.update(_said(self.end_of(index).records))
+            left -= known.keys()
+        # From its end on, since most were said often; without passing it, which takes twice as long.
+        for number in range(self.count(index) - 1, -1, -1):
+            if not left:
+                break
+            known.update(_said(last_of(self.read(index, number), left)))
+            left -= known.keys()
+        if left:
+            at_begin = _said(self.passed_to(index, 0).stood[0].records)
+            known.update({one: at_begin[one] for one in left if one in at_begin})
+        return {one: known[one] for one in identities if one in known}
+
     def places(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Segment and number of each chunk that has records from `first` to before `last`."""
         if not self.segments or first >= last:
@@ -220,3 +245,7 @@ class Chunks:
             begin = max(0, first - segment.base_seq) // self.chunk_records
             end = min(segment.records, last - segment.base_seq)
             yield from ((index, number) for number in range(begin, -(-end // self.chunk_records)))
+
+
+def _said(records: Array) -> dict[Identity, tuple[int, int]]:
+    return {identity(record): (int(record["ts_ns"]), int(record["seq"])) for record in records}

@@ -31,7 +31,7 @@ from trioha.recording.extracts import Array, Counts, counts_of, own_max_of
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Damage, Fact, Segment, Session, open_session, read_facts
 from trioha.recording.records import read_segment
-from trioha.recording.standing import Ended, Standing
+from trioha.recording.standing import Ended, Standing, identity
 from trioha.recording.tallies import UNKNOWN
 
 _KEYFRAME_HOPS_MAX: Final = 2
@@ -248,14 +248,10 @@ class Tape:
             if not len(repeated) or index == 0:
                 break
             index -= 1
-            earlier = self._chunks.end_of(index).records
-            times = {
-                _identity(record): (int(record["ts_ns"]), int(record["seq"]))
-                for record in earlier[np.isin(earlier["conn"], records["conn"][repeated])]
-            }
+            times = self._chunks.last_said(index, {identity(record) for record in records[repeated]})
             records = records.copy()
             for place in repeated:
-                known = times.get(_identity(records[place]))
+                known = times.get(identity(records[place]))
                 if known is not None:
                     records["ts_ns"][place], records["seq"][place] = known
         return records
@@ -358,12 +354,6 @@ class Tape:
                 self._chunks.read(index, number),
                 self._chunks.passed_to(index, number).stood[number],
             )
-
-
-def _identity(record: np.void) -> tuple[int, int, int]:
-    """What tells a record of a standing from the others: connection, kind, direction of a heartbeat."""
-    kind = int(record["kind"])
-    return int(record["conn"]), kind, int(record["flags"]) if kind == Kind.HEARTBEAT else 0
 
 
 def _own_max_offset(standing: Standing) -> int:
