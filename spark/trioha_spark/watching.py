@@ -27,7 +27,7 @@ def watched(context: SparkContext, watch: Watch | None) -> Iterator[None]:
         return
     group = f"trioha {uuid4()}"
     before = {key: context.getLocalProperty(key) for key in _GROUP_KEYS}
-    context.setJobGroup(group, "trioha replay")
+    context.setJobGroup(group, "trioha")
     over = Event()
     thread = Thread(target=_look, args=(context, group, watch, over), daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ from trioha.cli import main
 from trioha_spark.whatif import grid as grids
 from trioha_spark.whatif.figures import figures
 from trioha_spark.whatif.model import find_model_sessions, model_of, play
+from trioha_spark.whatif.scenario import grid, rtt_axis
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,17 @@ def test_grid_is_predicted_beside_the_recording(
     modelled = model_of(*find_model_sessions([session]))
     alone = [figures([play(modelled, modelled.scenario, repeat=repeat)]) for repeat in range(2)]
     assert grids.join(alone).latency_ms == model["latencyMs"]
+
+
+@pytest.mark.spark
+def test_progress_is_told_in_plays_of_all_points(session: Path, spark: SparkSession) -> None:
+    model = model_of(*find_model_sessions([session]))
+    told: list[tuple[int, int]] = []
+    points = grid(model.scenario, [rtt_axis(["1ms", "2ms"])])
+    grids.predict(model, points, repeats=2, spark=spark, watch=lambda done, plays: told.append((done, plays)))
+    # Each point, and the settings as recorded.
+    assert told[-1] == (6, 6)
+    assert all(plays == 6 for _, plays in told)
 
 
 @pytest.mark.spark

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -13,8 +12,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from trioha.cli.console import err, out, print_json
-from trioha.cli.spark import spark_module
+from trioha.cli.console import out, print_json
+from trioha.cli.spark import progress, spark_module
 from trioha.errors import ConfigError, TriohaError
 
 Values = Annotated[list[str] | None, Parameter(negative=())]
@@ -104,8 +103,8 @@ def what_if(
         models.check(model, point.scenario)
     spark_module("java", command="what-if").require_java()
     grids = _module("grid")
-    with err().status(f"simulating {len(points)} points on Spark") if sys.stderr.isatty() else nullcontext():
-        answer = grids.predict(model, points, repeats=repeats, master=master)
+    with progress(f"simulating {len(points)} points", shown=sys.stderr.isatty() and not json) as watch:
+        answer = grids.predict(model, points, repeats=repeats, master=master, watch=watch)
     document = grids.document(answer)
     if report is not None:
         _module("plot").write_plot(answer, report)

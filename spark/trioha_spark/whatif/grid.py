@@ -13,6 +13,7 @@ from attrs import asdict, evolve, frozen
 from pyspark.sql import SparkSession
 
 from trioha_spark.session import LOCAL, spark_session
+from trioha_spark.watching import Watch, watched
 from trioha_spark.whatif.figures import Figures, figures
 from trioha_spark.whatif.model import Model, check, play, remarks
 from trioha_spark.whatif.scenario import Point, Scenario
@@ -62,20 +63,22 @@ def predict(
     repeats: int = REPEATS,
     master: str = LOCAL,
     spark: SparkSession | None = None,
+    watch: Watch | None = None,
 ) -> Answer:
     """Play `points`, and the settings as recorded, `repeats` times each on Spark.
 
-    Uses `spark` if given, else a session of its own on `master`. Raises ModelError for a point that the
-    recording says too little for, JavaError or SparkError if Spark cannot be started.
+    Uses `spark` if given, else a session of its own on `master`. `watch` is told how far it is. Raises
+    ModelError for a point that the recording says too little for, JavaError or SparkError if Spark cannot be
+    started.
     """
     for point in points:
         check(model, point.scenario)
     every = [Point("as recorded", model.scenario), *points]
     if spark is None:
         with spark_session(master) as own:
-            found = _run(own, model, every, repeats)
+            found = _run(own, model, every, repeats, watch)
     else:
-        found = _run(spark, model, every, repeats)
+        found = _run(spark, model, every, repeats, watch)
     joined = [join([found[index, repeat] for repeat in range(repeats)]) for index in range(len(every))]
     return Answer(
         model,
@@ -86,12 +89,13 @@ def predict(
 
 
 def _run(
-    spark: SparkSession, model: Model, points: Sequence[Point], repeats: int
+    spark: SparkSession, model: Model, points: Sequence[Point], repeats: int, watch: Watch | None
 ) -> dict[tuple[int, int], Figures]:
     count = len(points) * repeats
     # What a task needs is small: the model's times and at most some ten thousand puts of each stretch.
     work = partial(_play_batches, model, [point.scenario for point in points], repeats)
-    rows = spark.range(0, count, 1, count).mapInArrow(work, PLAYED_SCHEMA).collect()
+    with watched(spark.sparkContext, watch):
+        rows = spark.range(0, count, 1, count).mapInArrow(work, PLAYED_SCHEMA).collect()
     # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
     return {(row["point"], row["repeat"]): pickle.loads(row["figures"]) for row in rows}  # noqa: S301
 
