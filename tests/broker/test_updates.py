@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import memory_stream_pair
 
 from tests.broker.test_processor import Broker
@@ -127,6 +128,29 @@ async def test_the_table_goes_along_once_a_second_and_holds_no_update_up(updates
         (0.3, 1, b"of 0.25"), (1.5, 1, b"of 1.45"), (1.5, 2, b"of 1.45"),
     ]  # fmt: skip
     assert [at_s for at_s, number, _ in push.seen if number == 1] == [round(n / 10, 1) for n in range(1, 26)]
+
+
+async def test_a_status_that_cannot_be_told_ends_its_updates_and_nothing_else(nursery, autojump_clock):
+    faults = [OSError("the disk is gone"), KeyError("a bug"), None]
+
+    def tell():
+        fault = faults.pop(0)
+        if fault is not None:
+            raise fault
+        return b"well"
+
+    async def tell_table():
+        raise OSError("the disk is gone")
+
+    updates, push = StatusUpdates(tell, tell_table), Pushes(1)
+    nursery.start_soon(updates.run, push)
+    with capture_logs() as logs:
+        for _ in range(3):
+            updates.want(1, Updates(100, 1))
+            await trio.sleep(2)
+    assert [body for _, _, body in push.seen] == [b"well"]
+    status, table = "status cannot be told", "runtime table cannot be told"
+    assert [entry["event"] for entry in logs] == [status, table, status, table, table]
 
 
 @asynccontextmanager

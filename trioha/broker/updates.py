@@ -7,7 +7,8 @@ of that interval share: the status is told once for all of them, and nobody wake
 What moves slowly (28, the runtime table) goes along once a second.
 
 A reader that has not taken yet what it was sent before is passed over. Whoever is gone, or has had what it
-asked for, is forgotten: nothing has to be called off.
+asked for, is forgotten: nothing has to be called off. Where the status cannot be told, that is logged,
+nothing is sent, and a reader finds out when it asks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 
+import structlog
 import trio
 from attrs import define
 
@@ -22,6 +24,8 @@ from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.updates import Updates
+
+log = structlog.get_logger(__name__)
 
 TABLE_EVERY_S = 1.0
 """How often the runtime table goes along."""
@@ -88,7 +92,14 @@ class StatusUpdates:
                         nursery.start_soon(self._renew_table)
 
     def _send(self, push: Push, due: list[int], now_s: float) -> None:
-        status = encode(request(RequestCode.GET_BROKER_HA_STATUS, body=self._tell(), oneway=True))
+        try:
+            body = self._tell()
+        except Exception as error:
+            log.error("status cannot be told", exc_info=error)
+            for connection in due:
+                del self._readers[connection]
+            return
+        status = encode(request(RequestCode.GET_BROKER_HA_STATUS, body=body, oneway=True))
         with_table = self._table + status
         for connection in due:
             reader = self._readers[connection]
@@ -100,9 +111,13 @@ class StatusUpdates:
                 del self._readers[connection]
 
     async def _renew_table(self) -> None:
-        body = await self._tell_table()
-        self._table = encode(request(RequestCode.GET_BROKER_RUNTIME_INFO, body=body, oneway=True))
-        self._tables += 1
+        try:
+            body = await self._tell_table()
+        except Exception as error:
+            log.error("runtime table cannot be told", exc_info=error)
+        else:
+            self._table = encode(request(RequestCode.GET_BROKER_RUNTIME_INFO, body=body, oneway=True))
+            self._tables += 1
         self._table_due_s = trio.current_time() + TABLE_EVERY_S
 
 

@@ -224,10 +224,7 @@ def identity(record: np.void) -> Identity:
 
 
 def last_of(records: Array, identities: Collection[Identity]) -> Array:
-    """The last record of each of these identities; none of those that are not there.
-
-    About 2 ns a record where none of these kinds is. Records of connections that ended count as well.
-    """
+    """The last record of each of these identities that is there, also of connections that ended."""
     of_kind = np.zeros(256, np.bool_)
     of_kind[[kind for _, kind, _ in identities]] = True
     some = records[of_kind[records["kind"]]]
