@@ -77,6 +77,8 @@ class Chunks:
         self._said: dict[int, dict[Identity, tuple[int, int]]] = {}
         """What `last_said` has found, by base seq."""
         self._cache: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
+        self._scratch = bytearray(chunk_records * session.record_bytes)
+        """Where chunks are read to that are looked at once."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -123,8 +125,8 @@ class Chunks:
             or (number + 1) * self.chunk_records <= self.segments[index].records
         )
 
-    def read(self, index: int, number: int) -> Array:
-        """The records of a chunk that can be trusted."""
+    def read(self, index: int, number: int, *, once: bool = False) -> Array:
+        """The records of a chunk that can be trusted. Read `once`, they are good until the next such call."""
         segment = self.segments[index]
         first = number * self.chunk_records
         count = min(self.chunk_records, segment.records - first)
@@ -134,7 +136,8 @@ class Chunks:
             self._cache.move_to_end(key)
             return known
         try:
-            read = read_segment(self.session, segment, first=first, count=count)
+            scratch = self._scratch if once else None
+            read = read_segment(self.session, segment, first=first, count=count, scratch=scratch)
         except StoreError as error:
             # Taken away since the folder was looked at.
             damage: tuple[Damage, ...] = (
@@ -145,6 +148,8 @@ class Chunks:
             array, damage = read.array, read.damage
         if damage:
             self._damage[segment.base_seq, number] = damage
+        if once:
+            return array
         self._cache[key] = array
         while len(self._cache) > _CHUNKS_KEPT:
             self._cache.popitem(last=False)
@@ -159,7 +164,7 @@ class Chunks:
             if is_complete:
                 self._passed[base_seq] = passed
         while passed.chunks < number:
-            records = self.read(index, passed.chunks)
+            records = self.read(index, passed.chunks, once=True)
             standing, ended = passed.stood[-1].after(records)
             passed.ended.append(ended)
             passed.stood.append(standing)
@@ -227,7 +232,7 @@ class Chunks:
         for number in range(self.count(index) - 1, -1, -1):
             if not left:
                 break
-            known.update(_said(last_of(self.read(index, number), left)))
+            known.update(_said(last_of(self.read(index, number, once=True), left)))
             left -= known.keys()
         if left:
             at_begin = _said(self.passed_to(index, 0).stood[0].records)
