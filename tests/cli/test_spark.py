@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -14,7 +15,6 @@ from trioha.cli.spark import progress
 def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
     """What a terminal gets whose tasks are done to 3 of 8."""
     ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
     try:
         with os.fdopen(theirs, "w") as stderr:
             # In the test itself: pytest has set it anew after the fixtures.
@@ -24,10 +24,12 @@ def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
                 assert (watch is not None) == shown
                 if watch is not None:
                     watch(3, 8)
-            try:
-                return os.read(ours, 1 << 16).decode()
-            except BlockingIOError:
-                return ""
+        text = b""
+        # The other end is closed: what is on its way comes, and then EIO.
+        with suppress(OSError):
+            while True:
+                text += os.read(ours, 1 << 16)
+        return text.decode()
     finally:
         os.close(ours)
 
