@@ -32,11 +32,6 @@ def format_scale(count: int) -> str:
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
-def format_rate(bytes_per_s: float | None) -> str:
-    """A rate in bytes per second: `12.4 MiB/s`."""
-    return NOTHING if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
-
-
 def format_duration(seconds: float) -> str:
     """A duration in its two largest units: `0s`, `42s`, `3m 05s`, `2h 10m`, `4d 01h`."""
     whole = int(seconds)
@@ -66,26 +61,3 @@ def format_milliseconds(milliseconds: int) -> str:
 def format_span(seconds: float) -> str:
     """A round stretch of time: `30 s`, `2 min`."""
     return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"
-
-
-def format_lag(lag_s: float | None) -> str:
-    """The age of the oldest missing byte: `0 s`, `40 ms`, `1.2 s`, `2m 05s`."""
-    if lag_s is None:
-        return NOTHING
-    return "0 s" if lag_s < 0.0005 else format_milliseconds(round(lag_s * 1000))
-
-
-def format_eta(eta_s: float | None, *, is_closing: bool | None) -> str:
-    """When a replica has caught up: `now`, `12s`, `3m 05s`, `> 99d`, or `not closing`."""
-    if is_closing is False:
-        return "not closing"
-    if eta_s is None:
-        return NOTHING
-    if eta_s <= 0:
-        return "now"
-    return "> 99d" if eta_s >= 99 * 86400 else format_duration(max(1.0, eta_s))
-
-
-def format_percent(ratio: float | None) -> str:
-    """A part of the whole: `0%`, `75%`."""
-    return NOTHING if ratio is None else f"{ratio:.0%}"

@@ -76,7 +76,7 @@ def test_speeds_go_from_a_quarter_to_64_times(player: Player) -> None:
 
 def test_jumps_stay_on_the_axis_and_go_on_playing(player: Player, clock: Clock) -> None:
     player.play()
-    player.jump_to_share(0.5)
+    player.jump(150 * S)
     clock.now_s = 1
     assert player.bearing.at_ns == 151 * S
     player.jump(0)

@@ -9,12 +9,8 @@ from trioha_monitor.units import (
     format_age,
     format_bytes,
     format_duration,
-    format_eta,
-    format_lag,
     format_milliseconds,
     format_offset,
-    format_percent,
-    format_rate,
     format_scale,
     format_span,
 )
@@ -44,7 +40,7 @@ def test_bytes_never_take_more_than_nine_cells(count: int) -> None:
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    assert (format_offset(None), format_rate(None)) == (NOTHING, NOTHING)
+    assert format_offset(None) == NOTHING
 
 
 def test_offsets_are_written_in_full() -> None:
@@ -75,32 +71,3 @@ def test_scales_have_no_needless_zeros() -> None:
     assert [format_scale(count) for count in (0, 100, 1024, 1536, 100 * 1024)] == [
         "0 B", "100 B", "1 KiB", "1.5 KiB", "100 KiB",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("lag_s", "text"),
-    [(None, NOTHING), (0.0, "0 s"), (0.04, "40 ms"), (1.24, "1.2 s"), (125.0, "2m 05s")],
-)
-def test_a_lag_in_time_is_short(lag_s: float | None, text: str) -> None:
-    assert format_lag(lag_s) == text
-
-
-@pytest.mark.parametrize(
-    ("eta_s", "is_closing", "text"),
-    [
-        (None, None, NOTHING),
-        (None, False, "not closing"),
-        (0.0, True, "now"),
-        (0.2, True, "1s"),
-        (185.0, True, "3m 05s"),
-        (1e12, True, "> 99d"),
-    ],
-)
-def test_a_time_to_go_is_a_duration_or_says_that_there_is_none(
-    eta_s: float | None, is_closing: bool | None, text: str
-) -> None:
-    assert format_eta(eta_s, is_closing=is_closing) == text
-
-
-def test_a_part_of_the_whole_is_a_percentage() -> None:
-    assert [format_percent(ratio) for ratio in (None, 0.0, 0.754, 1.0)] == [NOTHING, "0%", "75%", "100%"]

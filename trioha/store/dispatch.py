@@ -18,7 +18,7 @@ from struct import Struct
 from typing import cast
 
 import structlog
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, frozen
 
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
@@ -161,10 +161,6 @@ class Dispatcher:
     def settings(self) -> DispatchSettings:
         """What is built."""
         return self._settings
-
-    def become_master(self) -> None:
-        """Go on behind bad records from now on, see `DispatchSettings.is_slave`."""
-        self._settings = evolve(self._settings, is_slave=False)
 
     def rewind(self, position: int) -> None:
         """Go back to `position`, a record's start: the log was cut there, or queues are built again."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, field, frozen
 from isal.isal_zlib import crc32
 
 from trioha.errors import TriohaError
@@ -283,11 +283,6 @@ def decode_record(
         topic=topic_text,
         properties_raw=bytes(view[position : at + size]),
     )
-
-
-def place_blank(blank: Blank, physical_offset: int) -> Blank:
-    """The blank with the offset it stands at: its bytes do not say."""
-    return evolve(blank, physical_offset=physical_offset)
 
 
 # Results of `check_record` that are no size.

@@ -10,7 +10,6 @@ from isal.isal_zlib import crc32
 
 from trioha.store.record import (
     BAD_LENGTH,
-    BAD_MAGIC,
     BLANK,
     BLANK_BYTES,
     BODY_AT_V4,
@@ -201,8 +200,3 @@ def is_blank(view: memoryview, at: int, end: int) -> bool:
         return False
     size, magic = BLANK.unpack_from(view, at)
     return bool(magic == MAGIC_BLANK and size == end - at)
-
-
-def is_nothing(fault: int, view: memoryview, at: int, end: int) -> bool:
-    """Whether what stands at `at` is no record at all but the zeros behind a log's end."""
-    return fault in {BAD_MAGIC, BAD_LENGTH} and not any(view[at : min(at + BLANK_BYTES, end)])

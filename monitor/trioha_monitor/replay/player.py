@@ -98,10 +98,6 @@ class Player:
         self._settle()
         self._at_ns = min(max(at_ns, self._start_ns), self._end_ns)
 
-    def jump_to_share(self, share: float) -> None:
-        """Stand where `share` (0 to 1) of the axis lies before it."""
-        self.jump(self._start_ns + round((self._end_ns - self._start_ns) * share))
-
     def step(self, intervals: int) -> None:
         """Stand still so many `INTERVAL_NS` farther (back, if negative), at a multiple of it."""
         self.pause()
