@@ -14,7 +14,7 @@ from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
 from trioha.recording.judging import Violation
 from trioha_spark.causes import ACK, CAUSES
-from trioha_spark.interruptions import gap_rows, reconnect_rows
+from trioha_spark.interruptions import gap_rows, reconnect_rows, whose
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
@@ -125,7 +125,7 @@ def cause_rows(replay: SessionReplay, links: Sequence[Link] = ()) -> list[Row]:
     addresses = {connection.figures.conn: connection.address for connection in replay.connections}
     return [
         {
-            **_whose(replay),
+            **whose(replay),
             "status": PutStatus(status).name if status in set(PutStatus) else str(status),
             "cause": CAUSES[cause],
             "ackMostly": mostly.get(conn) if cause == ACK else None,
@@ -151,7 +151,7 @@ def invariant_rows(replay: SessionReplay) -> list[Row]:
     """
     return [
         {
-            **_whose(replay),
+            **whose(replay),
             "invariant": verdict.invariant.name,
             "severity": verdict.invariant.severity.value,
             "sentence": verdict.invariant.sentence,
@@ -167,7 +167,7 @@ def violation_rows(replay: SessionReplay) -> list[Row]:
     found = [violation for verdict in replay.verdicts for violation in verdict.violations]
     return [
         {
-            **_whose(replay),
+            **whose(replay),
             "invariant": violation.invariant,
             "severity": violation.severity.value,
             "seq": violation.seq,
@@ -200,15 +200,6 @@ def link_row(link: Link) -> dict[str, Any]:
 
 def _seq(violation: Violation) -> int:
     return violation.seq
-
-
-def _whose(replay: SessionReplay) -> Row:
-    identity = replay.session.identity
-    return {
-        "session": replay.name,
-        "brokerName": identity.broker_name,
-        "brokerId": identity.broker_id,
-    }
 
 
 def percentiles_row(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:

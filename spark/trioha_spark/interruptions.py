@@ -37,7 +37,8 @@ def _reconnect(replay: SessionReplay, earlier: ConnectionReplay, later: Connecti
     if before.sent_offset is not None and after.request_offset is not None:
         resent_bytes = max(0, before.sent_offset - after.request_offset)
     return {
-        **_whose(replay),
+        **whose(replay),
+        "role": replay.session.identity.role,
         "conn": after.conn,
         "address": later.address,
         "previousConn": before.conn,
@@ -57,7 +58,8 @@ def gap_rows(replay: SessionReplay) -> list[Row]:
     columns = [refused[name].tolist() for name in ("ts_ns", "seq", "conn", "flags", "offset", "aux")]
     return [
         {
-            **_whose(replay),
+            **whose(replay),
+            "role": replay.session.identity.role,
             "atMs": replay.session.wall_of(ts_ns) / 1e6,
             "seq": seq,
             "conn": conn,
@@ -73,11 +75,11 @@ def gap_rows(replay: SessionReplay) -> list[Row]:
     ]
 
 
-def _whose(replay: SessionReplay) -> Row:
+def whose(replay: SessionReplay) -> Row:
+    """The columns of every table that say which session a row is of."""
     identity = replay.session.identity
     return {
         "session": replay.name,
         "brokerName": identity.broker_name,
         "brokerId": identity.broker_id,
-        "role": identity.role,
     }

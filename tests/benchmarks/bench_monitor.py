@@ -26,6 +26,9 @@ from pathlib import Path
 
 import trio
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.rivals.machine import cpu_s
 from trioha.broker.updates import StatusUpdates
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
@@ -122,12 +125,6 @@ def run_masters(pipe: Connection) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(addresses: list[str], *, columns: int, lines: int, seconds: float) -> tuple[float, float]:

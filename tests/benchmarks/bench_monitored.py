@@ -37,6 +37,9 @@ from attrs import asdict, frozen
 from rich.console import Console
 from rich.progress import track
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.rivals.machine import cpu_s
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import encode
 from trioha.remoting.send import SendMessageRequestHeader, send_request
@@ -117,12 +120,6 @@ def end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_monitors(count: int, pipe: Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.rocketmq import java_tool, name_server_class_path
 
 START_CPU_S = 30.0
@@ -55,15 +55,9 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log_path: Path) -> No
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
-            if process.poll() is not None or _cpu_s(process.pid) > START_CPU_S:
+            if process.poll() is not None or cpu_s(process.pid) > START_CPU_S:
                 said = log_path.read_text(errors="replace")[-4000:]
                 raise AssertionError(f"the name server does not listen on {port}:\n{said}") from None
             time.sleep(0.05)
         else:
             return
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -92,10 +92,7 @@ class SocketTransport(trio.abc.Stream):
             try:
                 return self._socket.recv(65536 if max_bytes is None else max_bytes)
             except (BlockingIOError, InterruptedError):
-                try:
-                    await trio.lowlevel.wait_readable(self._socket)
-                except OSError as error:
-                    raise self._translated(error) from error
+                await self._until_readable()
             except OSError as error:
                 raise self._translated(error) from error
 
@@ -128,10 +125,7 @@ class SocketTransport(trio.abc.Stream):
                     and self.busy_poll.until(self.is_readable)
                 ):
                     continue
-                try:
-                    await trio.lowlevel.wait_readable(self._socket)
-                except OSError as error:
-                    raise self._translated(error) from error
+                await self._until_readable()
             except OSError as error:
                 raise self._translated(error) from error
             else:
@@ -145,6 +139,12 @@ class SocketTransport(trio.abc.Stream):
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
         await trio.lowlevel.checkpoint()
+
+    async def _until_readable(self) -> None:
+        try:
+            await trio.lowlevel.wait_readable(self._socket)
+        except OSError as error:
+            raise self._translated(error) from error
 
     async def _take_turn(self) -> None:
         self._calls += 1

@@ -31,6 +31,13 @@ def anonymous_bytes(pid: int) -> int:
     raise AssertionError(f"/proc/{pid}/status has no RssAnon")
 
 
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far, in seconds."""
+    # The second field, the name in brackets, may hold blanks.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
 def requests_waiting(port: int) -> int:
     """Connections to the listening `port` that hold a whole first report which nobody has read."""
     found = 0
