@@ -1,0 +1,73 @@
+"""Exceptions of a connection end at its border."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from trioha.net.border import ConnectionBorder
+
+
+def test_an_exception_of_a_connection_does_not_leave_its_border() -> None:
+    border = ConnectionBorder("HA connection")
+    with border.around("10.0.0.1:5") as crossing:
+        raise ValueError("planted")
+    assert str(crossing.error) == "planted"
+    assert (border.bugs, border.shortages) == (1, 0)
+
+
+async def test_a_group_of_a_nursery_ends_at_the_border_and_cancellation_passes() -> None:
+    border = ConnectionBorder("HA connection")
+
+    async def fail() -> None:
+        raise KeyError("planted")
+
+    with border.around("p"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(fail)
+    assert border.bugs == 1
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with border.around("p") as crossing:
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert crossing.error is None
+
+
+def test_keyboard_interrupt_passes() -> None:
+    with pytest.raises(KeyboardInterrupt), ConnectionBorder("HA connection").around("p"):
+        raise KeyboardInterrupt
+
+
+def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute() -> None:
+    now_s = 0.0
+    border = ConnectionBorder("remoting connection", clock=lambda: now_s)
+
+    def planted(error: Exception) -> None:
+        with border.around("p"):
+            raise error
+
+    with capture_logs() as lines:
+        for _ in range(1000):
+            planted(ValueError("again"))
+        assert len(lines) == 1
+        assert lines[0]["exc_info"].__traceback__ is not None
+        planted(TypeError("another kind"))
+        assert len(lines) == 2
+        now_s = 60.0
+        planted(ValueError("again"))
+    assert lines[2]["repeated"] == 999
+    assert border.bugs == 1002
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_a_shortage_is_one_line_without_a_traceback_and_no_bug(error: Exception) -> None:
+    border = ConnectionBorder("remoting connection")
+    with capture_logs() as lines, border.around("p"):
+        raise error
+    assert (border.bugs, border.shortages) == (0, 1)
+    assert "exc_info" not in lines[0]
