@@ -1,0 +1,142 @@
+"""An accept loop that leaves descriptors to others, and that no connection ends.
+
+trio's `serve_listeners` accepts as long as the kernel gives descriptors, logs a traceback ten times a second
+when it gives none, and raises what a handler or an unusual error of accept(2) raises. For a node that is
+wrong in all three: strangers who only connect would use up the descriptors that the store needs, and one
+connection could end the node.
+
+Theory of operation. A listener waits until a connection is there, asks its gate, and accepts. While the gate
+is closed, connections wait in the kernel's backlog: they are not lost, they cost no descriptor here, and the
+peer sees a connection that is not served yet; those beyond the backlog see none. That is for shortages, which
+pass. (A server with as many connections as it may have is no shortage: it accepts the next one and closes it
+at once, so that the peer learns of it. That is the handler's affair.) Each accepted connection gets a task in
+`handler_nursery`; cancelling the loop closes the listeners and leaves the connections to that nursery.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, NoReturn
+
+import structlog
+import trio
+
+from trioha.net.border import ConnectionBorder, is_shortage
+from trioha.net.descriptors import Gate
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[trio.SocketStream], Awaitable[object]]
+
+RECHECK_S: Final = 0.1
+"""Between two looks at a closed gate, and before accepting again after an error."""
+REPORT_INTERVAL_S: Final = 60.0
+"""A listener logs that it does not accept at most once in so long."""
+PEER_ERRORS: Final = frozenset(
+    getattr(errno, name)
+    for name in (
+        "ECONNABORTED", "ECONNRESET", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
+        "EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "EPERM", "ETIMEDOUT", "EINTR", "EAGAIN",
+    )
+    if hasattr(errno, name)
+)  # fmt: skip
+"""Errors of accept(2) that concern the connection that was about to be accepted, and no other."""
+
+
+async def serve_listeners(
+    handler: Handler,
+    listeners: Sequence[trio.SocketListener],
+    *,
+    gate: Gate,
+    handler_nursery: trio.Nursery | None = None,
+    border: ConnectionBorder | None = None,
+    task_status: trio.TaskStatus[Sequence[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Accept connections on `listeners` until cancelled; each runs `handler(stream)` in a task of its own.
+
+    Resource handling: the listeners are closed when the loop ends, each stream when its handler does.
+
+    Error handling: what a handler raises ends at `border` (one of the loop's own, if None), which counts and
+    logs it. Errors of accept(2) never leave the loop: those of the connection are ignored, shortages and all
+    others are logged at most once a minute, and accepting goes on after `RECHECK_S`.
+
+    Connections run in `handler_nursery`, so that they may outlive the loop; if None, they end with it.
+    """
+    last_border = border or ConnectionBorder("connection")
+    async with trio.open_nursery() as nursery:
+        for listener in listeners:
+            nursery.start_soon(
+                _serve_listener, listener, handler, gate, handler_nursery or nursery, last_border
+            )
+        task_status.started(listeners)
+    raise AssertionError("a listener ends only by cancellation")
+
+
+async def _serve_listener(
+    listener: trio.SocketListener,
+    handler: Handler,
+    gate: Gate,
+    handler_nursery: trio.Nursery,
+    border: ConnectionBorder,
+) -> NoReturn:
+    address = _local_address(listener)
+    report = _Report(address)
+    async with listener:
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(listener.socket)
+                while not gate.is_open(listener.socket.fileno()):
+                    report.not_accepting(gate.describe())
+                    await trio.sleep(RECHECK_S)
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in PEER_ERRORS:
+                    report.not_accepting(error.strerror or str(error), is_expected=is_shortage(error))
+                    await trio.sleep(RECHECK_S)
+                continue
+            handler_nursery.start_soon(partial(_run_handler, handler, stream, border))
+
+
+async def _run_handler(handler: Handler, stream: trio.SocketStream, border: ConnectionBorder) -> None:
+    try:
+        with border.around(_peer(stream)):
+            await handler(stream)
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+class _Report:
+    """Says that a listener does not accept, not too often."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._reported_s = -REPORT_INTERVAL_S
+        self._unreported = 0
+
+    def not_accepting(self, reason: str, *, is_expected: bool = True) -> None:
+        now_s = trio.current_time()
+        if now_s - self._reported_s < REPORT_INTERVAL_S:
+            self._unreported += 1
+            return
+        level = log.warning if is_expected else log.error
+        level("new connections wait", listener=self._address, reason=reason, repeated=self._unreported)
+        self._reported_s = now_s
+        self._unreported = 0
+
+
+def _local_address(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _peer(stream: trio.SocketStream) -> str:
+    """Where the connection comes from, for a log line."""
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError as error:
+        # Gone already; the handler finds that, too.
+        return f"unknown ({os.strerror(error.errno or 0)})"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
