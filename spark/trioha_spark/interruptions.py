@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from trioha.recording.events import CloseReason, Kind
-from trioha_spark.replay import ConnectionReplay, SessionReplay
+from trioha_spark.replay import Reconnect, SessionReplay
 
 Row = dict[str, Any]
 
@@ -26,27 +26,40 @@ SENTENCES: Final = {
 
 
 def reconnect_rows(replay: SessionReplay) -> list[Row]:
-    """A row for each connection that took the place of one that had ended."""
-    return [_reconnect(replay, earlier, later) for earlier, later in replay.replaced]
+    """A row for each connection over which a replica came back; what is of the one before it is null where it
+    is not known which one that was."""
+    return [_reconnect(replay, one) for one in replay.returns]
 
 
-def _reconnect(replay: SessionReplay, earlier: ConnectionReplay, later: ConnectionReplay) -> Row:
-    before, after = earlier.figures, later.figures
+def _reconnect(replay: SessionReplay, one: Reconnect) -> Row:
+    after = one.connection.figures
+    row: Row = {
+        **whose(replay),
+        "role": replay.session.identity.role,
+        "conn": after.conn,
+        "address": one.connection.address,
+        "previousConn": None,
+        "closeReason": None,
+        "closedAtMs": None,
+        "awayMs": None,
+        "previousOffset": None,
+        "requestOffset": after.request_offset,
+        "resentBytes": None,
+    }
+    if one.previous is None:
+        return row
+    before = one.previous.figures
     closed_ns = before.last_ts_ns if before.closed_ts_ns is None else before.closed_ts_ns
     resent_bytes = None
     if before.sent_offset is not None and after.request_offset is not None:
         resent_bytes = max(0, before.sent_offset - after.request_offset)
     return {
-        **whose(replay),
-        "role": replay.session.identity.role,
-        "conn": after.conn,
-        "address": later.address,
+        **row,
         "previousConn": before.conn,
         "closeReason": before.close_reason,
         "closedAtMs": replay.session.wall_of(closed_ns) / 1e6,
-        "awayMs": (after.first_ts_ns - closed_ns) / 1e6,
+        "awayMs": max(0, after.first_ts_ns - closed_ns) / 1e6,
         "previousOffset": before.reported_offset if replay.session.is_slave else before.ack_offset,
-        "requestOffset": after.request_offset,
         "resentBytes": resent_bytes,
     }
 

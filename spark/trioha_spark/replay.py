@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +27,7 @@ from trioha.recording.reader import (
     read_facts,
     read_segments,
 )
+from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
 from trioha_spark.causes import CauseTally
@@ -51,7 +51,19 @@ class ConnectionReplay:
 
     address: str | None
     """The peer, `host:port`; None if the recording does not name it."""
+    certificate: str | None
+    """The name in the peer's certificate; None without TLS."""
     figures: ConnectionResult
+
+
+@frozen(eq=False)
+class Reconnect:
+    """A replica that came back."""
+
+    connection: ConnectionReplay
+    """Its new connection."""
+    previous: ConnectionReplay | None
+    """The lost one that it continues; None where several were lost and it is not known which."""
 
 
 @frozen(eq=False)
@@ -62,9 +74,9 @@ class SessionReplay:
     node: NodeResult
     connections: tuple[ConnectionReplay, ...]
     """By connection number."""
-    replaced: tuple[tuple[ConnectionReplay, ConnectionReplay], ...]
-    """Connections that took the place of one that had ended (a slave's own to its master, or a master's from
-    the same host), each after the one whose place it took; by the time of the new one."""
+    returns: tuple[Reconnect, ...]
+    """Replicas that came back, as `trioha.recording.reconnects` joins connections, by the time of the new
+    one; of a slave's session its own connections to its master after the first one."""
     damage: tuple[Damage, ...]
     """What could not be read."""
     grid: Grid
@@ -79,8 +91,8 @@ class SessionReplay:
 
     @property
     def reconnects(self) -> int:
-        """Connections that took another's place."""
-        return len(self.replaced)
+        """How often a replica came back."""
+        return len(self.returns)
 
     @property
     def name(self) -> str:
@@ -182,11 +194,14 @@ def _session_replay(
 ) -> SessionReplay:
     facts, fact_damage = read_facts(session)
     named = {fact.fields.get("conn"): fact.fields for fact in facts if fact.type_ == "connection"}
-    addresses = {conn: str(fields.get("address")) for conn, fields in named.items()}
+    addresses, certificates = (
+        {conn: str(fields[name]) for conn, fields in named.items() if fields.get(name) is not None}
+        for name in ("address", "certificate")
+    )
     # Others may connect to a slave, too: it is the master there.
     served = {conn for conn, fields in named.items() if fields.get("role") == "master"}
     connections = tuple(
-        ConnectionReplay(addresses.get(conn), connection_result(conn, part, grid))
+        ConnectionReplay(addresses.get(conn), certificates.get(conn), connection_result(conn, part, grid))
         for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
         if session_index == index and conn != NO_CONNECTION
     )
@@ -197,7 +212,7 @@ def _session_replay(
         session=session,
         node=node,
         connections=connections,
-        replaced=tuple(_replaced(own, is_slave=session.is_slave)),
+        returns=tuple(_returns(own, is_slave=session.is_slave)),
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
         verdicts=verdicts(node_part.judgement),
@@ -213,29 +228,24 @@ def _nothing(session: Session) -> NodePart:
     return NodePart(NodeTally(), (), judge(none, Setting.of(session)), CauseTally(), ())
 
 
-def _replaced(
-    connections: Sequence[ConnectionReplay], *, is_slave: bool
-) -> Iterator[tuple[ConnectionReplay, ConnectionReplay]]:
-    """Connections that took the place of one that had ended, after the one whose place it was.
-
-    A slave has one after the other. To a master a connection is in the place of the one of the same host that
-    has been away for longest: ports change with each connection, so several slaves of one host are told apart
-    by what is open at once.
-    """
+def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:
+    """Replicas that came back, by the time of the new connection."""
     if is_slave:
-        yield from pairwise(connections)
+        # Its own connections to its master, one after the other.
+        for previous, connection in pairwise(connections):
+            yield Reconnect(connection, previous)
         return
-    turns: list[tuple[int, int, int]] = []
-    for place, connection in enumerate(connections):
-        figures = connection.figures
-        turns.append((figures.first_ts_ns, 1, place))
-        if figures.closed_ts_ns is not None:
-            turns.append((figures.closed_ts_ns, 0, place))
-    vacant: dict[str, deque[ConnectionReplay]] = {}
-    for _, opens, place in sorted(turns):
-        connection = connections[place]
-        away = vacant.setdefault((connection.address or "").rpartition(":")[0], deque())
-        if not opens:
-            away.append(connection)
-        elif away:
-            yield away.popleft(), connection
+    by_conn = {connection.figures.conn: connection for connection in connections}
+    spans = [
+        Span(
+            Connection(figures.conn, connection.address or "", connection.certificate or ""),
+            figures.asked_ts_ns,
+            figures.closed_ts_ns,
+        )
+        for connection in connections
+        if (figures := connection.figures).asked_ts_ns is not None
+    ]
+    for arrival in pair(spans):
+        if arrival.is_reconnect:
+            before = None if arrival.previous is None else by_conn[arrival.previous]
+            yield Reconnect(by_conn[arrival.connection.key], before)

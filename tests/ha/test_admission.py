@@ -175,7 +175,7 @@ async def dial_tls(port, tls_files):
 async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificate(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "127.0.0.1", common_name="master")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example", common_name="slave-1")
-    master, replicas, _ = make_master(log, tls=server_context(server_files))
+    master, replicas, events = make_master(log, tls=server_context(server_files))
     slave_log, _ = open_log(tmp_path / "slave")
     async with listening(master) as port:
         slave, _, _ = make_slave(slave_log, dialer=partial(dial_tls, port, slave_files))
@@ -187,6 +187,8 @@ async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificat
                 await replicas.copies(1).reached(log.max_offset)
             (connection,) = master._connections.values()
             assert connection.replica == "certificate of slave-1"
+            (named,) = [fields for type_, fields in events.facts if type_ == "connection"]
+            assert named["certificate"] == "slave-1"
             nursery.cancel_scope.cancel()
     assert log_bytes(slave_log) == log_bytes(log)
 

@@ -54,6 +54,7 @@ def write_session(
     segment_records: int = 2_000_000,
     addresses: dict[int, str] | None = None,
     served: Container[int] = (),
+    certificates: dict[int, str] | None = None,
 ) -> Path:
     """Write a whole session as a node would have; in the connections `served` it was the master."""
     identity = SessionIdentity("cluster", "broker-a", broker_id, role)
@@ -65,6 +66,8 @@ def write_session(
         fact: dict[str, object] = {"type": "connection", "conn": conn, "address": address}
         if conn in served:
             fact["role"] = "master"
+        if certificates and conn in certificates:
+            fact["certificate"] = certificates[conn]
         facts.append((0, json.dumps(fact)))
     writer.write(Block(records, len(records), facts))
     writer.close()

@@ -285,6 +285,62 @@ def test_who_connects_to_a_slave_takes_the_place_of_none_of_its_connections(
     assert rows["sessions"][0]["reconnects"] == 1
 
 
+def served_connection(conn: int, *, began_ms: int, ended_ms: int | None, offset: int = 0) -> list[Event]:
+    """A slave's connection from its request on."""
+    own = [
+        Event(began_ms * MS, Kind.STATE, conn=conn, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(began_ms * MS, Kind.REQUESTED, conn=conn, offset=offset, aux=1000),
+        Event(began_ms * MS, Kind.ACK, conn=conn, offset=offset, aux=1000),
+    ]
+    if ended_ms is None:
+        return own
+    return [
+        *own,
+        Event(ended_ms * MS, Kind.CLOSED, conn=conn, offset=offset, aux=1000, flags=CloseReason.EOF),
+    ]
+
+
+def in_order(*connections: list[Event]) -> list[Event]:
+    return sorted((event for events in connections for event in events), key=lambda event: event.ts_ns)
+
+
+def test_slaves_of_one_host_that_were_away_at_once_are_not_taken_for_each_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = in_order(
+        served_connection(1, began_ms=0, ended_ms=10),
+        served_connection(2, began_ms=1, ended_ms=11),
+        served_connection(3, began_ms=20, ended_ms=30),
+        served_connection(4, began_ms=21, ended_ms=None),
+        served_connection(5, began_ms=40, ended_ms=None),
+    )
+    addresses = {conn: f"10.0.0.2:{41000 + conn}" for conn in range(1, 6)}
+    path = write_session(tmp_path / "session", events, addresses=addresses)
+    rows = document(replay([path], spark=spark))
+    assert [(row["conn"], row["previousConn"], row["awayMs"]) for row in rows["reconnects"]] == [
+        (3, None, None),
+        (4, None, None),
+        (5, 3, 10),
+    ]
+    assert rows["sessions"][0]["reconnects"] == 3
+
+
+def test_slaves_behind_one_address_are_known_by_their_certificates(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = in_order(
+        *(served_connection(conn, began_ms=conn, ended_ms=10 + conn) for conn in (1, 2)),
+        *(served_connection(conn, began_ms=20 + conn, ended_ms=None) for conn in (3, 4)),
+    )
+    path = write_session(
+        *(tmp_path / "session", events),
+        addresses={conn: f"203.0.113.1:{41000 + conn}" for conn in range(1, 5)},
+        certificates={1: "slave-a", 2: "slave-b", 3: "slave-b", 4: "slave-a"},
+    )
+    rows = document(replay([path], spark=spark))
+    assert [(row["conn"], row["previousConn"]) for row in rows["reconnects"]] == [(3, 2), (4, 1)]
+
+
 def test_offsets_that_did_not_fit_are_a_table(spark: SparkSession, tmp_path: Path) -> None:
     """A gap, a divergence, a mismatch; and a reason that is new."""
     reasons = (CloseReason.GAP, CloseReason.DIVERGED, CloseReason.OFFSET_MISMATCH, 99)

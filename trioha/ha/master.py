@@ -208,7 +208,8 @@ class HaMaster:
         )
         self._accepted += 1
         self._connections[connection_id] = connection
-        self._sink.fact("connection", conn=connection_id, address=address, role="master")
+        named = {} if identity is None else {"certificate": identity}
+        self._sink.fact("connection", conn=connection_id, address=address, role="master", **named)
         log.info("slave connected", address=address, connection=connection_id)
         try:
             await connection.run()

@@ -38,6 +38,8 @@ class ConnectionResult:
 
     conn: int
     first_ts_ns: int
+    asked_ts_ns: int | None
+    """First event that shows that the log was asked for; None of a probe."""
     last_ts_ns: int
     closed_ts_ns: int | None
     """None if it was open at the end."""
@@ -77,6 +79,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: Grid) -> Connection
     return ConnectionResult(
         conn=conn,
         first_ts_ns=tally.first_ts_ns,
+        asked_ts_ns=_known(tally.asked_ts_ns),
         last_ts_ns=tally.last_ts_ns,
         closed_ts_ns=_known(tally.closed_ts_ns),
         state=_name(HaState, tally.state),

@@ -267,8 +267,10 @@ def _fold_connection(
         )
         for name, some in told.items()
     }
+    asks = [int(some.rows[0]) for some in (requests, frames, acks, reports, went_out) if len(some)]
     tally = Tally(
         first_ts_ns=int(ts_ns[0]),
+        asked_ts_ns=int(ts_ns[min(asks) - begin]) if asks else UNKNOWN,
         last_ts_ns=int(ts_ns.max()),
         state=int(states["flags"][-1]) if len(states) else UNKNOWN,
         close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,

@@ -23,6 +23,8 @@ class Tally:
     """What the events of a connection say without looking back. Offsets and times are `UNKNOWN` at first."""
 
     first_ts_ns: int = UNKNOWN
+    asked_ts_ns: int = UNKNOWN
+    """First event that shows that the log was asked for on it: `UNKNOWN` of a probe."""
     last_ts_ns: int = UNKNOWN
     state: int = UNKNOWN
     """Last `HaState`."""
@@ -51,6 +53,7 @@ class Tally:
     def __add__(self, later: Tally) -> Tally:
         return Tally(
             first_ts_ns=self.first_ts_ns if self.first_ts_ns >= 0 else later.first_ts_ns,
+            asked_ts_ns=self.asked_ts_ns if self.asked_ts_ns >= 0 else later.asked_ts_ns,
             last_ts_ns=max(self.last_ts_ns, later.last_ts_ns),
             state=later.state if later.state >= 0 else self.state,
             close_reason=later.close_reason if later.close_reason >= 0 else self.close_reason,
