@@ -26,7 +26,8 @@ def node(
     """Run one node until SIGTERM or SIGINT.
 
     When it serves, one line on stdout starts with `ready` and names role, addresses, store and max offset.
-    Log lines go to stderr.
+    Log lines go to stderr. A signal during the start ends it, too, within a second and without that line: the
+    next start begins its recovery anew.
 
     Parameters
     ----------

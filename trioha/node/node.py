@@ -147,10 +147,13 @@ async def _open_store(config: BrokerConfig) -> MessageStore:
     opened: list[MessageStore] = []
 
     def open_store() -> None:
-        opened.append(MessageStore.open(settings, on_progress=_progress_log()))
+        opened.append(MessageStore.open(settings, on_progress=_watch_opening()))
 
-    # Not abandoned when cancelled: the lock and the abort file must have an owner.
-    await trio.to_thread.run_sync(open_store)
+    try:
+        await trio.to_thread.run_sync(open_store)
+    except trio.Cancelled:
+        log.info("start ended while the store was being opened", path=str(config.store_path_root_dir))
+        raise
     store = opened[0]
     log.info(
         "store opened",
@@ -162,17 +165,21 @@ async def _open_store(config: BrokerConfig) -> MessageStore:
     return store
 
 
-def _progress_log() -> Callable[[str, int, int], None]:
-    """Tells on the log how far a long start is, every few seconds."""
-    told_s = time.monotonic()
+def _watch_opening() -> Callable[[str, int, int], None]:
+    """Logs every few seconds how far a long start is, and ends it where the node is cancelled.
 
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= PROGRESS_INTERVAL_S:
-            told_s = time.monotonic()
+    For the thread that opens the store: it is never abandoned, since lock and files must have an owner.
+    """
+    reported_s = time.monotonic()
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        nonlocal reported_s
+        trio.from_thread.check_cancelled()
+        if time.monotonic() - reported_s >= PROGRESS_INTERVAL_S:
+            reported_s = time.monotonic()
             log.info(what, done=done, total=total)
 
-    return tell
+    return on_progress
 
 
 @asynccontextmanager

@@ -84,11 +84,16 @@ class ConsumeQueues:
 
     # -- starting --------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
-        """Open all queues that lie on disk and find their ends. Blocks. Raises StoreError."""
+    def recover(self, on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+        """Open all queues that lie on disk and find their ends. Blocks. Raises StoreError.
+
+        `on_progress(done, total)` gets the number of queues that were opened.
+        """
         self._queues.clear()
         for folder in (CONSUME_QUEUE_FOLDER, BATCH_CONSUME_QUEUE_FOLDER):
-            for topic, queue_id in self._found(self.root / folder):
+            found = self._found(self.root / folder)
+            for done, (topic, queue_id) in enumerate(found):
+                on_progress(done, len(found))
                 queue = self._make(topic, queue_id, batch=folder == BATCH_CONSUME_QUEUE_FOLDER)
                 queue.recover()
                 if isinstance(queue, BatchConsumeQueue) and (other := self._queues.get((topic, queue_id))):

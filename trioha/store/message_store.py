@@ -13,6 +13,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -94,8 +95,10 @@ class MessageStore:
     ) -> MessageStore:
         """Lock the store (made if missing), find the log's end, and mark the store as in use.
 
-        `on_progress(what, done, total)` is told of each log file checked, and of the bytes dispatched. Raises
-        StoreError, with the lock given back, if the store is in use or cannot be opened.
+        `on_progress(what, done, total)` gets the number of log files checked, then of the bytes dispatched,
+        several times a second. An exception of it ends the opening: the lock is given back, and the store is
+        marked as in need of recovery as soon as anything in it was changed. Raises StoreError, with the lock
+        given back, if the store is in use or cannot be opened.
         """
         try:
             settings.root.mkdir(parents=True, exist_ok=True)
@@ -104,9 +107,10 @@ class MessageStore:
         lock = StoreLock(settings.root)
         lock.acquire()
         try:
-            store = cls._open_locked(settings, lock, on_progress or (lambda _what, _done, _total: None))
-            # A store that was left in need of recovery stays so until it is closed whole.
-            store._abort.create()
+            with ExitStack() as opened:
+                progress = on_progress or (lambda _what, _done, _total: None)
+                store = cls._open_locked(settings, lock, progress, opened)
+                opened.pop_all()
         except OSError as error:
             lock.release()
             raise StoreError(f"cannot be opened: {error.strerror}", path=settings.root) from error
@@ -117,19 +121,26 @@ class MessageStore:
 
     @classmethod
     def _open_locked(
-        cls, settings: StoreSettings, lock: StoreLock, on_progress: Callable[[str, int, int], None]
+        cls,
+        settings: StoreSettings,
+        lock: StoreLock,
+        on_progress: Callable[[str, int, int], None],
+        opened: ExitStack,
     ) -> MessageStore:
+        """Open all parts; what is to be closed if a later one fails goes to `opened`."""
         root = settings.root
         abort = AbortFile(root)
         clean_exit = not abort.exists
         checkpoint = Checkpoint.load(root / "checkpoint")
         queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
-        queues.recover()
+        opened.callback(queues.close)
+        queues.recover(lambda done, total: on_progress("opening consume queues", done, total))
         listed = load_queue_list(root)
         lost = {name for name in listed if (queue := queues.find(*name)) is None or not queue.max_offset}
         index, index_from = IndexService.open(
             root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
         )
+        opened.callback(index.close)
         commit_log, recovered = open_commit_log(
             settings.commit_log_directory,
             file_bytes=settings.file_bytes,
@@ -140,6 +151,10 @@ class MessageStore:
             record_near_end=queues.record_near_end(CHECKED_BYTES) if clean_exit else None,
             on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
         )
+        opened.callback(commit_log.close)
+        # From here on queues and index are changed: a store that is left before it is closed whole, even now,
+        # is in need of recovery.
+        abort.create()
         if commit_log.is_empty:
             queues.destroy()
             index.destroy()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
 from pathlib import Path
 from struct import Struct
 from typing import cast
@@ -50,6 +51,7 @@ log = structlog.get_logger(__name__)
 SLACK_MS = 3000
 """A checkpoint may be this far ahead of the disk (spec store 4.2)."""
 _PIECE_BYTES = 1 << 20
+_SEARCH_BYTES = 4 << 20
 _FOR_EVER_MS = (1 << 63) - 1
 _MAGIC_AT = 4
 _MAGICS = tuple(magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2))
@@ -92,8 +94,10 @@ def open_commit_log(
 
     After a clean stop `record_near_end`, the offset of a record that the consume queues know, spares reading
     the last file from its start: all of it was on disk, and only the end has to be found.
-    `on_progress(done, total)` is told the files checked so far. The log's `queue_offsets` are its caller's to
-    fill in, from its consume queues. Raises StoreError for a log that cannot be opened or must not be cut.
+    `on_progress(done, total)` gets the number of files checked so far, several times a second; an exception
+    of it ends the opening, and a log that was closed cleanly is then as it was. The log's `queue_offsets` are
+    its caller's to fill in, from its consume queues. Raises StoreError for a log that cannot be opened, or
+    must not be cut.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files = list_files(directory, size=file_bytes)
@@ -104,8 +108,33 @@ def open_commit_log(
         store_host=store_host,
         files=files,
     )
+    try:
+        recovered = _recover(
+            commit_log,
+            files,
+            clean_exit=clean_exit,
+            checkpoint=checkpoint,
+            record_near_end=record_near_end,
+            on_progress=on_progress or (lambda _done, _total: None),
+        )
+    except BaseException:
+        commit_log.close()
+        raise
+    return commit_log, recovered
+
+
+def _recover(
+    commit_log: CommitLog,
+    files: list[MappedFile],
+    *,
+    clean_exit: bool,
+    checkpoint: Checkpoint,
+    record_near_end: int | None,
+    on_progress: Callable[[int, int], None],
+) -> Recovered:
+    """Find the end of a log that has just been opened, and cut it there; `files` is the log's own list."""
     if not files:
-        return commit_log, Recovered(records=0, end_offset=0, cut_bytes=0, cut_reason="")
+        return Recovered(records=0, end_offset=0, cut_bytes=0, cut_reason="")
     records = 0
     last_store_timestamp_ms = 0
     first = _first_to_scan(files, clean_exit=clean_exit, checkpoint=checkpoint)
@@ -113,17 +142,21 @@ def open_commit_log(
     flushed_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms
     for index, file in enumerate(files[first:], first):
         view = file.view
+
+        def on_piece(done: int = index) -> None:
+            on_progress(done, len(files))
+
         end, reason = _scan_file(
             commit_log,
             file,
             at=_record_in(file, record_near_end) if clean_exit else 0,
             last_store_timestamp_ms=last_store_timestamp_ms,
             flushed_ms=flushed_ms,
+            on_piece=on_piece,
         )
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
-        if on_progress is not None:
-            on_progress(index + 1, len(files))
+        on_progress(index + 1, len(files))
         if end.at < file.size and not (end.blank and is_blank(view, end.at, file.size)):
             end_offset = file.start_offset + end.at
             reason = reason or describe_fault(view, end.at, file.size, end_offset)
@@ -133,6 +166,7 @@ def open_commit_log(
                     end_offset=end_offset,
                     reason=reason,
                     last_store_timestamp_ms=last_store_timestamp_ms,
+                    on_piece=on_piece,
                 )
             cut_bytes = _cut(commit_log, files, index=index, at=end.at)
             break
@@ -144,13 +178,14 @@ def open_commit_log(
         # What a killed process left is in the page cache; from here on it counts as flushed.
         for file in commit_log.files:
             file.sync()
+            on_progress(len(files), len(files))
     commit_log.appended.move_to(end_offset)
     commit_log.flushed.move_to(end_offset)
     if cut_bytes:
         log.warning(
             "commit log cut to its last whole record", end_offset=end_offset, reason=reason, bytes=cut_bytes
         )
-    return commit_log, Recovered(
+    return Recovered(
         records=records, end_offset=end_offset, cut_bytes=cut_bytes, cut_reason=reason if cut_bytes else ""
     )
 
@@ -186,17 +221,24 @@ def _record_in(file: MappedFile, offset: int | None) -> int:
 
 
 def _scan_file(
-    commit_log: CommitLog, file: MappedFile, *, at: int, last_store_timestamp_ms: int, flushed_ms: int
+    commit_log: CommitLog,
+    file: MappedFile,
+    *,
+    at: int,
+    last_store_timestamp_ms: int,
+    flushed_ms: int,
+    on_piece: Callable[[], None],
 ) -> tuple[ScanEnd, str]:
     """Check a file's records from index `at` on, noting in the log where some of them start.
 
     `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
-    not accepted where `describe_fault` cannot tell.
+    not accepted where `describe_fault` cannot tell. `on_piece` is called for each MiB or so.
     """
     records = 0
     last_ms = last_store_timestamp_ms
     piece = _PIECE_BYTES
     while True:
+        on_piece()
         piece_end = min(at + piece, file.size)
         end = scan_records(file.view, at, piece_end, file.start_offset + at)
         reason = ""
@@ -276,10 +318,17 @@ def _has_text_in(view: memoryview, at: int, sector: int) -> bool:
 
 
 def _refuse_to_cut_flushed_records(
-    files: list[MappedFile], *, end_offset: int, reason: str, last_store_timestamp_ms: int
+    files: list[MappedFile],
+    *,
+    end_offset: int,
+    reason: str,
+    last_store_timestamp_ms: int,
+    on_piece: Callable[[], None],
 ) -> None:
     """Raise StoreError if valid records follow the damage, which was on disk already."""
-    following = _valid_record_behind(files, end_offset, stored_from_ms=last_store_timestamp_ms)
+    following = _valid_record_behind(
+        files, end_offset, stored_from_ms=last_store_timestamp_ms, on_piece=on_piece
+    )
     if following is not None:
         raise StoreError(
             f"damaged record ({reason}), but valid ones follow at {following}",
@@ -289,7 +338,9 @@ def _refuse_to_cut_flushed_records(
         )
 
 
-def _valid_record_behind(files: list[MappedFile], offset: int, *, stored_from_ms: int) -> int | None:
+def _valid_record_behind(
+    files: list[MappedFile], offset: int, *, stored_from_ms: int, on_piece: Callable[[], None]
+) -> int | None:
     """Offset of the first whole record behind the damage at `offset` of the first file; None if none is.
 
     Its magic and its own offset, at its own place, tell it from a message's body; that it was stored no
@@ -299,24 +350,28 @@ def _valid_record_behind(files: list[MappedFile], offset: int, *, stored_from_ms
     plus the check of each record that is there.
     """
     for file in files:
-        data = cast("mmap.mmap", file.view.obj)
         start = max(offset + 1 - file.start_offset, 0) + _MAGIC_AT
         used = file.used_bytes(start)
-        nearest = file.size
-        for magic in _MAGICS:
-            found = data.find(magic, start, min(used, nearest))
-            while found >= 0:
-                at = found - _MAGIC_AT
+        for piece in range(start, used, _SEARCH_BYTES):
+            on_piece()
+            piece_end = min(piece + _SEARCH_BYTES, used)
+            for magic_at in merge(*(_occurrences(file, magic, piece, piece_end) for magic in _MAGICS)):
+                at = magic_at - _MAGIC_AT
                 if (
                     check_record(file.view, at, file.size, file.start_offset + at) > 0
                     and store_timestamp_ms(file.view, at) >= stored_from_ms
                 ):
-                    nearest = at
-                    break
-                found = data.find(magic, found + 1, min(used, nearest))
-        if nearest < file.size:
-            return file.start_offset + nearest
+                    return file.start_offset + at
     return None
+
+
+def _occurrences(file: MappedFile, text: bytes, start: int, stop: int) -> Iterator[int]:
+    """Where `text` begins in `[start, stop)` of the file, in order; it may end after `stop`."""
+    data = cast("mmap.mmap", file.view.obj)
+    at = data.find(text, start, stop + len(text) - 1)
+    while at >= 0:
+        yield at
+        at = data.find(text, at + 1, stop + len(text) - 1)
 
 
 def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int) -> int:

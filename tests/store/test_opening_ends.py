@@ -1,0 +1,94 @@
+"""An opening that its caller ends: nothing stays open, and what is half done does not look clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.store.support import message, open_store
+from trioha.store.message_store import MessageStore
+
+
+class Ended(BaseException):
+    """As a cancellation, not an Exception."""
+
+
+class EndAt:
+    """Ends the opening at the progress report of that number."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        self.left -= 1
+        if self.left < 0:
+            raise Ended(what)
+
+
+def filled(root: Path, *, is_clean: bool) -> MessageStore:
+    store = open_store(root)
+    for number in range(300):
+        store.commit_log.append(message(bytes(2000), queue_id=number % 4))
+    store.close()
+    if not is_clean:
+        (root / "abort").touch()
+    return store
+
+
+def open_files(root: Path) -> list[str]:
+    """Files below `root` that this process has open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(descriptor.readlink()))
+        except FileNotFoundError:
+            # The one that the listing itself had.
+            continue
+    return [name for name in found if name.startswith(str(root))]
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_an_opening_may_be_ended_at_any_report_and_the_next_one_finds_all(
+    tmp_path: Path, is_clean: bool
+) -> None:
+    settings = filled(tmp_path, is_clean=is_clean).settings
+    reports = 0
+    phases = set()
+    while True:
+        try:
+            store = MessageStore.open(settings, on_progress=EndAt(reports))
+        except Ended as ended:
+            phases.add(str(ended))
+        else:
+            break
+        reports += 1
+        assert open_files(tmp_path) == []
+        # Queues and index were complete: a store that was closed cleanly is still that.
+        assert (tmp_path / "abort").exists() != is_clean
+    assert phases >= {"opening consume queues", "checking the commit log, files"}
+    assert [store.reads.max_offset("Orders", queue_id) for queue_id in range(4)] == [75] * 4
+    store.close()
+    assert open_files(tmp_path) == []
+
+
+def test_a_store_whose_queues_are_half_built_is_in_need_of_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 10)
+    settings = filled(tmp_path, is_clean=True).settings
+    for file in sorted((tmp_path / "consumequeue").rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    ended_while_building = False
+    reports = 0
+    while not ended_while_building:
+        with pytest.raises(Ended) as ended:
+            MessageStore.open(settings, on_progress=EndAt(reports))
+        reports += 1
+        ended_while_building = "building" in str(ended.value)
+        assert (tmp_path / "abort").exists() == ended_while_building
+    store = MessageStore.open(settings)
+    assert [store.reads.max_offset("Orders", queue_id) for queue_id in range(4)] == [75] * 4
+    store.close()
+    assert not (tmp_path / "abort").exists()
