@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from trioha.watermark import ReplicatedWatermarks, Watermark
+from trioha.watermark import GIVEN_UP, REACHED, REWOUND, ReplicatedWatermarks, Watermark
 
 
 async def test_exactly_the_waiters_at_or_below_the_mark_are_woken():
@@ -78,21 +78,60 @@ async def test_cancelled_waiters_do_not_gather():
 async def test_a_wait_ends_once_whoever_is_first():
     mark = Watermark()
     passed, given_up, reached = mark.wait_for(0), mark.wait_for(10), mark.wait_for(10)
-    given_up.end(False)
+    given_up.end()
     mark.advance(10)
-    given_up.end(True)
-    reached.end(False)
-    assert [await wait.ended() for wait in (passed, given_up, reached)] == [True, False, True]
+    given_up.end(REACHED)
+    reached.end()
+    assert [await wait.ended() for wait in (passed, given_up, reached)] == [REACHED, GIVEN_UP, REACHED]
 
 
-async def test_a_rewound_mark_wakes_nobody_and_is_waited_for_again(autojump_clock):
+@pytest.mark.parametrize("offset", [50, 100])
+async def test_a_rewind_ends_every_wait_with_its_own_outcome(offset, autojump_clock):
     mark = Watermark(100)
-    mark.rewind(50)
-    with trio.move_on_after(1) as scope:
-        await mark.reached(60)
-    assert scope.cancelled_caught
-    with pytest.raises(AssertionError):
-        mark.rewind(60)
+    given_up = mark.wait_for(110)
+    given_up.end()
+    near, far = mark.wait_for(101), mark.wait_for(10**9)
+    reached = []
+
+    async def wait():
+        reached.append(await mark.reached(200))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        mark.rewind(offset)
+    assert (reached, mark.offset, mark.waiting) == ([False], offset, 0)
+    assert [wait.outcome for wait in (near, far, given_up)] == [REWOUND, REWOUND, GIVEN_UP]
+    # A wait that begins now is for the new bytes.
+    later = mark.wait_for(150)
+    mark.advance(150)
+    assert later.outcome is REACHED
+
+
+async def test_a_lowered_mark_keeps_its_waits():
+    mark = Watermark(100)
+    wait = mark.wait_for(110)
+    mark.lower(50)
+    assert (mark.offset, wait.outcome) == (50, None)
+    mark.advance(110)
+    assert wait.outcome is REACHED
+
+
+def test_a_mark_goes_back_only_by_rewind_and_lower():
+    mark = Watermark(100)
+    for move in (mark.rewind, mark.lower):
+        with pytest.raises(AssertionError):
+            move(101)
+
+
+async def test_a_wait_for_copies_outlasts_the_replica_that_leaves():
+    marks = ReplicatedWatermarks()
+    marks.acknowledge("a", 100)
+    wait = marks.copies(1).wait_for(110)
+    marks.forget("a")
+    assert wait.outcome is None
+    marks.acknowledge("b", 110)
+    assert wait.outcome is REACHED
 
 
 @given(
@@ -105,7 +144,7 @@ async def test_a_rewound_mark_wakes_nobody_and_is_waited_for_again(autojump_cloc
         max_size=40,
     )
 )
-def test_any_history_wakes_each_waiter_when_the_mark_first_passes_it(steps):
+def test_any_history_of_lowering_wakes_each_waiter_when_the_mark_first_passes_it(steps):
     async def history():
         mark = Watermark()
         waits = []
@@ -132,7 +171,9 @@ def test_any_history_wakes_each_waiter_when_the_mark_first_passes_it(steps):
                     entry["cancelled"] = True
                     entry["scope"].cancel()
                 elif step == "move":
-                    mark.move_to(value)
+                    if value < mark.offset:
+                        mark.lower(value)
+                    mark.advance(value)
                     for entry in waits:
                         if not entry["cancelled"] and entry["offset"] <= value:
                             entry["expected"] = True

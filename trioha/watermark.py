@@ -6,8 +6,15 @@ moves it forward and wakes exactly the waiters at or below it. There is no polli
 and no waiter behind another: a heap keeps the waits by their offset, so each costs O(log n) however many
 there are.
 
+A mark moves back for one of two reasons, and what waiters have to do differs:
+
+- `rewind`: the bytes that it counts were cut (a log that begins anew). An offset of the old bytes says
+  nothing about the new ones, so every wait ends with REWOUND, and its task looks again at what it follows.
+- `lower`: the bytes are the same, but fewer copies of them are known (a replica left). Another replica may
+  still bring the mark to the offset, so waits go on.
+
 `await reached(offset)` is a wait with the deadline of its caller's cancel scope. `wait_for(offset)` gives a
-`Wait` to await later, which somebody else may end before: what the thousands of waiting puts use, for which a
+`Wait` to await later, which another task may end before: what the thousands of waiting puts use, for which a
 cancel scope each would be a sixth of their cost (see `ha.timeouts`).
 
 Like a trio `Event`, a watermark belongs to one trio thread.
@@ -15,8 +22,10 @@ Like a trio `Event`, a watermark belongs to one trio thread.
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Final
 
 import trio
 
@@ -24,39 +33,57 @@ _ENDED_MAX = 32
 """Waits that ended early are looked for when there are more than this, and twice what was left last time."""
 
 
+class Outcome(Enum):
+    """How a wait ended."""
+
+    REACHED = auto()
+    """The mark was at or beyond the offset."""
+    REWOUND = auto()
+    """The bytes before the offset were cut: look again at what the mark counts."""
+    GIVEN_UP = auto()
+    """It was cancelled, or its deadline has passed."""
+
+
+# A member of an enum costs more to look up than the rest of what ends a wait.
+REACHED: Final = Outcome.REACHED
+REWOUND: Final = Outcome.REWOUND
+GIVEN_UP: Final = Outcome.GIVEN_UP
+
+
 class Wait:
-    """One task's wait for an offset. It ends once: by the mark (True), by `end`, or cancelled (False)."""
+    """One task's wait for an offset. It ends once: by the mark, by a rewind, or given up."""
 
     __slots__ = ("_event", "outcome", "start_offset")
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
         """For the caller: where the bytes start for whose end it waits."""
-        self.outcome: bool | None = None
-        """Whether the offset was reached; None while neither is known."""
+        self.outcome: Outcome | None = None
+        """How the wait ended; None while it has not."""
         self._event: trio.Event | None = None
         """What the task waits on, from the moment on that it does."""
 
-    def end(self, outcome: bool) -> None:
+    def end(self, outcome: Outcome = GIVEN_UP) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
         if self.outcome is None:
             self.outcome = outcome
             if self._event is not None:
                 self._event.set()
 
-    async def ended(self) -> bool:
-        """The outcome as soon as there is one, without a checkpoint if there is. Cancelling ends the wait."""
+    async def ended(self) -> Outcome:
+        """The outcome as soon as there is one, without a checkpoint if there is. Cancelling gives it up."""
         if self.outcome is None:
             self._event = trio.Event()
             try:
                 await self._event.wait()
             finally:
-                self.end(False)
-        return self.outcome is True
+                self.end(GIVEN_UP)
+        assert self.outcome is not None, "the event of a wait is set by its end"
+        return self.outcome
 
 
 class Watermark:
-    """An offset in bytes that moves forward, and the waiters for it."""
+    """An offset in bytes, and the waiters for it. See the module's docstring for how it moves."""
 
     __slots__ = ("_offset", "_order", "_waits", "_waits_max")
 
@@ -94,11 +121,22 @@ class Watermark:
         self._offset = offset
         waits = self._waits
         while waits and waits[0][0] <= offset:
-            heappop(waits)[2].end(True)
+            heappop(waits)[2].end(REACHED)
 
     def rewind(self, offset: int) -> None:
-        """Move the mark back to `offset`: a cut log tail, or a copy that was lost. Wakes nobody."""
+        """Move the mark back to `offset`, since what lies beyond was cut. Every wait ends with REWOUND.
+
+        Waits end also where the mark is at `offset` already: what is before it may be other bytes now.
+        """
         assert offset <= self._offset, f"rewind goes back only: {self._offset} -> {offset}"
+        self._offset = offset
+        waits, self._waits = self._waits, []
+        for _, _, wait in waits:
+            wait.end(REWOUND)
+
+    def lower(self, offset: int) -> None:
+        """Move the mark back to `offset`, since fewer copies of the same bytes are known. Waits go on."""
+        assert offset <= self._offset, f"lower goes back only: {self._offset} -> {offset}"
         self._offset = offset
 
     def move_to(self, offset: int) -> None:
@@ -108,22 +146,21 @@ class Watermark:
         else:
             self.rewind(offset)
 
-    async def reached(self, offset: int) -> None:
-        """Return as soon as the mark has been at or beyond `offset`.
+    async def reached(self, offset: int) -> bool:
+        """Return True as soon as the mark has been at or beyond `offset`, False as soon as it is rewound.
 
         Returns without a checkpoint if it is there already. A cancelled wait leaves nothing behind.
         """
-        if offset > self._offset:
-            await self.wait_for(offset).ended()
+        return offset <= self._offset or await self.wait_for(offset).ended() is REACHED
 
     def wait_for(self, offset: int, *, start_offset: int = 0) -> Wait:
-        """A wait that ends with True as soon as the mark has been at or beyond `offset`.
+        """A wait that ends with REACHED as soon as the mark has been at or beyond `offset`.
 
-        Whoever does not await it must `end` it.
+        A caller that does not await it must `end` it.
         """
         wait = Wait(start_offset)
         if offset <= self._offset:
-            wait.outcome = True
+            wait.outcome = REACHED
             return wait
         waits = self._waits
         heappush(waits, (offset, next(self._order), wait))
@@ -142,8 +179,8 @@ class ReplicatedWatermarks:
     """For each number of copies `k`: the k-th largest acknowledged offset over distinct replicas.
 
     One computation serves the classic one-slave rule (k = 1), `inSyncReplicas` (any k) and "all in sync".
-    A replica that is forgotten takes its acknowledgements with it, so a mark can move back; waiters that
-    were released stay released, and new ones wait for what is really there.
+    A replica that is forgotten takes its acknowledgements with it, so a mark can be lowered; waiters that
+    were released stay released, and the others wait on for another replica.
     """
 
     def __init__(self) -> None:
@@ -180,4 +217,8 @@ class ReplicatedWatermarks:
             return
         acks = sorted(self._acks.values(), reverse=True)
         for k, mark in self._marks.items():
-            mark.move_to(acks[k - 1] if len(acks) >= k else 0)
+            offset = acks[k - 1] if len(acks) >= k else 0
+            if offset >= mark.offset:
+                mark.advance(offset)
+            else:
+                mark.lower(offset)

@@ -79,9 +79,9 @@ def make_master(log, *, events=None, gap_bytes_max=1 << 28, settings=SETTINGS, *
 
 
 @asynccontextmanager
-async def connected(master, *, host="127.0.0.1", port=50000):
+async def connected(master, *, host="127.0.0.1", port=50000, stream_pair=memory_stream_pair):
     """A hand-made slave of `master`; yields (peer, list that gets the close reason)."""
-    near, far = memory_stream_pair()
+    near, far = stream_pair()
     reasons = []
 
     async def serve():

@@ -91,6 +91,23 @@ async def test_a_push_larger_than_the_socket_takes_arrives_whole(tmp_path):
         assert (await peer.next_frame())[0] == later.physical_offset
 
 
+async def test_nothing_is_pushed_of_a_log_that_began_anew(log):
+    master, _, events = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        sent = len(events.of(Kind.TRANSFER))
+        (connection,) = master._connections.values()
+        end_offset = log.max_offset
+        log.set_aside(log.directory.with_name("aside"))
+        while log.max_offset <= end_offset:
+            log.append(message())
+        master.push()
+        with trio.fail_after(5):
+            await connection.state.wait_for(HaState.SHUTDOWN)
+        assert len(events.of(Kind.TRANSFER)) == sent
+        assert connection.close_reason is CloseReason.LOG_RESTARTED
+
+
 async def test_a_push_to_a_slave_that_is_gone_ends_its_connection(log):
     master, _, _ = make_master(log)
     async with slave_of(master) as peer:

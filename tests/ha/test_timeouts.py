@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trioha.ha.timeouts import Timeouts
-from trioha.watermark import Watermark
+from trioha.watermark import GIVEN_UP, REACHED, Watermark
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def test_each_wait_ends_at_its_own_deadline(timeouts, autojump_clock):
     async def wait(offset):
         wait = mark.wait_for(offset)
         timeouts.add(wait, trio.current_time())
-        reached = await wait.ended()
+        reached = await wait.ended() is REACHED
         ended[offset] = (reached, trio.current_time() - started)
 
     async with trio.open_nursery() as waits:
@@ -31,7 +31,7 @@ async def test_each_wait_ends_at_its_own_deadline(timeouts, autojump_clock):
             if offset == 4:
                 # Those behind the first, which stays stuck.
                 mark.advance(3)
-                mark.rewind(0)
+                mark.lower(0)
     assert ended == {
         1: (True, 2.0), 2: (True, 2.0), 3: (True, 2.0),
         4: (False, 4.5), 5: (False, 5.0), 6: (False, 5.5), 7: (False, 6.0), 8: (False, 6.5),
@@ -46,7 +46,7 @@ async def test_after_a_pause_deadlines_are_as_exact_as_before(timeouts, autojump
         started = trio.current_time()
         wait = mark.wait_for(1)
         timeouts.add(wait, started)
-        assert (await wait.ended(), trio.current_time() - started) == (False, 3.0)
+        assert (await wait.ended(), trio.current_time() - started) == (GIVEN_UP, 3.0)
 
 
 async def test_waits_that_ended_do_not_gather_behind_a_stuck_one(timeouts, autojump_clock):
@@ -57,9 +57,9 @@ async def test_waits_that_ended_do_not_gather_behind_a_stuck_one(timeouts, autoj
         wait = mark.wait_for(offset)
         timeouts.add(wait, trio.current_time())
         mark.advance(offset)
-        assert wait.outcome is True
+        assert wait.outcome is REACHED
         assert timeouts.kept <= 64
-    assert not await stuck.ended()
+    assert await stuck.ended() is GIVEN_UP
 
 
 class Steps(trio.abc.Instrument):
@@ -79,7 +79,7 @@ async def test_the_task_sleeps_while_waits_end_in_time(timeouts, autojump_clock)
         timeouts.add(wait, trio.current_time())
         await trio.sleep(0.01)
         mark.advance(offset)
-        assert await wait.ended()
+        assert await wait.ended() is REACHED
     trio.lowlevel.remove_instrument(steps)
     # It began, it was told of the first one, and woke at what had been the deadline of one in each 3 s.
     assert steps.number <= 6

@@ -9,7 +9,7 @@ import trio
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store.dispatch import DispatchSettings
-from trioha.store.dispatch_service import RECHECK_S, DispatchService
+from trioha.store.dispatch_service import GATHER_S, RECHECK_S, DispatchService
 from trioha.store.status import PutStatus
 
 
@@ -137,6 +137,35 @@ async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, n
     await trio.sleep(3)
     assert store.dispatcher.position == result.end_offset
     assert (store.reads.max_offset("Orders", 0), store.reads.max_offset("Other", 0)) == (0, 1)
+
+
+async def test_a_log_that_begins_anew_is_dispatched_as_soon_as_it_has_a_record(
+    store, tmp_path, nursery, autojump_clock
+):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    for _ in range(50):
+        store.commit_log.append(message())
+    await trio.sleep(10)
+    store.commit_log.set_aside(tmp_path / "commitlog.aside")
+    await trio.sleep(10)
+    result = store.commit_log.append(message())
+    await trio.sleep(2 * GATHER_S)
+    assert store.dispatcher.position == result.end_offset
+
+
+async def test_queues_are_built_again_at_once_where_a_log_could_not_be_set_aside(
+    store, tmp_path, nursery, autojump_clock
+):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    for _ in range(50):
+        result = store.commit_log.append(message())
+    await trio.sleep(10)
+    with pytest.raises(OSError, match="No such file"):
+        store.commit_log.set_aside(tmp_path / "no" / "folder" / "for-it")
+    assert store.dispatcher.position == 0
+    await trio.sleep(2 * GATHER_S)
+    assert store.dispatcher.position == result.end_offset
+    assert store.reads.max_offset("Orders", 0) == 50
 
 
 @pytest.mark.parametrize("is_slave", [True, False])

@@ -5,12 +5,13 @@ import errno
 import pytest
 import trio
 
-from tests.store.support import FILE_BYTES, message, open_log, open_store
+from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
 from trioha.errors import StoreError
 from trioha.store.allocate import allocate_ahead
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.flush import FlushService
 from trioha.store.mapped_file import MappedFile
+from trioha.watermark import REWOUND
 
 
 @pytest.fixture
@@ -120,6 +121,41 @@ async def test_a_log_that_begins_anew_during_a_sync_is_not_called_flushed(store,
         nursery.cancel_scope.cancel()
 
 
+async def test_a_log_that_begins_anew_is_flushed_from_its_first_record_on(store, autojump_clock):
+    log, disk = store.commit_log, Disk()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, disk, sync_flush=True).run)
+        for _ in range(10):
+            log.append(message())
+        await trio.sleep(10)
+        log.set_aside(log.directory.with_name("aside"))
+        await trio.sleep(10)
+        stored = log.append(message())
+        await trio.testing.wait_all_tasks_blocked()
+        assert disk.calls[-1] == (trio.current_time(), 0, stored.end_offset)
+        assert log.flushed.offset == stored.end_offset
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_log_that_cannot_be_set_aside_stays_as_it_was(store, autojump_clock, monkeypatch):
+    log = store.commit_log
+    for _ in range(10):
+        log.append(message())
+    before, files = log_bytes(log), sorted(path.name for path in log.directory.iterdir())
+    dispatched = log.appended.wait_for(log.max_offset + 1)
+
+    def refuse(directory):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("trioha.store.commit_log.sync_directory", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        log.set_aside(log.directory.with_name("aside"))
+    assert (log_bytes(log), sorted(path.name for path in log.directory.iterdir())) == (before, files)
+    assert not log.directory.with_name("aside").exists()
+    # Whoever builds from the log has to begin anew.
+    assert dispatched.outcome is REWOUND
+
+
 async def wait_for_offer(log):
     with trio.fail_after(10):
         while not log.has_offer:  # noqa: ASYNC110 - the log has no event for it
@@ -168,5 +204,35 @@ async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeyp
         nursery.start_soon(allocate_ahead, log)
         await trio.sleep(2.5)
         assert (tries, log.has_offer) == ([FILE_BYTES] * 3, True)
+        nursery.cancel_scope.cancel()
+    log.close()
+
+
+@pytest.mark.parametrize("has_offer", [False, True])
+async def test_a_log_that_begins_anew_gets_its_next_file_made_ahead(
+    tmp_path, monkeypatch, autojump_clock, has_offer
+):
+    log, _ = open_log(tmp_path / "commitlog")
+
+    async def run_in_place(function):
+        await trio.lowlevel.checkpoint()
+        return function()
+
+    # Worker threads do not follow virtual time.
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(allocate_ahead, log)
+        await trio.testing.wait_all_tasks_blocked()
+        while log.max_offset < 3 * FILE_BYTES:
+            log.append(message(bytes(5000)))
+        if has_offer:
+            log.append(message(bytes(FILE_BYTES // 2)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.has_offer is has_offer
+        log.set_aside(tmp_path / "aside")
+        assert not log.has_offer
+        log.append(message(bytes(FILE_BYTES // 2)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.has_offer
         nursery.cancel_scope.cancel()
     log.close()

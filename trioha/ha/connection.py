@@ -5,6 +5,9 @@ sends the log live and die together, within a housekeeping limit that every byte
 reader, writer and limit to end the connection says why (`CloseReason`); then the others are cancelled, the
 socket is closed and what the slave acknowledged is forgotten.
 
+A connection serves one log. When that log begins anew (a slave that serves slaves has set its own aside),
+the connection ends at once (`log_restarted`): bytes of the new log must not follow bytes of the old one.
+
 The writer sends what was appended when its turn comes, all of it in one frame if it fits. Where a single put
 waits and the slave has acknowledged all before, nobody else's bytes could join the frame: `push` sends it in
 the put's own turn, and saves it the writer's.
@@ -37,6 +40,7 @@ from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import SocketTransport, send_now
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
+from trioha.watermark import GIVEN_UP
 
 log = structlog.get_logger(__name__)
 
@@ -213,6 +217,14 @@ class HaConnection:
                 await trio.aclose_forcefully(self._stream)
         return self.close_reason
 
+    def log_restarted(self) -> None:
+        """End the connection: its offsets, and the slave's, are of a log that is not served any more.
+
+        Not a byte is sent from now on, wherever the writer waits.
+        """
+        self._end(CloseReason.LOG_RESTARTED)
+        self._housekeeping.end()
+
     def _end(self, reason: CloseReason) -> None:
         """Note why the connection ends; the first reason stays."""
         if self.close_reason is CloseReason.NONE:
@@ -272,6 +284,9 @@ class HaConnection:
             self._hear()
 
     def _take_report(self, offset: int) -> None:
+        if self.close_reason is not CloseReason.NONE:
+            # Received in the turn in which the connection was ended.
+            return
         if self.request_offset < 0:
             self._take_request(offset)
         elif offset < self.ack_offset:
@@ -373,9 +388,9 @@ class HaConnection:
                 more = appended.wait_for(self.sent_offset + 1)
                 self._heartbeats.add(more, trio.current_time())
                 self._is_waiting = True
-                has_more = await more.ended()
+                outcome = await more.ended()
                 self._is_waiting = False
-                if not has_more:
+                if outcome is GIVEN_UP:
                     await self._send_heartbeat()
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
@@ -437,6 +452,8 @@ class HaConnection:
         body_bytes_max = self._next_batch_bytes(behind_bytes)
         if self._flow is not None:
             body_bytes_max = await self._allowed_bytes(self._flow, body_bytes_max, behind_bytes)
+            if self.close_reason is not CloseReason.NONE:
+                return
         offset = self.sent_offset
         body = self._next_body(body_bytes_max)
         if body is not None:

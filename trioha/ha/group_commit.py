@@ -20,7 +20,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
 from trioha.store.status import PutStatus
-from trioha.watermark import Wait, Watermark
+from trioha.watermark import REACHED, Wait, Watermark
 
 # Plain numbers: to look up a member of an enum costs more than the rest of a call that ignores it.
 _WAIT_BEGIN = int(Kind.WAIT_BEGIN)
@@ -135,17 +135,18 @@ class GroupCommit:
                 await trio.lowlevel.checkpoint()
                 if self._waiting == 1 and copies.outcome is None:
                     self._look_for_acks(copies)
-            if copies is not None and not await copies.ended():
+            if copies is not None and await copies.ended() is not REACHED:
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
-            if disk is not None and not await disk.ended() and status is PutStatus.PUT_OK:
+            # A log that was cut meanwhile does not hold the record any more: not flushed, whatever comes.
+            if disk is not None and await disk.ended() is not REACHED and status is PutStatus.PUT_OK:
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
             self._waiting -= 1
             # Where a wait was cancelled before it, or between them.
             if copies is not None:
-                copies.end(False)
+                copies.end()
             if disk is not None:
-                disk.end(False)
+                disk.end()
         waited_us = min(round((trio.current_time() - started_s) * 1e6), _I32_MAX)
         emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
         return status

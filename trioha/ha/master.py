@@ -84,6 +84,7 @@ class HaMaster:
         self._pushed: list[HaConnection] = []
         """The connections that the last `push` sent on."""
         self._notices: Notices[ConnectionChange] = Notices()
+        commit_log.on_restart(self._end_connections)
 
     def connections(self) -> list[ConnectionStatus]:
         """Every connection that is open now, oldest first."""
@@ -96,6 +97,11 @@ class HaMaster:
         address alone.
         """
         return self._notices.listen()
+
+    def _end_connections(self) -> None:
+        """The log begins anew: slaves connect again and ask for what they need of the new one."""
+        for connection in self._connections.values():
+            connection.log_restarted()
 
     def push(self) -> None:
         """Send what was appended to slaves that have acknowledged all before, without their writers' turns.

@@ -20,7 +20,7 @@ _ENDED_MAX = 64
 
 
 class Timeouts:
-    """Ends each wait that was added with False once it has lasted `timeout_s` seconds. Run it."""
+    """Gives up each wait that was added once it has lasted `timeout_s` seconds. Run it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -61,4 +61,4 @@ class Timeouts:
             await trio.sleep_until(self._waits[0][0])
             now_s = trio.current_time()
             while self._waits and self._waits[0][0] <= now_s:
-                self._waits.popleft()[1].end(False)
+                self._waits.popleft()[1].end()

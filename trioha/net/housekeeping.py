@@ -8,7 +8,7 @@ timer is moved with every read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
@@ -22,9 +22,18 @@ class Housekeeping:
         """When the connection ends unless this is moved; on trio's clock, and never moved back."""
         self.is_expired = False
         """Whether the peer's silence ended the connection."""
+        self._scope = trio.CancelScope()
 
     async def run(self, *tasks: Callable[[], Awaitable[None]]) -> None:
-        """Run `tasks` until one of them ends or the deadline passes. Cancelling ends them."""
+        """Run `tasks` until one ends, the deadline passes or `end` is called; cancelling ends them."""
+        with self._scope:
+            await self._run(tasks)
+
+    def end(self) -> None:
+        """End the connection's tasks at their next checkpoint, also if they do not run yet."""
+        self._scope.cancel()
+
+    async def _run(self, tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
         async with trio.open_nursery() as connection:
             for task in tasks:
                 connection.start_soon(self._run_one, task, connection.cancel_scope)

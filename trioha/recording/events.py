@@ -141,10 +141,14 @@ class CloseReason(IntEnum):
     """The slave holds other bytes than the master."""
     NOT_ALLOWED = 18
     """The peer is not in the allow-list, or too many connections are open."""
-    NO_REQUEST = 20
-    """The peer connected and asked for nothing in time."""
     PROBED = 19
     """The slave has found out what it wanted to know of where the master's log begins."""
+    NO_REQUEST = 20
+    """The peer connected and asked for nothing in time."""
+    LOG_RESTARTED = 21
+    """The log that was served on this connection was set aside, or begins elsewhere now."""
+    INTERNAL_ERROR = 22
+    """A fault of this program ended the connection."""
 
 
 class EventSink(Protocol):

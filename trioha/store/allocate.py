@@ -22,17 +22,21 @@ async def allocate_ahead(commit_log: CommitLog) -> None:
     A file that cannot be made is tried again every second: the log makes it itself when it is needed, and
     tells the producer if that fails.
     """
+    file_bytes = commit_log.file_bytes
     while True:
-        file_bytes = commit_log.file_bytes
         start_offset = commit_log.next_file_offset
-        await commit_log.appended.reached(max(start_offset - file_bytes // 2, commit_log.min_offset + 1))
-        start_offset = commit_log.next_file_offset
-        if commit_log.has_offer or commit_log.max_offset < start_offset - file_bytes // 2:
+        half_full_offset = max(start_offset - file_bytes // 2, commit_log.min_offset + 1)
+        # Each wait also ends when the log begins anew; then all of this is looked at again.
+        if commit_log.has_offer:
             await commit_log.appended.reached(start_offset + 1)
-            continue
-        make = partial(MappedFile.create, commit_log.directory, start_offset=start_offset, size=file_bytes)
-        try:
-            commit_log.offer_next_file(await trio.to_thread.run_sync(make))
-        except StoreError as error:
-            log.warning("next log file cannot be made yet", reason=str(error))
-            await trio.sleep(RETRY_PAUSE_S)
+        elif commit_log.max_offset < half_full_offset:
+            await commit_log.appended.reached(half_full_offset)
+        else:
+            make = partial(
+                MappedFile.create, commit_log.directory, start_offset=start_offset, size=file_bytes
+            )
+            try:
+                commit_log.offer_next_file(await trio.to_thread.run_sync(make))
+            except StoreError as error:
+                log.warning("next log file cannot be made yet", reason=str(error))
+                await trio.sleep(RETRY_PAUSE_S)

@@ -156,8 +156,7 @@ class CommitLog:
         """storeTimestamp of the newest record, 0 for an empty log."""
         self._landmarks: deque[int] = deque(maxlen=_LANDMARKS_MAX)
         """Offsets at which records start, some 16 KiB apart, of the newest part of the log."""
-        self.restarts = 0
-        """How often the log began anew: what was learned of its bytes before then says nothing now."""
+        self._on_restart: list[Callable[[], None]] = []
         self.before_restart: Callable[[], None] = lambda: None
         """Called before all bytes are given up: what was built from them has to go first, since a process
         that is killed in between can build it again, but could not tell it from what the new log says."""
@@ -174,6 +173,13 @@ class CommitLog:
         """Name `store_host` in all records from now on: a broker that takes any free port knows it late."""
         self.store_host = store_host
         self._store_host_packed = store_host.packed
+
+    def on_restart(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever the log begins anew, before any byte of the new log is there.
+
+        For those who hold offsets of the old log and do not wait for a watermark: a wait ends by itself.
+        """
+        self._on_restart.append(callback)
 
     # -- where the log is ------------------------------------------------------------------------------
 
@@ -210,10 +216,13 @@ class CommitLog:
             self._files.pop().remove()
         self.discard_offer()
         self._landmarks.clear()
-        self.restarts += 1
         self._start_offset = offset
         for mark in (self.appended, self.flushed):
-            mark.move_to(offset)
+            # Waits end even where the mark stays or moves forward: they were for offsets of another log.
+            mark.rewind(min(offset, mark.offset))
+            mark.advance(offset)
+        for callback in self._on_restart:
+            callback()
 
     def read(self, offset: int, limit_bytes: int) -> memoryview:
         """Up to `limit_bytes` from `offset` on, without copying, never across a file's end.
@@ -540,13 +549,17 @@ class CommitLog:
         """Move all files to `directory`, which must not exist, and go on with an empty log.
 
         Raises OSError if the files cannot be moved, StoreError if what was built from them cannot be deleted;
-        the log is then as it was.
+        the log is then as it was, and what was built from it is built again.
         """
-        self.before_restart()
-        self.discard_offer()
-        self.directory.rename(directory)
-        self.directory.mkdir()
-        sync_directory(self.directory.parent)
+        try:
+            self.before_restart()
+            self.discard_offer()
+            self._move_directory(directory)
+        except (OSError, StoreError):
+            # Dispatch has to begin anew although the log stays: it waits for these marks.
+            for mark in (self.appended, self.flushed):
+                mark.rewind(mark.offset)
+            raise
         for file in self._files:
             file.close()
         self._files.clear()
@@ -555,6 +568,18 @@ class CommitLog:
         for mark in (self.appended, self.flushed):
             mark.rewind(self._start_offset)
         self.start_at(0)
+
+    def _move_directory(self, directory: Path) -> None:
+        """Rename the log's directory and make an empty one; raises OSError with the old one in its place."""
+        self.directory.rename(directory)
+        try:
+            self.directory.mkdir()
+            sync_directory(self.directory.parent)
+        except OSError:
+            if self.directory.exists():
+                self.directory.rmdir()
+            directory.rename(self.directory)
+            raise
 
     def sync_work(self, start_offset: int, end_offset: int) -> FileSync:
         """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk. Raises OSError."""

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 GATHER_S = 0.001
 """After something new has come, so long for more."""
 RECHECK_S = 1.0
-"""Between two looks at what can change without anybody telling: a bad record, a full disk, a new log."""
+"""Between two tries where a bad record or a full disk stops dispatch."""
 TELL_INTERVAL_S = 0.05
 OnDispatched = Callable[[int, int], None]
 """Told the offset that is dispatched, and how many records were since it was told last."""
@@ -75,14 +75,13 @@ class DispatchService:
         grown_s = -math.inf
         while True:
             if source.offset <= dispatcher.position:
-                # Bounded, since a log that begins anew may never reach the offset that was waited for.
-                with trio.move_on_after(RECHECK_S):
-                    await source.reached(dispatcher.position + 1)
+                if await source.reached(dispatcher.position + 1):
                     await trio.sleep(GATHER_S)
                 continue
-            end_offset = commit_log.max_offset
+            end_offset, position = commit_log.max_offset, dispatcher.position
             if self._slice(source.offset, records_max) == 0:
-                await trio.sleep(RECHECK_S)
+                if dispatcher.position == position:
+                    await trio.sleep(RECHECK_S)
                 continue
             if trio.current_time() >= self._told_s + TELL_INTERVAL_S:
                 self._tell()

@@ -15,8 +15,8 @@ import trio
 
 from trioha.errors import StoreError
 from trioha.store.message_store import MessageStore
+from trioha.watermark import REWOUND
 
-RECHECK_S = 1.0
 OnFlushed = Callable[[int, int], None]
 """Told the flushed offset and how long the sync took in ns."""
 
@@ -47,9 +47,8 @@ class FlushService:
         while True:
             if not self._sync_flush:
                 await trio.sleep(self._interval_s)
-            # Bounded, since a log that begins anew may never reach the offset that was waited for.
-            with trio.move_on_after(RECHECK_S):
-                await log.appended.reached(log.flushed.offset + 1)
+            await log.appended.reached(log.flushed.offset + 1)
+            # Not so if the log was cut: then it says where it ends now.
             if log.max_offset > log.flushed.offset:
                 await self.flush()
 
@@ -57,7 +56,8 @@ class FlushService:
         """Put on disk what is there now."""
         log = self._store.commit_log
         start_offset, end_offset = log.flushed.offset, log.max_offset
-        restarts = log.restarts
+        # Ends early if the log begins anew during the sync: these were other bytes then.
+        flushed = log.flushed.wait_for(end_offset)
         started_ns = time.monotonic_ns()
         try:
             await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
@@ -69,8 +69,9 @@ class FlushService:
                 offset=start_offset,
                 hint="nothing behind this offset is promised to be on disk; check the disk before a restart",
             ) from error
-        if log.restarts != restarts:
-            # The log began anew meanwhile: these were other bytes.
+        finally:
+            flushed.end()
+        if flushed.outcome is REWOUND:
             return
         log.flushed.advance(end_offset)
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)
