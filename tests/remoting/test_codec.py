@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.remoting.recorded import STREAMS, commands, frames, header_of
+from tests.remoting.values import json_values
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import LanguageCode
@@ -130,6 +131,123 @@ def test_a_binary_header_of_any_bytes_gives_a_command_or_a_protocol_error(header
     assert decode(encode(command)) == [command]
 
 
+KEYS = st.sampled_from(
+    (
+        "code",
+        "opaque",
+        "flag",
+        "version",
+        "remark",
+        "extFields",
+        "language",
+        "serializeTypeCurrentRPC",
+        "x",
+        "",
+    )
+)
+VALUES = json_values(KEYS | TEXT)
+
+
+def dialect(value: object) -> str:
+    """`value` as fastjson might write it: keys without quotes, single quotes."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key or 0}:{dialect(member)}" for key, member in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(dialect, value)) + "]"
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)
+
+
+def decoded_or_refused(frame: bytes) -> RemotingCommand | None:
+    """The command of one frame; None if it is refused as it should be. Any other exception comes out."""
+    try:
+        (command,) = decode(frame)
+    except RemoteProtocolError:
+        return None
+    assert all(type(key) is type(value) is str for key, value in command.ext_fields.items())
+    assert command.remark is None or type(command.remark) is str
+    assert all(
+        type(number) is int and -(2**31) <= number < 2**31
+        for number in (command.code, command.opaque, command.flag, command.version)
+    )
+    return command
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=9), st.binary(max_size=5))
+def test_a_json_header_of_any_values_gives_a_command_or_a_protocol_error(
+    header: dict[str, object], body: bytes
+) -> None:
+    decoded_or_refused(json_frame(header, body))
+    whole = {"code": 10, "opaque": 1} | {key: header[key] for key in ("remark", "extFields") if key in header}
+    command = decoded_or_refused(json_frame(whole, body))
+    if command is not None:
+        assert decode(encode(response_to(command, 0, ext_fields=command.ext_fields)))
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=9))
+def test_a_header_in_the_dialect_of_any_values_gives_a_command_or_a_protocol_error(
+    header: dict[str, object],
+) -> None:
+    text = dialect(header | {"code": 10, "opaque": 1})
+    decoded_or_refused(json_frame(text.encode("utf-8", "surrogatepass")))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_for_a_json_header_give_a_command_or_a_protocol_error(header: bytes) -> None:
+    decoded_or_refused(json_frame(header))
+    decoded_or_refused(json_frame(b'{"code":1,"opaque":1,' + header + b"}"))
+
+
+@given(
+    st.tuples(I16, st.integers(0, 255), I16, I32, I32),
+    TEXT | st.binary(max_size=20),
+    st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=4),
+    st.integers(-3, 3),
+    st.data(),
+)
+def test_a_binary_header_with_any_lengths_gives_a_command_or_a_protocol_error(
+    fixed: tuple[int, int, int, int, int],
+    remark: str | bytes,
+    fields: list[tuple[bytes, bytes]],
+    off_by: int,
+    data: st.DataObject,
+) -> None:
+    raw_remark = remark.encode() if isinstance(remark, str) else remark
+
+    def wrong(length: int) -> int:
+        return data.draw(st.just(length) | st.just(length + off_by) | I16)
+
+    code, language, version, opaque, flag = fixed
+    ext = b"".join(
+        pack(">h", wrong(len(key))) + key + pack(">i", wrong(len(value))) + value for key, value in fields
+    )
+    header = pack(">hBhiii", code, language, version, opaque, flag, wrong(len(raw_remark)))
+    decoded_or_refused(binary_frame(header + raw_remark + pack(">i", wrong(len(ext))) + ext))
+
+
+@pytest.mark.parametrize("depth", range(900, 1010, 3))
+@pytest.mark.parametrize("name", ["code", "remark", "extFields", "x"])
+def test_nesting_at_the_edge_of_the_interpreters_recursion_is_refused_or_read(name: str, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"{name}":{nested}}}'.encode()))
+    decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"extFields":{{"a":{nested}}}}}'.encode()))
+
+
+def test_a_key_of_the_dialect_that_is_an_object_becomes_text() -> None:
+    command = decoded_or_refused(json_frame(b'{"code":1,"opaque":1,"extFields":{{"a":1}:"x"}}'))
+    assert command is not None
+    assert command.ext_fields == {'[["a",1]]': "x"}
+
+
+def test_ext_fields_of_a_binary_header_have_a_maximum() -> None:
+    def frame(count: int) -> bytes:
+        fields = {str(number): "x" for number in range(count)}
+        return encode(request(1, ext_fields=fields, serialize_type=SerializeType.ROCKETMQ))
+
+    assert len(decode(frame(256))) == 1
+    with pytest.raises(RemoteProtocolError, match="more than 256 ext fields"):
+        decode(frame(257))
+
+
 def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error() -> None:
     chance = random.Random(5)
     for path in STREAMS:
@@ -195,6 +313,14 @@ def test_a_header_in_fastjson_dialect_is_read() -> None:
         (b"{}x", "goes on behind"),
         (b'{"code":1,"opaque":' + b"1" * 5000 + b"}", "expected a value"),
         (b"[" * 100_000, "levels"),
+        ({"code": "--5", "opaque": 1}, "field code is not a 32-bit number: '--5'"),
+        ({"code": "\u0665", "opaque": 1}, "field code"),
+        ({"code": 1, "opaque": " 1"}, "field opaque"),
+        ({"code": 1, "opaque": 1, "flag": []}, "field flag is not a 32-bit number: an array"),
+        ({"code": 1, "opaque": 1, "version": "9" * 100}, "field version"),
+        (b'{"code":NaN,"opaque":1}', "field code is not a 32-bit number: 'nan'"),
+        (b'{"code":1,"opaque":-Infinity}', "field opaque"),
+        ({"code": 1, "opaque": 1, "extFields": {str(n): "x" for n in range(257)}}, "257 ext fields"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused_with_its_reason(header: object, says: str) -> None:

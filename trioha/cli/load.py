@@ -24,6 +24,7 @@ from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError, PeerError
+from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.send import DEFAULT_TOPIC, SendMessageRequestHeader, put_status_name, send_request
@@ -271,11 +272,12 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     low_text, dots, high_text = text.partition("..")
     parts = (low_text, high_text if dots else low_text)
-    if not all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in parts):
+    try:
+        low, high = (parse_int(part, NATURAL32) for part in parts)
+    except ValueError:
         raise ConfigError(
             f"{text!r} is not a size", key="--size", hint="write A..B or A in bytes, as in 100..2000"
-        )
-    low, high = int(parts[0]), int(parts[1])
+        ) from None
     if low > high:
         raise ConfigError(f"{low} is more than {high}", key="--size", hint="write the smaller size first")
     if high > BODY_BYTES_MAX:

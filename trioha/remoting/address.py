@@ -5,7 +5,10 @@ from __future__ import annotations
 from attrs import frozen
 
 from trioha.errors import ConfigError
+from trioha.numbers import PORT, Range, parse_int
 
+_SHOWN_CHARS_MAX = 80
+_PORT = Range(1, PORT.high)
 _HINT = "write HOST:PORT, as in 127.0.0.1:10911 or [::1]:10911"
 
 
@@ -28,16 +31,20 @@ def parse_address(text: str) -> Address:
     Raises ConfigError, one line that says what is missing.
     """
     host, colon, port_text = text.strip().rpartition(":")
+    shown = repr(text[:_SHOWN_CHARS_MAX])
     if not colon:
-        raise ConfigError(f"{text!r} is not an address: it has no port", hint=_HINT)
+        raise ConfigError(f"{shown} is not an address: it has no port", hint=_HINT)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ConfigError(f"{text!r} is not an address: an IPv6 host stands in brackets", hint=_HINT)
+        raise ConfigError(f"{shown} is not an address: an IPv6 host stands in brackets", hint=_HINT)
     if not host or any(character.isspace() or character in "[]/" for character in host):
-        raise ConfigError(f"{text!r} is not an address: {host!r} is not a host", hint=_HINT)
-    if not (port_text.isascii() and port_text.isdecimal() and 1 <= int(port_text[:6]) <= 65535):
+        raise ConfigError(f"{shown} is not an address: {host[:_SHOWN_CHARS_MAX]!r} is not a host", hint=_HINT)
+    try:
+        port = parse_int(port_text, _PORT)
+    except ValueError:
         raise ConfigError(
-            f"{text!r} is not an address: {port_text!r} is not a port from 1 to 65535", hint=_HINT
-        )
-    return Address(host, int(port_text))
+            f"{shown} is not an address: {port_text[:_SHOWN_CHARS_MAX]!r} is not a port from 1 to 65535",
+            hint=_HINT,
+        ) from None
+    return Address(host, port)

@@ -17,21 +17,25 @@ as its four bytes are there, before room is made for the rest.
 
 from __future__ import annotations
 
-from json import JSONDecoder, JSONEncoder
+from json import JSONDecoder
 from json.encoder import encode_basestring_ascii
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class, and `error` is too common a name
 from typing import Final
 
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.numbers import I32, parse_int
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
-from trioha.remoting.dialect import parse_json
+from trioha.remoting.dialect import as_text, parse_json, shown
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit for a whole frame, its length field included."""
 HEADER_BYTES_MAX: Final = 1024 * 1024
 """No header of RocketMQ's comes near; parsing a larger one would hold up everyone else."""
+EXT_FIELDS_MAX: Final = 256
+"""RocketMQ's own requests have fewer than 30. Each costs far more memory than the few bytes it may be written
+with."""
 
 _LENGTH = Struct(">I")
 _HEAD = Struct(">II")
@@ -39,12 +43,11 @@ _BINARY_HEAD = Struct(">hbhiii")
 _I16 = Struct(">h")
 _I32 = Struct(">i")
 
-_I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
+_I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
 _TLS_HANDSHAKE = 0x16
 
 _raw_decode = JSONDecoder(strict=False).raw_decode
-_encode_nested = JSONEncoder(separators=(",", ":")).encode
 _languages_by_name = {language.name: language for language in LanguageCode}
 _languages_by_byte = {int(language): language for language in LanguageCode}
 _language_names = {language: language.name for language in LanguageCode}
@@ -229,15 +232,17 @@ class FrameDecoder:
 def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
     text = raw.decode("utf-8", "replace").strip()
     header: object
+    is_standard = True
     try:
         header, end = _raw_decode(text)
     except (ValueError, RecursionError):
+        is_standard = False
         header = parse_json(text)
     else:
         if end != len(text):
             raise RemoteProtocolError(f"header goes on behind its JSON object: {text[end : end + 20]!r}")
     if type(header) is not dict:
-        raise RemoteProtocolError(f"header is not a JSON object: {text[:40]!r}")
+        raise RemoteProtocolError(f"header is not a JSON object: {shown(text)}")
     get = header.get
     code, opaque, flag, version = get("code"), get("opaque"), get("flag"), get("version")
     if not (
@@ -250,20 +255,25 @@ def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
         # Not the usual case: find out what it is, one by one.
         code = _header_int(code, "code")
         opaque = _header_int(opaque, "opaque")
-        flag = _header_int(flag or 0, "flag")
-        version = _header_int(version or 0, "version")
+        flag = _header_int(0 if flag is None else flag, "flag")
+        version = _header_int(0 if version is None else version, "version")
     remark = get("remark")
     if remark is not None and type(remark) is not str:
-        remark = _as_text(remark)
+        remark = as_text(remark)
     ext = get("extFields")
     if ext is None:
         ext = {}
     elif type(ext) is not dict:
-        raise RemoteProtocolError(f"extFields is not a JSON object: {str(ext)[:40]!r}")
+        raise RemoteProtocolError(f"extFields is not a JSON object: {shown(ext)}")
+    elif len(ext) > EXT_FIELDS_MAX:
+        raise RemoteProtocolError(f"{len(ext)} ext fields; at most {EXT_FIELDS_MAX} are accepted")
+    elif not is_standard:
+        # In fastjson's dialect even a key need not be a string.
+        ext = _ext_fields(ext)
     else:
         for value in ext.values():
             if type(value) is not str:
-                ext = {str(key): _as_text(value) for key, value in ext.items() if value is not None}
+                ext = _ext_fields(ext)
                 break
     language = get("language")
     return RemotingCommand(
@@ -281,22 +291,15 @@ def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
 
 def _header_int(value: object, name: str) -> int:
     """A 32-bit number; like fastjson, a string of digits will do."""
-    number = value
-    if isinstance(number, str) and number.lstrip("-").isdecimal() and len(number) <= 11:
-        number = int(number)
-    if type(number) is int and _I32_MIN <= number <= _I32_MAX:
-        return number
-    raise RemoteProtocolError(f"header field {name} is not a 32-bit number: {str(value)[:40]!r}")
-
-
-def _as_text(value: object) -> str:
-    """What Java would see in a string field: numbers and booleans as they were written."""
-    if isinstance(value, str):
-        return value
     try:
-        return _encode_nested(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"header value cannot be a string: {error}") from error
+        return parse_int(value, I32)
+    except ValueError:
+        raise RemoteProtocolError(f"header field {name} is not a 32-bit number: {shown(value)}") from None
+
+
+def _ext_fields(fields: dict[object, object]) -> dict[str, str]:
+    """The ext fields of a JSON header that are not all strings: as Java would see them, without nulls."""
+    return {as_text(key): as_text(value) for key, value in fields.items() if value is not None}
 
 
 def _decode_binary_header(raw: bytes, body: bytes) -> RemotingCommand:
@@ -317,6 +320,10 @@ def _decode_binary_header(raw: bytes, body: bytes) -> RemotingCommand:
             value, at = _text(raw, at + 4, value_bytes)
             if key and value:
                 ext[key] = value
+                if len(ext) > EXT_FIELDS_MAX:
+                    raise RemoteProtocolError(
+                        f"more than {EXT_FIELDS_MAX} ext fields; at most so many are accepted"
+                    )
     except StructError as error:
         raise RemoteProtocolError(f"binary header of {len(raw)} bytes is cut short") from error
     if at != ext_end:

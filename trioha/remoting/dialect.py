@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from json import JSONDecoder
+from json import JSONDecoder, JSONEncoder
 
 from trioha.errors import RemoteProtocolError
 
@@ -18,6 +18,8 @@ DEPTH_MAX = 64
 """Objects and arrays within each other. RocketMQ's own bodies stay below 10."""
 
 _strict = JSONDecoder(strict=False)
+_encode_nested = JSONEncoder(separators=(",", ":")).encode
+_SHOWN_CHARS_MAX = 40
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_$.+-]+")
 _SINGLE_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
@@ -42,6 +44,31 @@ def parse_json(text: str | bytes | memoryview) -> object:
     if end != len(string):
         raise _error("more text behind the value", string, end)
     return value
+
+
+def as_text(value: object) -> str:
+    """What Java would see in a string field: numbers and booleans as they were written.
+
+    Raises RemoteProtocolError for what cannot be written, such as levels without end.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return _encode_nested(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"a {type(value).__name__} cannot be a string: {error}") from None
+
+
+def shown(value: object) -> str:
+    """A short form of a JSON value of any size and depth, for an error's text."""
+    if isinstance(value, str):
+        return repr(value[:_SHOWN_CHARS_MAX])
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "an array"
+    # A number, true, false or null; the parser takes no number of more than 4,300 digits.
+    return repr(str(value)[:_SHOWN_CHARS_MAX])
 
 
 def _error(what: str, text: str, at: int) -> RemoteProtocolError:

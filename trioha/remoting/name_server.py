@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
-from trioha.remoting.dialect import parse_json
+from trioha.remoting.dialect import as_text, parse_json, shown
 
 BROKERS_MAX = 1024
 """Addresses taken from one answer."""
@@ -62,15 +63,24 @@ def parse_broker_groups(body: bytes | memoryview) -> tuple[BrokerGroup, ...]:
     left = BROKERS_MAX
     for name, group in table.items():
         if not isinstance(group, dict) or not isinstance(addresses := group.get("brokerAddrs"), dict):
-            raise RemoteProtocolError(f"cluster info: no brokerAddrs of broker {str(name)[:40]!r}")
+            raise RemoteProtocolError(f"cluster info: no brokerAddrs of broker {shown(name)}")
         by_id: dict[int, str] = {}
         for number, address in addresses.items():
-            text = str(number)
-            if not (text.isascii() and text.isdigit() and len(text) < 20 and isinstance(address, str)):
-                raise RemoteProtocolError(f"cluster info: no broker id or no address: {text[:40]!r}")
+            try:
+                broker_id = parse_int(number, NATURAL64)
+            except ValueError as error:
+                raise RemoteProtocolError(f"cluster info: no broker id: {error}") from None
+            if not isinstance(address, str):
+                raise RemoteProtocolError(
+                    f"cluster info: no address of broker id {broker_id}: {shown(address)}"
+                )
             if left > 0:
                 left -= 1
-                by_id[int(text)] = address
+                by_id[broker_id] = address
         cluster = group.get("cluster")
-        groups.append(BrokerGroup(str(cluster or ""), str(name), dict(sorted(by_id.items()))))
+        groups.append(
+            BrokerGroup(
+                "" if cluster is None else as_text(cluster), as_text(name), dict(sorted(by_id.items()))
+            )
+        )
     return tuple(sorted(groups, key=lambda group: (group.cluster_name, group.broker_name)))

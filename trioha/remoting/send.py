@@ -24,6 +24,7 @@ from typing import Final
 from attrs import frozen
 
 from trioha.errors import RemoteProtocolError
+from trioha.numbers import I32, I64, NATURAL32, Range, parse_int
 from trioha.recording.events import PutStatus
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
@@ -35,7 +36,6 @@ DEFAULT_TOPIC: Final = "TBW102"
 """The topic that stands model for topics made by a first send."""
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
-_NEGATIVE = re.compile(r"-[0-9]+")
 
 _V1_NAMES = (
     ("a", "producerGroup"),
@@ -100,15 +100,15 @@ class SendMessageRequestHeader:
                 fields["a"],
                 fields["b"],
                 fields["c"],
-                _number("d", fields["d"], 32),
-                _number("e", fields["e"], 32),
-                _number("f", fields["f"], 32),
-                _number("g", fields["g"], 64),
-                _number("h", fields["h"], 32),
+                _number("d", fields["d"]),
+                _number("e", fields["e"]),
+                _number("f", fields["f"]),
+                _number("g", fields["g"], I64),
+                _number("h", fields["h"]),
                 fields.get("i", ""),
-                _number("j", fields.get("j", "0"), 32),
+                _number("j", fields.get("j", "0")),
                 fields.get("k") == "true",
-                _number("l", fields["l"], 32) if "l" in fields else None,
+                _number("l", fields["l"]) if "l" in fields else None,
                 fields.get("m") == "true",
                 fields.get("n"),
             )
@@ -174,7 +174,12 @@ class SendMessageResponseHeader:
         """
         ext = command.ext_fields
         try:
-            return cls(ext["msgId"], int(ext["queueId"]), int(ext["queueOffset"]), ext.get("transactionId"))
+            return cls(
+                ext["msgId"],
+                parse_int(ext["queueId"], NATURAL32),
+                parse_int(ext["queueOffset"], I64),
+                ext.get("transactionId"),
+            )
         except (KeyError, ValueError) as error:
             raise RemoteProtocolError(
                 f"response to a send without a usable msgId, queueId or queueOffset: {error}"
@@ -284,15 +289,14 @@ def put_status_name(answer: RemotingCommand) -> str:
     return response_code_name(answer.code) if status is None else status.name
 
 
-def _number(name: str, text: str, bits: int) -> int:
-    # int() alone would also take blanks and underscores.
-    if len(text) <= 20 and (text.isdecimal() or _NEGATIVE.fullmatch(text)):
-        value = int(text)
-        if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-            return value
-    raise BadRequestError(
-        f"request header field {_LONG_NAMES[name]} ({name}) is not a {bits}-bit number: {text[:40]!r}"
-    )
+def _number(name: str, text: str, within: Range = I32) -> int:
+    try:
+        return parse_int(text, within)
+    except ValueError:
+        bits = within.high.bit_length() + 1
+        raise BadRequestError(
+            f"request header field {_LONG_NAMES[name]} ({name}) is not a {bits}-bit number: {text[:40]!r}"
+        ) from None
 
 
 @lru_cache(maxsize=4096)

@@ -23,11 +23,15 @@ from typing import Literal
 from attrs import Factory, frozen
 
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.dialect import parse_json
+from trioha.numbers import I64, NATURAL64, parse_int
+from trioha.remoting.dialect import parse_json, shown
 
 ROLE_UNKNOWN = "UNKNOWN"
 """A peer that says neither by 907 nor by its configuration what it is."""
 _CAPACITY = re.compile(r"Total\s*:\s*([0-9.]+)\s*(\w+),\s*Free\s*:\s*([0-9.]+)\s*(\w+)")
+_DECIMAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,3})?")
+"""A number as Java's `Double.toString` and formats write it; `float` alone would also take other digits,
+blanks, underscores and `nan`."""
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
 
 
@@ -191,18 +195,18 @@ class BrokerTable:
 
 
 def _number(pairs: Mapping[str, str], key: str) -> int | None:
-    text = pairs.get(key, "")
-    # Longer than any Java long, it is nonsense.
-    return int(text) if len(text) <= 19 and text.isascii() and text.isdigit() else None
+    try:
+        return parse_int(pairs.get(key), NATURAL64)
+    except ValueError:
+        return None
 
 
 def _float(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
+    if _DECIMAL.fullmatch(text) is None:
         return None
-    # Larger than any Java long, it is nonsense; so is NaN.
-    return value if 0 <= value < 2**63 else None
+    value = float(text)
+    # Larger than any Java long, it is nonsense.
+    return value if value < 2**63 else None
 
 
 def _size(number: str, unit: str) -> int | None:
@@ -396,12 +400,8 @@ def _connection_from_json(fields: JsonFields) -> ConnectionStatus:
 
 
 def _measured_from_json(fields: JsonFields, name: str) -> Spread | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not (isinstance(value, list) and len(value) == 4 and all(type(number) is int for number in value)):
-        raise fields.wrong(name, "four integers")
-    return Spread(*value)
+    numbers = fields.four_integers(name)
+    return None if numbers is None else Spread(*numbers)
 
 
 def _extras_to_text(extras: HaExtras) -> str:
@@ -507,13 +507,29 @@ class JsonFields(dict[object, object]):
 
     def wrong(self, name: str, wanted: str) -> RemoteProtocolError:
         """The error that a value is not what is wanted."""
-        return RemoteProtocolError(f"{self.what}: {name} is not {wanted}: {str(self.get(name))[:40]!r}")
+        return RemoteProtocolError(f"{self.what}: {name} is not {wanted}: {shown(self.get(name))}")
 
     def optional_integer(self, name: str) -> int | None:
         value = self.get(name)
-        if value is not None and type(value) is not int:
-            raise self.wrong(name, "an integer")
-        return value
+        return None if value is None else self._integer(name, value, "an integer")
+
+    def _integer(self, name: str, value: object, wanted: str) -> int:
+        if isinstance(value, str):
+            # Digits between quotes are no number here.
+            raise self.wrong(name, wanted)
+        try:
+            return parse_int(value, I64)
+        except ValueError:
+            raise self.wrong(name, wanted) from None
+
+    def four_integers(self, name: str) -> tuple[int, int, int, int] | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 4:
+            raise self.wrong(name, "four integers")
+        first, second, third, fourth = (self._integer(name, number, "four integers") for number in value)
+        return first, second, third, fourth
 
     def integer(self, name: str) -> int:
         return self.optional_integer(name) or 0
@@ -554,4 +570,4 @@ class JsonFields(dict[object, object]):
         return tuple(value)
 
     def integers(self) -> dict[str, int]:
-        return {str(name): self.integer(str(name)) for name in self}
+        return {name: self.integer(name) for name in self if isinstance(name, str)}

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 import trio
 
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.numbers import I64, NATURAL64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.dialect import parse_json
+from trioha.remoting.dialect import as_text, parse_json
 from trioha.remoting.status import (
     ROLE_UNKNOWN,
     BrokerSettings,
@@ -170,7 +171,7 @@ def parse_runtime_info(body: bytes | memoryview) -> Mapping[str, str]:
     table = JsonFields.of(parse_json(body), "runtime info").get("table")
     if not isinstance(table, dict):
         raise RemoteProtocolError("runtime info: no table in it")
-    return {str(name): str(value) for name, value in table.items()}
+    return {as_text(name): as_text(value) for name, value in table.items()}
 
 
 def parse_broker_config(body: bytes | memoryview) -> Mapping[str, str]:
@@ -240,7 +241,7 @@ def _from_rocketmq(
         role=role,
         cluster_name=config.get("brokerClusterName"),
         broker_name=config.get("brokerName"),
-        broker_id=int(broker_id) if broker_id is not None and broker_id.isdecimal() else None,
+        broker_id=_broker_id(broker_id),
         version=table.get("brokerVersionDesc"),
         min_offset=_table_offset(table, "commitLogMinOffset"),
         max_offset=max_offset,
@@ -261,6 +262,14 @@ def _table_offset(table: Mapping[str, str], key: str) -> int | None:
     if text is None:
         return None
     try:
-        return int(text)
+        return parse_int(text, I64)
     except ValueError:
         raise RemoteProtocolError(f"runtime info: {key} is not a number: {text[:40]!r}") from None
+
+
+def _broker_id(text: str | None) -> int | None:
+    """The number of a broker's configuration; None if it says none."""
+    try:
+        return parse_int(text, NATURAL64)
+    except ValueError:
+        return None

@@ -1,0 +1,108 @@
+"""Whatever a server answers, its reader raises RemoteProtocolError or gives a value, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
+from trioha.errors import RemoteProtocolError
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.dialect import parse_json
+from trioha.remoting.name_server import parse_broker_groups
+from trioha.remoting.send import SendMessageResponseHeader, put_status_name
+from trioha.remoting.status import BrokerTable, HaRuntimeInfo
+from trioha.remoting.status_reader import parse_broker_config, parse_runtime_info
+
+STATUS_NAMES = """
+master masterCommitLogMaxOffset inSyncSlaveNums haConnectionInfo haClientRuntimeInfo trioha addr
+slaveAckOffset transferFromWhere diff inSync transferredByteInSecond state lagMillis connectionId
+heardMillis ackLatencyMicros frameBytes masterAddr maxOffset lastReadTimestamp masterFlushOffset version
+role clusterName brokerId minOffset client observer reconnects putStatuses endedConnections settings
+slaveTimeout files warnings
+"""
+TABLE_NAMES = """
+table earliestMessageTimeStamp commitLogDirCapacity commitLogDiskRatio bootTimestamp putTps
+putMessageTimesTotal remainHowManyDataToFlush
+"""
+STATUS_KEYS = st.sampled_from(STATUS_NAMES.split())
+TABLE_KEYS = st.sampled_from(TABLE_NAMES.split())
+GROUP_KEYS = st.sampled_from(("brokerAddrTable", "brokerAddrs", "cluster", "b", "0", "-1", "x"))
+
+
+def runtime_table(body: bytes) -> None:
+    BrokerTable.from_table(parse_runtime_info(body))
+
+
+READERS: list[tuple[Callable[[bytes], object], st.SearchStrategy[str]]] = [
+    (HaRuntimeInfo.from_json, STATUS_KEYS),
+    (runtime_table, TABLE_KEYS),
+    (parse_broker_groups, GROUP_KEYS),
+    (parse_json, STATUS_KEYS),
+]
+
+
+@pytest.mark.parametrize(("reader", "keys"), READERS, ids=[reader.__name__ for reader, _ in READERS])
+@given(data=st.data())
+def test_a_body_of_any_values_is_read_or_refused(
+    reader: Callable[[bytes], object], keys: st.SearchStrategy[str], data: st.DataObject
+) -> None:
+    body = data.draw(st.dictionaries(keys, json_values(keys), max_size=6) | json_values(keys))
+    with suppress(RemoteProtocolError):
+        reader(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("reader", [reader for reader, _ in READERS])
+@given(body=st.binary(max_size=80) | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_a_body_of_any_bytes_is_read_or_refused(reader: Callable[[bytes], object], body: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        reader(body)
+    parse_broker_config(body)
+
+
+@pytest.mark.parametrize("reader", [reader for reader, _ in READERS])
+@pytest.mark.parametrize("key", ["masterCommitLogMaxOffset", "table", "brokerAddrTable", "role"])
+@pytest.mark.parametrize("depth", [60, 70, *range(900, 1010, 5), 100_000])
+def test_a_deeply_nested_body_is_read_or_refused(
+    reader: Callable[[bytes], object], key: str, depth: int
+) -> None:
+    for nested in ("[" * depth + "]" * depth, '{"b":' * depth + "1" + "}" * depth):
+        for body in (nested, f'{{"{key}":{nested}}}', f'{{"{key}":{{"b":{nested}}}}}'):
+            with suppress(RemoteProtocolError):
+                reader(body.encode())
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(("msgId", "queueId", "queueOffset", "transactionId")),
+        st.sampled_from(WRONG_NUMBERS) | st.integers().map(str) | ANY_TEXT,
+    ),
+    st.integers(-(2**31), 2**31 - 1),
+    ANY_TEXT | st.none(),
+)
+def test_the_answer_to_a_send_is_read_or_refused(
+    fields: dict[str, str], code: int, remark: str | None
+) -> None:
+    answer: RemotingCommand = response_to(request(310), code, remark=remark, ext_fields=fields)
+    with suppress(RemoteProtocolError):
+        SendMessageResponseHeader.of(answer)
+    assert put_status_name(answer)
+
+
+@pytest.mark.parametrize("text", WRONG_NUMBERS)
+def test_what_is_no_number_is_no_figure_of_a_runtime_table(text: str) -> None:
+    table = BrokerTable.from_table(
+        {
+            "bootTimestamp": text,
+            "commitLogDiskRatio": "" if text == "1e3" else text,
+            "remainHowManyDataToFlush": f"{text} KiB",
+        }
+    )
+    assert table.booted_ms is None
+    assert table.disk_ratio is None
+    assert table.unflushed_bytes in {None, 1024000, 1536}
