@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import tzinfo
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from trioha.errors import TriohaError
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.reader import find_sessions
 from trioha.recording.standing import Stands, stands
 from trioha.recording.tape import Tape
+from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
 
 Row = dict[str, Any]
-
-TIME_HINT: Final = "2026-11-21T03:12:00.5Z, 03:12:00.5 (UTC), +90.5 (seconds from the begin) or 50%"
 
 
 def open_tapes(paths: Iterable[Path]) -> list[Tape]:
@@ -24,27 +22,18 @@ def open_tapes(paths: Iterable[Path]) -> list[Tape]:
     return [Tape.open(path) for path in find_sessions(paths)]
 
 
-def wall_time(text: str, tapes: Sequence[Tape]) -> int:
-    """A moment that a user names (`TIME_HINT`), in ns since 1970. Raises TriohaError if it is none."""
-    begin_ns = min(tape.session.wall_of(tape.first_ts_ns) for tape in tapes)
+def wall_time(text: str, tapes: Sequence[Tape], *, zone: tzinfo | None = None) -> int:
+    """A moment that a user names (`trioha.recording.times`), in ns since 1970; `zone` is the user's, None for
+    the system's. Raises TriohaError if it is none."""
+    start_ns = min(tape.session.wall_of(tape.first_ts_ns) for tape in tapes)
     end_ns = max(tape.session.wall_of(tape.last_ts_ns) for tape in tapes)
-    if found := re.fullmatch(r"\+(\d+(?:\.\d+)?)s?", text):
-        return begin_ns + round(float(found[1]) * 1e9)
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
-        return begin_ns + round((end_ns - begin_ns) * float(found[1]) / 100)
     try:
-        if re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?", text):
-            hours, minutes, seconds = int(text[:2]), int(text[3:5]), float(text[6:] or 0)
-            day_ns = 86_400 * 10**9
-            moment_ns = begin_ns - begin_ns % day_ns + round((hours * 3600 + minutes * 60 + seconds) * 1e9)
-            # A session over midnight: the first such time that is not before it.
-            return moment_ns + day_ns if moment_ns < begin_ns <= moment_ns + day_ns <= end_ns else moment_ns
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise TriohaError(f"--at {text}: not a time; say {TIME_HINT}") from None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return since // timedelta(microseconds=1) * 1000
+        at_ns = parse_moment(text, start_ns=start_ns, end_ns=end_ns, zone=zone)
+    except MomentError as error:
+        raise TriohaError(f"--at {error}; say {MOMENT_HINT}") from None
+    if at_ns is None:
+        raise TriohaError(f"--at {text}: not a time; say {MOMENT_HINT}")
+    return at_ns
 
 
 def moment(tapes: Sequence[Tape], wall_ns: int) -> dict[str, Any]:

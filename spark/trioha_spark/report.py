@@ -7,6 +7,7 @@ and only the busiest connections get one (`CONNECTIONS_MAX`): its size does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import tzinfo
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from trioha.recording.curves import Curve
 from trioha.recording.events import PutStatus
 from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
+from trioha.recording.times import offset_ns, zone_text
 from trioha_spark.causes import ACK, CAUSES
 from trioha_spark.document import ack_mostly
 from trioha_spark.replay import CURVE_STEPS, ConnectionReplay, ReplayResult, SessionReplay
@@ -28,6 +30,8 @@ from trioha_spark.report_tables import connections_html, gaps_html, links_html, 
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session that get curves: those that moved the most bytes."""
+QUARTER_NS: Final = 900 * 10**9
+"""A clock's offset from UTC is the same for a quarter of an hour."""
 HISTOGRAM_BARS: Final = 60
 HEAT_PIECES: Final = 160
 """Pieces that the log is cut into for its strip."""
@@ -70,16 +74,21 @@ th { color: #5b6676; font-weight: 600; } td.text, th.text { text-align: left; }
 """
 
 
-def write_report(result: ReplayResult, path: Path, links: Sequence[Link] = ()) -> None:
-    """Write the report of `result` to the file `path`. Raises StoreError if it cannot be written."""
+def write_report(
+    result: ReplayResult, path: Path, links: Sequence[Link] = (), *, zone: tzinfo | None = None
+) -> None:
+    """Write the report of `result` to the file `path`, with times of `zone` (None: the system's).
+
+    Raises StoreError if it cannot be written.
+    """
     try:
-        path.write_text(report_html(result, links), encoding="utf-8")
+        path.write_text(report_html(result, links, zone=zone), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"the report cannot be written: {error.strerror or error}", path=path) from error
 
 
-def report_html(result: ReplayResult, links: Sequence[Link] = ()) -> str:
-    """The report as one HTML page; `links` as `trioha.recording.clocks.links` finds them."""
+def report_html(result: ReplayResult, links: Sequence[Link] = (), *, zone: tzinfo | None = None) -> str:
+    """The report as one HTML page; `links` as `trioha.recording.clocks.links` finds them, times of `zone`."""
     names = ", ".join(replay.name for replay in result.sessions)
     return "".join(
         [
@@ -92,18 +101,30 @@ def report_html(result: ReplayResult, links: Sequence[Link] = ()) -> str:
             "weighted by time; ",
             "while a slave is behind, the time until its next event counts with the lag just before that. ",
             "Ack latency is the time from a frame&#8217;s transfer to the first ack at or beyond its end. ",
-            "Times are UTC.</p>",
-            verdict_html(result),
+            f"Times are {escape(_zone_text(result, zone))}.</p>",
+            verdict_html(result, zone),
             connections_html(result),
-            gaps_html(result),
+            gaps_html(result, zone),
             links_html(links),
-            *(_session(replay, links) for replay in result.sessions),
+            *(_session(replay, links, zone) for replay in result.sessions),
             "</body></html>\n",
         ]
     )
 
 
-def _session(replay: SessionReplay, links: Sequence[Link]) -> str:
+def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
+    return zone_text(
+        (
+            replay.session.wall_of(ts_ns)
+            for replay in result.sessions
+            for ts_ns in (replay.node.first_ts_ns, replay.node.last_ts_ns)
+            if ts_ns is not None
+        ),
+        zone,
+    )
+
+
+def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) -> str:
     identity, node = replay.session.identity, replay.node
     shown = sorted(replay.connections, key=_moved_bytes, reverse=True)[:CONNECTIONS_MAX]
     shown.sort(key=lambda connection: connection.figures.conn)
@@ -121,8 +142,8 @@ def _session(replay: SessionReplay, links: Sequence[Link]) -> str:
     if len(shown) < len(replay.connections):
         parts.append(f'<p class="note">Curves of the {len(shown)} busiest connections.</p>')
     figures = [
-        _offsets_figure(replay, shown),
-        _lag_figure(replay, shown),
+        _offsets_figure(replay, shown, zone),
+        _lag_figure(replay, shown, zone),
         _latency_figure(shown),
         _waits_figure(replay),
         _causes_figure(replay, links),
@@ -136,7 +157,7 @@ def _moved_bytes(connection: ConnectionReplay) -> int:
     return connection.figures.body_bytes
 
 
-def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
+def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zone: tzinfo | None) -> Any:
     figure = _figure("Offsets over time", "bytes")
     for connection in shown:
         for name, label in _NAMES.items():
@@ -144,7 +165,7 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) ->
             if len(curve.steps):
                 _add_curve(
                     figure,
-                    replay,
+                    _times(replay, _step_times(replay, _risen(replay, curve)), zone),
                     _risen(replay, curve),
                     name=f"{_label(connection)} {label}",
                     color=_COLORS[name],
@@ -153,23 +174,20 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) ->
     return figure if figure.data else None
 
 
-def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
+def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zone: tzinfo | None) -> Any:
     figure = _figure("Lag over time (the worst in each step)", "bytes")
     for connection in shown:
         curve = _lag_curve(replay, connection)
         if len(curve.steps):
-            _add_curve(figure, replay, curve, name=_label(connection), color=None, group=_label(connection))
+            times = _times(replay, _step_times(replay, curve), zone)
+            _add_curve(figure, times, curve, name=_label(connection), color=None, group=_label(connection))
     for connection in shown:
         figures = connection.figures
-        _mark(figure, replay, figures.first_ts_ns, f"conn {figures.conn} opened", "#2f6fde")
+        (opened,) = _times(replay, np.array([figures.first_ts_ns]), zone)
+        _mark(figure, opened, f"conn {figures.conn} opened", "#2f6fde")
         if figures.closed_ts_ns is not None:
-            _mark(
-                figure,
-                replay,
-                figures.closed_ts_ns,
-                f"conn {figures.conn} {figures.close_reason or 'closed'}",
-                "#b42318",
-            )
+            (closed,) = _times(replay, np.array([figures.closed_ts_ns]), zone)
+            _mark(figure, closed, f"conn {figures.conn} {figures.close_reason or 'closed'}", "#b42318")
     return figure if figure.data else None
 
 
@@ -343,14 +361,18 @@ def _risen(replay: SessionReplay, curve: Curve) -> Curve:
     return _thinned(replay, Curve(curve.steps, np.maximum.accumulate(curve.values)))
 
 
+def _step_times(replay: SessionReplay, curve: Curve) -> NDArray[np.int64]:
+    """Monotonic time of each point of a curve that is thinned out."""
+    ts_ns: NDArray[np.int64] = replay.grid.origin_ns + curve.steps * _every(replay) * replay.grid.step_ns
+    return ts_ns
+
+
 def _add_curve(
-    figure: Any, replay: SessionReplay, curve: Curve, *, name: str, color: str | None, group: str
+    figure: Any, times: list[str], curve: Curve, *, name: str, color: str | None, group: str
 ) -> None:
-    """Draw a curve that is thinned out."""
-    ts_ns = replay.grid.origin_ns + curve.steps * _every(replay) * replay.grid.step_ns
     figure.add_trace(
         graph_objects.Scatter(
-            x=_times(replay, ts_ns),
+            x=times,
             y=curve.values.tolist(),
             name=name,
             legendgroup=group,
@@ -360,8 +382,7 @@ def _add_curve(
     )
 
 
-def _mark(figure: Any, replay: SessionReplay, ts_ns: int, text: str, color: str) -> None:
-    (time,) = _times(replay, np.array([ts_ns]))
+def _mark(figure: Any, time: str, text: str, color: str) -> None:
     figure.add_shape(
         type="line",
         x0=time,
@@ -384,8 +405,12 @@ def _mark(figure: Any, replay: SessionReplay, ts_ns: int, text: str, color: str)
     )
 
 
-def _times(replay: SessionReplay, ts_ns: NDArray[np.int64]) -> list[str]:
+def _times(replay: SessionReplay, ts_ns: NDArray[np.int64], zone: tzinfo | None) -> list[str]:
+    """Moments as the clock of `zone` shows them."""
     wall_ns = ts_ns - replay.session.monotonic_ns + replay.session.wall_ns
+    quarters, places = np.unique(wall_ns // QUARTER_NS, return_inverse=True)
+    ahead_ns = np.array([offset_ns(int(quarter) * QUARTER_NS, zone) for quarter in quarters], np.int64)
+    wall_ns = wall_ns + ahead_ns[places]
     return [str(time) for time in np.datetime_as_string(wall_ns.astype("datetime64[ns]"), unit="us")]
 
 

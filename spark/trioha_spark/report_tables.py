@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import tzinfo
 from html import escape
 from typing import Any, Final
 
 from trioha.recording.clocks import Link
+from trioha.recording.times import clock_text
 from trioha_spark.document import connection_row, link_row
 from trioha_spark.interruptions import gap_rows
 from trioha_spark.replay import ReplayResult
@@ -50,8 +51,8 @@ _LINK_COLUMNS: Final = (
 )
 
 
-def verdict_html(result: ReplayResult) -> str:
-    """Which invariants do not hold, and where first."""
+def verdict_html(result: ReplayResult, zone: tzinfo | None = None) -> str:
+    """Which invariants do not hold, and where first; times of `zone`, None for the system's."""
     judged = [verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged]
     broken = [verdict for verdict in judged if verdict.count]
     if not broken:
@@ -66,7 +67,7 @@ def verdict_html(result: ReplayResult) -> str:
                     f"{identity.broker_name} {identity.broker_id}",
                     violation.severity.value,
                     violation.invariant,
-                    _time(replay.session.wall_of(violation.ts_ns) / 1e6),
+                    _time(replay.session.wall_of(violation.ts_ns), zone),
                     conn,
                     violation.sentence,
                 )
@@ -90,9 +91,13 @@ def connections_html(result: ReplayResult) -> str:
     return _table(rows, _COLUMNS)
 
 
-def gaps_html(result: ReplayResult) -> str:
-    """Where the logs did not fit, and what else was refused."""
-    rows = [{**row, "time": _time(row["atMs"])} for replay in result.sessions for row in gap_rows(replay)]
+def gaps_html(result: ReplayResult, zone: tzinfo | None = None) -> str:
+    """Where the logs did not fit, and what else was refused; times of `zone`, None for the system's."""
+    rows = [
+        {**row, "time": _time(round(row["atMs"] * 1000) * 1000, zone)}
+        for replay in result.sessions
+        for row in gap_rows(replay)
+    ]
     return "<h2>Offsets that did not fit</h2>" + _table(rows, _GAP_COLUMNS) if rows else ""
 
 
@@ -116,8 +121,8 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, boo
     )
 
 
-def _time(wall_ms: float) -> str:
-    return f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%H:%M:%S.%f}"
+def _time(wall_ns: int, zone: tzinfo | None) -> str:
+    return clock_text(wall_ns, zone)
 
 
 def _class(text: bool) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
@@ -253,15 +255,36 @@ def test_moment_is_where_everything_stood(folder: Path) -> None:
         ("2026-09-21T16:13:20.25+02:00", 250),
         ("14:13:20.25", 250),
         ("14:13", -20_000),
+        ("16:13:20+02:00", 0),
+        ("begin", 0),
+        ("end", 101),
     ],
 )
 def test_times_are_said_in_several_ways(folder: Path, text: str, after_ms: float) -> None:
-    assert wall_time(text, open_tapes([folder])) == WALL_NS + round(after_ms * MS)
+    assert wall_time(text, open_tapes([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
+
+
+def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert main(["replay", str(folder), "--at", "16:13:20.0285"]) == 0
+        local = capsys.readouterr().out
+        assert main(["replay", str(folder), "--at", "14:13:20.0285Z"]) == 0
+        assert capsys.readouterr().out == local
+        assert "2026-09-21 16:13:20.028 CEST (UTC+02:00)" in local
+        assert main(["replay", str(folder), "--explain", "slowest"]) == 0
+        assert "2026-09-21 16:13:20.040 CEST (UTC+02:00)" in capsys.readouterr().out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
 def test_time_that_is_none_is_one_error(folder: Path, text: str) -> None:
-    with pytest.raises(TriohaError, match="not a time; say 2026-"):
+    with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
         wall_time(text, open_tapes([folder]))
 
 

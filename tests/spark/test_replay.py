@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from attrs import evolve
@@ -618,8 +619,18 @@ def test_report_does_not_draw_a_lag_that_is_over_until_something_else_happens(
         Event(3 * second, Kind.ACK, conn=1, offset=1500, aux=1500),
         Event(10 * second, Kind.HEARTBEAT, conn=1, offset=1500, aux=1500),
     ]
-    html = report_html(replay([write_session(tmp_path / "session", events)], spark=spark))
+    found = replay([write_session(tmp_path / "session", events)], spark=spark)
+    html = report_html(found, zone=UTC)
+    assert "Times are UTC." in html
     (curve,) = figures_of(html)["Lag over time (the worst in each step)"]
+    (ahead,) = figures_of(report_html(found, zone=ZoneInfo("Asia/Kolkata")))[
+        "Lag over time (the worst in each step)"
+    ]
+    moved = [
+        datetime.fromisoformat(there) - datetime.fromisoformat(here)
+        for there, here in zip(ahead["x"], curve["x"], strict=True)
+    ]
+    assert set(moved) == {timedelta(hours=5, minutes=30)}
     begin = datetime.fromtimestamp(WALL_NS / 1e9, UTC)
     passed = [(datetime.fromisoformat(f"{time}+00:00") - begin).total_seconds() for time in curve["x"]]
     assert list(zip(passed, curve["y"], strict=True)) == [

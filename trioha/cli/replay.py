@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
 from trioha.recording.reader import find_sessions, open_session
+from trioha.recording.times import clock_text, zone_text
 
 
 def replay(
@@ -45,8 +46,8 @@ def replay(
     tables
         Folder to write the results to as Parquet tables; it is made if it is not there.
     at
-        Show where everything stood at a time: 2026-11-21T03:12:00.5Z, 03:12:00 (UTC), +90 (seconds from the
-        begin) or 50%.
+        Show where everything stood at a time: 03:12:00 or "2026-11-21 03:12:00.5" (your local time, unless Z
+        or an offset as +02:00 follows), +90s (from the begin), 50%, begin or end.
     explain
         Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
         first one, or the first one after --at).
@@ -80,6 +81,10 @@ def replay(
         print_json(document)
     else:
         _print(document)
+        ends_ms = [
+            row["beganAtMs"] + after for row in document["sessions"] for after in (0, row["durationMs"])
+        ]
+        out().print(f"times are {_zone(ends_ms)}", style="dim")
         if report is not None:
             out().print(f"report: {escape(str(report))}", soft_wrap=True)
         if tables is not None:
@@ -110,7 +115,8 @@ def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: boo
 
 def _print_story(story: dict[str, Any]) -> None:
     out().print(
-        f"put {story['request']} of {story['brokerName']} {story['brokerId']}, {_time(story['atMs'])} UTC",
+        f"put {story['request']} of {story['brokerName']} {story['brokerId']}, {_time(story['atMs'])} "
+        f"{_zone([story['atMs']])}",
         style="bold",
     )
     out().print(story["summary"], markup=False)
@@ -124,7 +130,7 @@ def _print_story(story: dict[str, Any]) -> None:
 
 
 def _print_moment(moment: dict[str, Any]) -> None:
-    out().print(f"{_time(moment['atMs'])} UTC", style="bold")
+    out().print(f"{_time(moment['atMs'])} {_zone([moment['atMs']])}", style="bold")
     if not moment["nodes"]:
         out().print("none of these sessions covers that time")
         return
@@ -151,8 +157,16 @@ def _print_moment(moment: dict[str, Any]) -> None:
 
 
 def _time(at_ms: float) -> str:
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
+    """A moment on the clock of who looks at it."""
+    return clock_text(_ns(at_ms))
+
+
+def _zone(moments_ms: Iterable[float]) -> str:
+    return zone_text(map(_ns, moments_ms))
+
+
+def _ns(at_ms: float) -> int:
+    return round(at_ms * 1000) * 1000
 
 
 def _spark_module(name: str) -> ModuleType:
@@ -184,7 +198,7 @@ def _print_sessions(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             _node(row),
             escape(row["role"]),
-            escape(row["session"].partition("-")[0]),
+            _time(row["beganAtMs"]),
             f"{row['durationMs'] / 1000:,.1f}",
             *map(_number, (row["events"], row["puts"], row["putBytes"], row["maxOffset"], row["reconnects"])),
         )
@@ -281,7 +295,7 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
             table.add_row(
                 _node(row),
                 row["severity"],
-                _time(row["atMs"]).partition(" ")[2],
+                _time(row["atMs"]),
                 _number(row["seq"]),
                 _number(row["conn"]),
                 escape(f"{row['invariant']}: {row['sentence']}"),
