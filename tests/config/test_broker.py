@@ -103,6 +103,12 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_verify": HaVerify.RECORD,
         "ha_tail_check": 65536,
         "ha_allowed_peers": (),
+        "connections_max": 1024,
+        "connections_per_peer": 512,
+        "requests_in_flight_max": 4096,
+        "frame_bytes_max": 16777216,
+        "client_bytes_max": 134217728,
+        "client_idle_timeout": 120000,
         "ha_connections_max": 64,
         "ha_connections_per_peer": 8,
         "ha_first_report_timeout": 15000,
@@ -175,6 +181,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haVerify=frame
         trioha.haTailCheck=0
         trioha.haAllowedPeers=10.0.0.7, 10.1.0.0/16,::1
+        trioha.connectionsMax=9
+        trioha.connectionsPerPeer=4
+        trioha.requestsInFlightMax=11
+        trioha.frameBytesMax=300000
+        trioha.clientBytesMax=400000
+        trioha.clientIdleTimeout=5000
         trioha.haConnectionsMax=5
         trioha.haConnectionsPerPeer=2
         trioha.haFirstReportTimeout=7000
@@ -241,6 +253,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_verify": HaVerify.FRAME,
         "ha_tail_check": 0,
         "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
+        "connections_max": 9,
+        "connections_per_peer": 4,
+        "requests_in_flight_max": 11,
+        "frame_bytes_max": 300000,
+        "client_bytes_max": 400000,
+        "client_idle_timeout": 5000,
         "ha_connections_max": 5,
         "ha_connections_per_peer": 2,
         "ha_first_report_timeout": 7000,
@@ -581,3 +599,56 @@ def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str)
     (unused,) = [warning for warning in loaded.warnings if "not used by trioha yet" in warning]
     assert "registerNameServerPeriod" in unused
     assert "mappedFileSizeCommitLog" not in unused
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("maxMessageSize=1000000", (16777216, 134217728)),
+        ("maxMessageSize=20000000", (20262144, 134217728)),
+        ("maxMessageSize=100000000", (100262144, 200524288)),
+        ("maxMessageSize=2147000000", (2147262144, 4294524288)),
+        ("trioha.frameBytesMax=70000000", (70000000, 140000000)),
+    ],
+)
+def test_limits_of_bytes_have_room_for_the_largest_message(
+    conf: Path, text: str, limits: tuple[int, int]
+) -> None:
+    config = load(conf, text).config
+    assert (config.frame_bytes_max, config.client_bytes_max) == limits
+
+
+def test_limits_of_bytes_without_room_for_what_is_allowed_are_refused(conf: Path) -> None:
+    assert refusals(conf, "trioha.frameBytesMax=1000000") == [
+        (
+            "broker.conf:1: trioha.frameBytesMax: is 1000000, too little for a message of maxMessageSize="
+            "4194304; give at least 4456448 or lower maxMessageSize"
+        )
+    ]
+    assert refusals(conf, "trioha.clientBytesMax=1000000") == [
+        (
+            "broker.conf:1: trioha.clientBytesMax: is 1000000, too little for a frame of "
+            "trioha.frameBytesMax=16777216; give at least 16777216 or lower trioha.frameBytesMax"
+        )
+    ]
+
+
+def test_half_of_all_places_are_one_peers_unless_it_is_said_otherwise(conf: Path) -> None:
+    assert load(conf, "trioha.connectionsMax=100").config.connections_per_peer == 50
+    assert load(conf, "trioha.connectionsMax=1").config.connections_per_peer == 1
+    loaded = load(conf, "trioha.connectionsMax=10\ntrioha.connectionsPerPeer=20")
+    assert loaded.config.connections_per_peer == 20
+    (warning,) = loaded.warnings
+    assert warning.endswith(
+        "broker.conf:2: trioha.connectionsPerPeer: is above trioha.connectionsMax=10: "
+        "one address may take all places"
+    )
+
+
+def test_numbers_are_read_as_java_reads_them(conf: Path) -> None:
+    assert load(conf, "slaveTimeout=+0012").config.slave_timeout == 12
+    for value in ("1_000", "\u0661", "--5", "+-5", "1" * 60):
+        assert "slaveTimeout" in refusals(conf, f"slaveTimeout={value}")[0]
+    assert refusals(conf, "deleteWhen=\u0664") == [
+        "broker.conf:1: deleteWhen: '\u0664' is no hour of the day; give hours as in 04 or 04;16"
+    ]

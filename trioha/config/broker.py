@@ -6,7 +6,7 @@ refused: a broker that replicates with other settings than its operator wrote do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 from trioha.config.known import ROCKETMQ_KEYS
 from trioha.config.model import (
     FILE_END_BYTES_MIN,
+    FRAME_BYTES_BESIDE_BODY,
     RECORD_BYTES_MIN,
     RECORDED_BROKER_ID_MAX,
     BrokerConfig,
@@ -257,6 +258,7 @@ class _Loading:
                 f"is {config.min_in_sync_replicas}, but inSyncReplicas is only {config.in_sync_replicas}",
                 "raise inSyncReplicas",
             )
+        yield from self._memory_contradictions(config, sound)
         tls = ("ha_tls_cert", "ha_tls_key", "ha_tls_ca")
         missing = [attribute for attribute in tls if attribute not in self.given]
         if 0 < len(missing) < len(tls):
@@ -270,6 +272,29 @@ class _Loading:
                 "broker_id",
                 f"is {config.broker_id}, which a recorded session cannot hold",
                 f"give at most {RECORDED_BROKER_ID_MAX} or leave out trioha.recordDir",
+            )
+
+    def _memory_contradictions(
+        self, config: BrokerConfig, sound: Callable[..., bool]
+    ) -> Iterator[ConfigError]:
+        """Limits of bytes that leave no room for what another setting allows."""
+        frame_bytes_needed = config.max_message_size + FRAME_BYTES_BESIDE_BODY
+        if sound("frame_bytes_max", "max_message_size") and config.frame_bytes_max < frame_bytes_needed:
+            yield self._problem(
+                "frame_bytes_max",
+                f"is {config.frame_bytes_max}, too little for a message of maxMessageSize="
+                f"{config.max_message_size}",
+                f"give at least {frame_bytes_needed} or lower maxMessageSize",
+            )
+        elif (
+            sound("frame_bytes_max", "max_message_size", "client_bytes_max")
+            and config.client_bytes_max < config.frame_bytes_max
+        ):
+            yield self._problem(
+                "client_bytes_max",
+                f"is {config.client_bytes_max}, too little for a frame of trioha.frameBytesMax="
+                f"{config.frame_bytes_max}",
+                f"give at least {config.frame_bytes_max} or lower trioha.frameBytesMax",
             )
 
     def _problem(self, attribute: str, reason: str, hint: str) -> ConfigError:
@@ -306,6 +331,16 @@ def _cautions(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
             f"a file of {config.mapped_file_size_commit_log} bytes has no room for maxMessageSize="
             f"{config.max_message_size}: bodies beyond {body_bytes_max} bytes will be MESSAGE_ILLEGAL",
         )
+    for per_peer, in_all in (
+        ("connections_per_peer", "connections_max"),
+        ("ha_connections_per_peer", "ha_connections_max"),
+    ):
+        if per_peer in given and getattr(config, per_peer) > getattr(config, in_all):
+            yield at(
+                per_peer,
+                f"is above {_SETTINGS[in_all].key}={getattr(config, in_all)}: "
+                "one address may take all places",
+            )
     if config.ha_housekeeping_interval <= config.ha_send_heartbeat_interval:
         attribute = (
             "ha_housekeeping_interval"

@@ -20,7 +20,7 @@ import attrs
 from attrs import Factory, frozen
 
 from trioha.config import values
-from trioha.config.values import LONG_MAX, PORT_MAX
+from trioha.config.values import INT_MAX, LONG_MAX, PORT_MAX
 
 T = TypeVar("T")
 
@@ -31,6 +31,13 @@ RECORD_BYTES_MIN: Final = 92
 """A record without body and properties and with a topic of one character (spec/store.md 2.1)."""
 FILE_END_BYTES_MIN: Final = 8
 """What always stays free at the end of a commit log file (spec/store.md 2.5)."""
+FRAME_BYTES_BESIDE_BODY: Final = 256 * 1024
+"""What a request to store a message may have beside its body: properties of 32 KiB, escaped in JSON."""
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""RocketMQ's own limit of a frame (com.rocketmq.remoting.frameMaxLength)."""
+CLIENT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""With it a node's private memory stays below 512 MiB: bytes of clients are held up to twice, beside 60 MiB
+for the rest."""
 RECORDED_BROKER_ID_MAX: Final = 32767
 """A session's events carry the brokerId in 16 bits, and only half of them may be used."""
 
@@ -149,6 +156,10 @@ def local_address() -> str:
 
 def _default_ha_listen_port(config: BrokerConfig) -> int:
     return config.listen_port + 1 if config.listen_port else 0
+
+
+def _default_frame_bytes_max(config: BrokerConfig) -> int:
+    return min(max(FRAME_BYTES_MAX, config.max_message_size + FRAME_BYTES_BESIDE_BODY), INT_MAX)
 
 
 @frozen(kw_only=True)
@@ -417,8 +428,63 @@ class BrokerConfig:
     )
     """Addresses and networks (CIDR), split by `,`, that may connect to the HA port; empty allows all."""
 
+    connections_max: int = _setting("trioha.connectionsMax", values.integer(low=1), default=1024)
+    """Connections of clients at a time: one more is closed as soon as it is accepted, and counted.
+
+    Lowered at the start where the process may not have so many file descriptors (RLIMIT_NOFILE).
+    """
+
+    connections_per_peer: int = _setting(
+        "trioha.connectionsPerPeer",
+        values.integer(low=1),
+        default=Factory(lambda self: max(1, self.connections_max // 2), takes_self=True),
+    )
+    """Connections of clients at a time of one address: one more is closed as soon as it is accepted.
+
+    Default: half of `connections_max`. Many clients share one address behind NAT, in a proxy, and on one
+    host; but no address alone should take all places.
+    """
+
+    requests_in_flight_max: int = _setting("trioha.requestsInFlightMax", values.integer(low=1), default=4096)
+    """Requests of one connection that wait for their answers; then nothing is read from it until one has it.
+
+    A pull that waits for messages is one of them.
+    """
+
+    frame_bytes_max: int = _setting(
+        "trioha.frameBytesMax",
+        values.integer(low=4096, high=1 << 30),
+        default=Factory(
+            lambda self: max(FRAME_BYTES_MAX, self.max_message_size + FRAME_BYTES_BESIDE_BODY),
+            takes_self=True,
+        ),
+    )
+    """Longest request of a client, bytes: a connection that sends a longer one is closed.
+
+    Default: 16777216, as RocketMQ's com.rocketmq.remoting.frameMaxLength, or what `max_message_size` needs.
+    """
+
+    client_bytes_max: int = _setting(
+        "trioha.clientBytesMax",
+        values.integer(low=4096, high=LONG_MAX),
+        default=Factory(lambda self: max(CLIENT_BYTES_MAX, 2 * self.frame_bytes_max), takes_self=True),
+    )
+    """Bytes of requests that the node holds for all clients; at this total, reading stops where most is held.
+
+    Default: 134217728, with which a node's private memory stays below 512 MiB, or two of the longest frames.
+    """
+
+    client_idle_timeout: int = _setting("trioha.clientIdleTimeout", values.integer(low=1), default=120_000)
+    """Milliseconds without a byte from or to a client after which its connection is closed.
+
+    RocketMQ's brokers: 120 s (serverChannelMaxIdleTimeSeconds).
+    """
+
     ha_connections_max: int = _setting("trioha.haConnectionsMax", values.integer(low=1), default=64)
-    """Connections at the HA port at a time."""
+    """Connections at the HA port at a time: one more is closed as soon as it is accepted, and counted.
+
+    Lowered at the start where the process may not have so many file descriptors (RLIMIT_NOFILE).
+    """
 
     ha_connections_per_peer: int = _setting("trioha.haConnectionsPerPeer", values.integer(low=1), default=8)
     """Connections at the HA port at a time of one address."""

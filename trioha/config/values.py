@@ -2,7 +2,9 @@
 
 RocketMQ hands each value to the setter of its Java type (`Integer.parseInt`, `Long.parseLong`,
 `Enum.valueOf`) and silently keeps the default where that fails, so that a typing error starts a broker with
-other settings than its file says. Here what Java would not parse is refused. Blanks around a value are
+other settings than its file says. Here what Java would not parse is refused, and what Java parses is not: a
+number may have a plus sign, which `trioha.numbers` refuses in what comes from peers, since files that start a
+RocketMQ broker must start this one. Blanks around a value are
 dropped, as RocketMQ 5 does; RocketMQ 4 keeps them, and with them loses every number that a blank follows.
 """
 
@@ -16,11 +18,14 @@ from os import environ
 from pathlib import Path
 from typing import Final, TypeVar
 
-INT_MAX: Final = 2**31 - 1
+from trioha.numbers import I32, I64, PORT, Range, parse_int
+
+INT_MAX: Final = I32.high
 """The largest Java `int`."""
-LONG_MAX: Final = 2**63 - 1
+LONG_MAX: Final = I64.high
 """The largest Java `long`."""
-PORT_MAX: Final = 65535
+PORT_MAX: Final = PORT.high
+_HOURS: Final = Range(0, 23)
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -46,10 +51,10 @@ def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not _INTEGER.fullmatch(text):
             raise ValueRefused(f"{_shown(text)} is not a whole number", hint=f"give {low} to {high}")
-        value = int(text)
-        if not low <= value <= high:
-            raise ValueRefused(f"{value} is out of range", hint=f"give {low} to {high}")
-        return value
+        try:
+            return parse_int(text.removeprefix("+"), Range(low, high))
+        except ValueError:
+            raise ValueRefused(f"{text} is out of range", hint=f"give {low} to {high}") from None
 
     return parse
 
@@ -126,16 +131,19 @@ def hours(text: str) -> frozenset[int]:
     """Hours of the day, 0 to 23, split by `;`; none for an empty value."""
     found = set()
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        if not part.isdecimal() or int(part) > 23:
-            raise ValueRefused(f"{_shown(part)} is no hour of the day", hint="give hours as in 04 or 04;16")
-        found.add(int(part))
+        try:
+            found.add(parse_int(part, _HOURS))
+        except ValueError:
+            raise ValueRefused(
+                f"{_shown(part)} is no hour of the day", hint="give hours as in 04 or 04;16"
+            ) from None
     return frozenset(found)
 
 
 def delay_levels(text: str) -> str:
     """Delays split by blanks: numbers with a unit of s, m, h or d."""
     for part in text.split():
-        if re.fullmatch(r"[0-9]+[smhd]", part) is None:
+        if re.fullmatch(r"[0-9]{1,18}[smhd]", part) is None:
             raise ValueRefused(f"{_shown(part)} is no delay", hint="levels look like 30s, 5m, 2h or 1d")
     return text
 
@@ -186,9 +194,10 @@ def split_address(text: str) -> tuple[str, int]:
         raise ValueRefused(
             f"{_shown(text)} is not an address", hint="give HOST:PORT, or [HOST]:PORT for IPv6"
         )
-    port = int(found["port"])
-    if not 1 <= port <= PORT_MAX:
-        raise ValueRefused(f"{_shown(text)} has no port from 1 to {PORT_MAX}")
+    try:
+        port = parse_int(found["port"], Range(1, PORT_MAX))
+    except ValueError:
+        raise ValueRefused(f"{_shown(text)} has no port from 1 to {PORT_MAX}") from None
     return found["v6"] or found["host"], port
 
 
