@@ -12,7 +12,7 @@ import trio
 from structlog.testing import capture_logs
 
 from trioha.net.border import ConnectionBorder
-from trioha.net.descriptors import DescriptorGate, OpenGate, lowest_free_descriptor
+from trioha.net.descriptors import DescriptorGate, Gate, OpenGate, lowest_free_descriptor
 from trioha.net.listen import REPORT_INTERVAL_S, serve_listeners
 
 
@@ -171,7 +171,7 @@ async def test_connections_of_a_nursery_outlive_the_loop(listener: trio.SocketLi
 async def serve(
     handler: Callable[[trio.SocketStream], Awaitable[object]],
     listener: trio.SocketListener,
-    gate: SwitchedGate | OpenGate | DescriptorGate,
+    gate: Gate,
     task_status: trio.TaskStatus[object],
 ) -> None:
     await serve_listeners(handler, [listener], gate=gate, task_status=task_status)
@@ -182,7 +182,7 @@ async def test_connections_never_hold_the_descriptors_that_are_reserved() -> Non
     lowest = lowest_free_descriptor(listener.socket.fileno())
     assert lowest is not None
     # The other ends are in this process, too, and come first: 8 connections take 16 numbers.
-    gate = DescriptorGate(lowest + 16)
+    gate = DescriptorGate(keep=20, limit=lowest + 36)
     held: list[int] = []
 
     async def hold(stream: trio.SocketStream) -> None:
@@ -201,18 +201,3 @@ async def test_connections_never_hold_the_descriptors_that_are_reserved() -> Non
     assert max(held) < lowest + 16
     assert len(held) < 12
     assert [line["event"] for line in lines] == ["new connections wait"]
-
-
-def test_the_next_descriptor_is_known_before_it_is_opened() -> None:
-    first = os.open(os.devnull, os.O_RDONLY)
-    expected = lowest_free_descriptor(first)
-    second = os.open(os.devnull, os.O_RDONLY)
-    os.close(second)
-    os.close(first)
-    assert second == expected
-
-
-def test_a_gate_that_has_no_descriptor_left_is_closed() -> None:
-    assert not DescriptorGate(10, limit=10, lowest_free=lambda _: None).is_open(0)
-    assert DescriptorGate(10, limit=12, lowest_free=lambda _: 9).is_open(0)
-    assert not DescriptorGate(10, limit=12, lowest_free=lambda _: 10).is_open(0)

@@ -34,8 +34,15 @@ SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EN
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether `error` says that descriptors or memory ran out, and nothing about peer, disk or code."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGES)
+    """Whether `error` says that descriptors, memory or threads ran out; nothing about peer, disk or code."""
+    if isinstance(error, OSError):
+        return error.errno in SHORTAGES
+    return isinstance(error, MemoryError) or is_thread_shortage(error)
+
+
+def is_thread_shortage(error: BaseException) -> bool:
+    """Whether `error` is that of `threading` for a thread that the system did not start."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
 @define

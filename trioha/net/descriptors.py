@@ -1,29 +1,41 @@
-"""File descriptors: who may take the next one.
+"""File descriptors: how many this process may have, who gets how many, and when to accept no more.
 
-Theory of operation. A process has `limit` descriptors (RLIMIT_NOFILE). Some are taken by its own work (log
-files, queues, listeners, syncs), some by connections, which strangers open. What strangers take must never
-be missing at work: a store that cannot open its next file stops.
+Theory of operation. A process has `limit` descriptors (RLIMIT_NOFILE, raised at the start as far as the
+system allows). Its own work takes some (log files, queues, listeners, syncs), connections take the others,
+and connections are opened by strangers. What strangers take must never be missing at work: a store that
+cannot open its next file stops.
 
-The kernel gives every new descriptor the lowest free number. So a connection that is accepted only while the
-next number is below `below` never holds a number from `below` on, and `limit - below` descriptors stay for
-everything else, whatever connections do. One `dup` shows the next number: no counting, no /proc, nothing
-that could be forgotten when descriptors are opened elsewhere.
+Two rules see to that. `divide` gives every part a maximum at the start, so that the sum of all fits the
+limit; a connection beyond its maximum is refused. `DescriptorGate` is for what no plan foresees (a store that
+holds more files than planned, a library that opens some): as long as fewer than `keep` descriptors are free,
+whatever took them, connections wait in the kernel's backlog.
 
-Connections of several kinds have a gate each: those of clients one that closes earlier, those of slaves one
-that closes later, so that clients cannot use up the places of slaves.
+The gate counts what is open, where that can be listed, at most twice a second. Between two counts it relies
+on the kernel giving every new descriptor the lowest free number: if the next one has a number within `keep`
+of the limit, too many are in use. One `dup` shows that number.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
+
+from attrs import frozen
 
 from trioha.net.border import is_shortage
 
-UNLIMITED_DESCRIPTORS: Final = 1 << 20
-"""Stands for RLIM_INFINITY: more than any node opens, and a number that can be calculated with."""
+DESCRIPTORS_MAX: Final = 1 << 20
+"""More than any node opens: stands for RLIM_INFINITY, and is what the limit is raised to at most."""
+DARWIN_OPEN_MAX: Final = 10240
+"""macOS refuses a soft limit above OPEN_MAX, whatever the hard one says."""
+COUNT_INTERVAL_S: Final = 0.5
+"""Between two counts of all open descriptors: listing a thousand takes half a millisecond."""
+LISTED_IN: Final = "/dev/fd"
+"""Lists the open descriptors, on Linux and macOS."""
 
 
 class Gate(Protocol):
@@ -51,28 +63,137 @@ class OpenGate:
 
 
 class DescriptorGate:
-    """Open while the next descriptor's number is below a mark."""
+    """Open while at least `keep` descriptors stay free after one more connection."""
 
     def __init__(
-        self, below: int, *, limit: int | None = None, lowest_free: Callable[[int], int | None] | None = None
+        self,
+        *,
+        keep: int,
+        limit: int | None = None,
+        lowest_free: Callable[[int], int | None] | None = None,
+        count_open: Callable[[int], int | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Descriptors from `below` to `limit` (the process's, if None) are not for these connections.
-
-        `lowest_free` is the port to the process: it gets an open descriptor and returns the number that the
-        next one will have, None if there is none left.
-        """
-        self.below = below
+        """`limit` None is the process's own. The others are ports to the process, for tests: see
+        `lowest_free_descriptor` and `open_descriptors`."""
+        self.keep = keep
         self.limit = descriptor_limit() if limit is None else limit
         self._lowest_free = lowest_free or lowest_free_descriptor
+        self._count_open = count_open or open_descriptors
+        self._clock = clock
+        self._open = 0
+        """Descriptors that were open at the last count."""
+        self._counted_s = -COUNT_INTERVAL_S
 
     def is_open(self, descriptor: int) -> bool:
-        """Whether a connection accepted now gets a number below the mark."""
+        """Whether `keep` descriptors are free when one more connection has been accepted."""
+        in_use_max = self.limit - self.keep
         next_descriptor = self._lowest_free(descriptor)
-        return next_descriptor is not None and next_descriptor < self.below
+        if next_descriptor is None or next_descriptor >= in_use_max:
+            return False
+        now_s = self._clock()
+        if now_s - self._counted_s >= COUNT_INTERVAL_S:
+            counted = self._count_open(self.limit)
+            # Where nothing lists them, the lowest free number has to do.
+            self._open = next_descriptor if counted is None else counted
+            self._counted_s = now_s
+        return self._open < in_use_max
 
     def describe(self) -> str:
-        """Of the limit, how many descriptors are kept."""
-        return f"{max(self.limit - self.below, 0)} of {self.limit} file descriptors are reserved"
+        """How many descriptors are kept free, of how many."""
+        return f"fewer than {self.keep} of {self.limit} file descriptors are free"
+
+
+@frozen
+class Share:
+    """What one part of a process wants of its descriptors."""
+
+    name: str
+    """How a warning calls it: a configuration key, or what it is."""
+    wanted: int
+    enough: int
+    """No other part is lowered below its `enough` before this one is lowered to it."""
+    least: int
+    """Below it there is no use in starting."""
+
+
+@frozen
+class Division:
+    """Who gets how many descriptors."""
+
+    limit: int
+    granted: tuple[int, ...]
+    """To each share, in their order."""
+    lowered: tuple[str, ...]
+    """For each share that got less than it wanted: its name, what it wanted, what it got."""
+
+
+class TooFewDescriptors(Exception):  # noqa: N818 - says what is wrong
+    """The limit is below the least: `least` is what the limit would have to be."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        super().__init__(f"{least} are needed")
+
+
+def divide(limit: int, *, needed: int, shares: Sequence[Share]) -> Division:
+    """Give each share what it wants, or lower them until all fit beside `needed` descriptors.
+
+    They are lowered one after the other, in their order, each only as far as it takes: first each to its
+    `enough`, then each to its `least`. Raises TooFewDescriptors if that does not suffice.
+    """
+    granted = [share.wanted for share in shares]
+    excess = needed + sum(granted) - limit
+    for floors in ([share.enough for share in shares], [share.least for share in shares]):
+        for index, floor in enumerate(floors):
+            cut = min(max(excess, 0), max(granted[index] - floor, 0))
+            granted[index] -= cut
+            excess -= cut
+    if excess > 0:
+        raise TooFewDescriptors(limit + excess)
+    return Division(
+        limit,
+        tuple(granted),
+        tuple(
+            f"{share.name} from {share.wanted} to {got}"
+            for share, got in zip(shares, granted, strict=True)
+            if got < share.wanted
+        ),
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of descriptors as far as this process may; returns what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if sys.platform == "darwin":
+        wanted = min(wanted, DARWIN_OPEN_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            # The system allows less than its own hard limit (kern.maxfilesperproc): the soft one stays.
+            return descriptor_limit()
+    return descriptor_limit()
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have open: the soft limit of RLIMIT_NOFILE."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
+
+
+def open_descriptors(limit: int) -> int | None:
+    """How many descriptors with numbers below `limit` are open; None where nothing lists them.
+
+    Higher ones, inherited from a parent with a higher limit, take no place of ours.
+    """
+    try:
+        names = os.listdir(LISTED_IN)  # noqa: PTH208 - a Path for each would cost ten times as much
+    except OSError as error:
+        return limit if is_shortage(error) else None
+    # One of them is the listing's own.
+    return sum(name.isdecimal() and int(name) < limit for name in names) - 1
 
 
 def lowest_free_descriptor(descriptor: int) -> int | None:
@@ -88,9 +209,3 @@ def lowest_free_descriptor(descriptor: int) -> int | None:
         raise
     os.close(probe)
     return probe
-
-
-def descriptor_limit() -> int:
-    """How many descriptors this process may have open (the soft limit of RLIMIT_NOFILE)."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return UNLIMITED_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED_DESCRIPTORS)

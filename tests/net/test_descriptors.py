@@ -1,0 +1,138 @@
+"""Who gets how many descriptors, and when no more connections are to be accepted."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from trioha.net import descriptors
+from trioha.net.descriptors import (
+    COUNT_INTERVAL_S,
+    DescriptorGate,
+    Share,
+    TooFewDescriptors,
+    descriptor_limit,
+    divide,
+    lowest_free_descriptor,
+    open_descriptors,
+    raise_descriptor_limit,
+)
+
+CLIENTS = Share("clients", wanted=1000, enough=200, least=10)
+QUEUES = Share("queues", wanted=250, enough=60, least=8)
+
+
+@pytest.mark.parametrize(
+    ("limit", "granted"),
+    [
+        (5000, (1000, 250)),
+        (1300, (1000, 250)),
+        (1299, (999, 250)),
+        (500, (200, 250)),
+        (499, (200, 249)),
+        (310, (200, 60)),
+        (309, (199, 60)),
+        (120, (10, 60)),
+        (119, (10, 59)),
+        (68, (10, 8)),
+    ],
+)
+def test_shares_are_lowered_in_their_order_and_only_as_far_as_it_takes(
+    limit: int, granted: tuple[int, ...]
+) -> None:
+    division = divide(limit, needed=50, shares=[CLIENTS, QUEUES])
+    assert division.granted == granted
+    assert sum(granted) + 50 <= limit
+    assert division.lowered == tuple(
+        f"{share.name} from {share.wanted} to {got}"
+        for share, got in zip((CLIENTS, QUEUES), granted, strict=True)
+        if got < share.wanted
+    )
+
+
+def test_a_limit_below_the_least_is_named_with_what_it_would_have_to_be() -> None:
+    with pytest.raises(TooFewDescriptors) as refused:
+        divide(67, needed=50, shares=[CLIENTS, QUEUES])
+    assert refused.value.least == 68
+
+
+def test_a_share_that_wants_less_than_enough_gets_that() -> None:
+    small = Share("clients", wanted=5, enough=200, least=10)
+    assert divide(63, needed=50, shares=[small, QUEUES]).granted == (5, 8)
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = min(soft, 1000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lower, hard))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(descriptors, "DESCRIPTORS_MAX", lower + 10)
+            assert raise_descriptor_limit() == lower + 10
+        assert descriptor_limit() == lower + 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_system_that_refuses_a_higher_limit_leaves_the_lower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_which: int, _limits: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert raise_descriptor_limit() == 256
+
+
+def test_the_next_descriptor_and_the_count_are_those_of_the_kernel() -> None:
+    first = os.open(os.devnull, os.O_RDONLY)
+    expected = lowest_free_descriptor(first)
+    before = open_descriptors(descriptor_limit())
+    second = os.open(os.devnull, os.O_RDONLY)
+    after = open_descriptors(descriptor_limit())
+    below = open_descriptors(second)
+    os.close(second)
+    os.close(first)
+    assert second == expected
+    assert before is not None
+    assert after == before + 1
+    assert below is not None
+    assert below <= before
+
+
+def test_a_gate_counts_what_is_open_twice_a_second_and_looks_at_the_next_number_always() -> None:
+    now_s = 0.0
+    lowest: int | None = 5
+    counted = 79
+    counts = []
+
+    def count(limit: int) -> int:
+        counts.append(limit)
+        return counted
+
+    gate = DescriptorGate(
+        keep=20, limit=100, lowest_free=lambda _: lowest, count_open=count, clock=lambda: now_s
+    )
+    assert gate.is_open(0)
+    counted = 80
+    assert gate.is_open(0)
+    now_s = COUNT_INTERVAL_S
+    # Low numbers are free, but too many high ones are in use.
+    assert not gate.is_open(0)
+    assert counts == [100, 100]
+    now_s, counted, lowest = 2 * COUNT_INTERVAL_S, 10, 79
+    assert gate.is_open(0)
+    lowest = 80
+    assert not gate.is_open(0)
+    lowest = None
+    assert not gate.is_open(0)
+    assert "20 of 100" in gate.describe()
+
+
+def test_a_gate_does_without_a_list_of_descriptors() -> None:
+    lowest = 79
+    gate = DescriptorGate(keep=20, limit=100, lowest_free=lambda _: lowest, count_open=lambda _: None)
+    assert gate.is_open(0)
+    lowest = 80
+    assert not gate.is_open(0)

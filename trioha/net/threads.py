@@ -1,0 +1,66 @@
+"""Worker threads that the system may not have at the moment.
+
+A node starts few threads and keeps them while it uses them, but after some quiet seconds the next blocking
+call needs a new one. Where the system has none (a limit of processes or of memory), `trio.to_thread.run_sync`
+raises RuntimeError, which would end the node for what may pass in a moment. `run_in_thread` waits instead: a
+put that waits for its sync runs into its own timeout and is answered so, and the node serves whom it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import structlog
+import trio
+
+from trioha.net.border import is_thread_shortage
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+RETRY_S: Final = 0.1
+"""Between two attempts to start a thread."""
+REPORT_INTERVAL_S: Final = 60.0
+"""A shortage of threads is logged at most once in so long."""
+
+
+class _Report:
+    """When the shortage was last logged, by the clock of the current run."""
+
+    def __init__(self) -> None:
+        self.at_s = -math.inf
+
+
+_report: trio.lowlevel.RunVar[_Report] = trio.lowlevel.RunVar("thread shortage report")
+
+
+async def run_in_thread(
+    call: Callable[[], T], *, abandon_on_cancel: bool = False, limiter: trio.CapacityLimiter | None = None
+) -> T:
+    """`trio.to_thread.run_sync`, but waits for as long as no thread can be started.
+
+    Cancelled while it waits, it has not called `call`.
+    """
+    while True:
+        try:
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
+        _log_shortage()
+        await trio.sleep(RETRY_S)
+
+
+def _log_shortage() -> None:
+    try:
+        report = _report.get()
+    except LookupError:
+        report = _Report()
+        _report.set(report)
+    now_s = trio.current_time()
+    if now_s - report.at_s >= REPORT_INTERVAL_S:
+        report.at_s = now_s
+        log.warning("the system has no thread for disk work, which waits for one")
