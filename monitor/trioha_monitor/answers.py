@@ -1,4 +1,4 @@
-"""One node's answer, read: whether it can be true, its limits, its log and its slave's side as shown."""
+"""One node's answer, as it is shown: its limits, its log and its slave's side."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from trioha.remoting.status import BrokerStatus
 from trioha_monitor.meters import RateMeter
 from trioha_monitor.replicas import SlaveNews
 from trioha_monitor.series import SeriesRecorder
-from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.view import Limits, LogView, PutRate, SlaveView
-
-CONNECTIONS_MAX = 256
-"""Connections kept of one node; what is beyond is counted as `hidden_replicas`."""
-OFFSET_MAX = 2**63 - 1
-"""Offsets are Java longs."""
 
 
 def view_log(
@@ -49,7 +43,7 @@ def view_log(
         files=files,
         put_messages_per_s=table.put_messages_per_s,
         puts=tuple(
-            PutRate(clean(name), count, put_rates[name].per_s if is_live else None)
+            PutRate(name, count, put_rates[name].per_s if is_live else None)
             for name, count in sorted(puts_of(status), key=lambda put: (put[0] != "PUT_OK", put[0]))
         ),
         disk_ratio=table.disk_ratio,
@@ -58,14 +52,14 @@ def view_log(
         earliest_ms=table.earliest_ms,
         retention_s=None if settings.reserved_h is None else settings.reserved_h * 3600.0,
         disk_ratio_max=None if settings.disk_percent_max is None else settings.disk_percent_max / 100,
-        dispatch_fault=clean(status.dispatch_fault, length_max=REASON_MAX),
+        dispatch_fault=status.dispatch_fault,
     )
 
 
 def puts_of(status: BrokerStatus) -> Iterable[tuple[str, int]]:
     """Puts since the start by their result: RocketMQ tells only how many there were, and how many failed."""
     if status.put_statuses:
-        return tuple(status.put_statuses.items())[:32]
+        return tuple(status.put_statuses.items())
     table = status.table
     if status.role == "SLAVE" or table.puts_total is None or table.puts_failed is None:
         return ()
@@ -80,14 +74,14 @@ def view_slave(news: SlaveNews | None, *, now_ms: int) -> SlaveView | None:
     if client is None:
         return SlaveView(None, "", None, None, None, None, None, "")
     return SlaveView(
-        master_address=None if client.master_address is None else clean(client.master_address),
-        state=clean(client.state or ""),
+        master_address=client.master_address,
+        state=client.state or "",
         reported_offset=client.reported_offset,
         received_bytes_per_s=float(client.transferred_bytes_per_s),
         read_age_s=max(0, now_ms - news.heard_since_ms) / 1000 if client.last_read_ms else None,
         reconnects=client.reconnects,
         is_observer=client.is_observer,
-        complaint=clean(client.verdict or "", length_max=REASON_MAX),
+        complaint=client.verdict or "",
     )
 
 
@@ -105,33 +99,3 @@ def limits_of(status: BrokerStatus) -> Limits:
         heartbeat_s=in_s(settings.heartbeat_ms, default.heartbeat_s),
         are_told=bool(settings.gap_bytes_max),
     )
-
-
-def impossible(status: BrokerStatus) -> str | None:
-    """Why an answer cannot be true, or None: a figure that is no Java long would break every sum below."""
-    for name, figure in _figures(status):
-        if figure is not None and not -OFFSET_MAX - 1 <= figure <= OFFSET_MAX:
-            return f"answered with an impossible {name}"
-    return None
-
-
-def _figures(status: BrokerStatus) -> Iterable[tuple[str, int | None]]:
-    yield "max offset", status.max_offset
-    yield "min offset", status.min_offset
-    yield "flushed offset", status.flushed_offset
-    yield "dispatched offset", status.dispatched_offset
-    yield "number of slaves in sync", status.in_sync_slaves
-    for connection in status.connections[:CONNECTIONS_MAX]:
-        yield "sent offset", connection.sent_offset
-        yield "ack offset", connection.ack_offset
-        yield "lag", connection.lag_bytes
-        yield "lag in ms", connection.lag_ms
-        yield "silence in ms", connection.heard_ms
-    if status.client is not None:
-        yield "max offset of the slave", status.client.max_offset
-        yield "reported offset", status.client.reported_offset
-        yield "number of reconnects", status.client.reconnects
-    for count in status.put_statuses.values():
-        yield "number of puts", count
-    for count in status.ended_connections.values():
-        yield "number of connections", count

@@ -8,19 +8,21 @@ Rows of replicas. A master lists its connections by the slave's socket, and a sl
 connection. Which connections are one replica is told, in this order,
 
 1. by the slave itself where it is watched: a trioha slave says which socket it dials from;
-2. by its host: when exactly one connection of a host was lost and exactly one appears, the new one is its
-   continuation; when exactly one watched slave of this master and one of its connections on a host are left,
-   they belong together.
+2. by the one rule for lost and new connections (`trioha.recording.reconnects`): a new connection continues a
+   lost one only where there is exactly one candidate;
+3. when exactly one watched slave of this master and one of its connections on a host are left, they belong
+   together.
 
 Anything bolder would be a guess. A connection that is no longer listed stays as a row for a while, with the
-distance from its last ack to the master's end: what the slave lacks. When as many connections of its host
-live again as ever lived at once, it is forgotten.
+distance from its last ack to the master's end: what the slave lacks. When others of its host have taken all
+places of those that were lost, it is forgotten. A connection on which nothing was asked is a probe: it is
+counted (`trioha_monitor.accept`) and takes no part in any of this.
 
 A watched slave that no master lists has a row of its own: because the master cannot list (RocketMQ 4.9 knows
 no 907: then the slave's end stands for its ack), is not watched, or does not have it.
 
-`node` folds the answers of one node, `replicas` keep one row each; `matching` and `joining` are the two steps
-above, and `replica_events` is what is noted of rows.
+`accept` checks and bounds what a node says, `node` folds the answers of one node, `replicas` keep one row
+each; `matching` and `joining` are the steps above, and `replica_events` is what is noted of rows.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from trioha.net.border import ConnectionBorder
 from trioha.remoting.status import BrokerStatus
-from trioha_monitor.answers import CONNECTIONS_MAX, impossible
+from trioha_monitor.accept import Answer
+from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.joining import Joining
 from trioha_monitor.matching import LOST_KEPT_MS, Matching
 from trioha_monitor.node import Node
@@ -42,6 +46,8 @@ from trioha_monitor.timeline import Timeline
 from trioha_monitor.verdict import Judgement, seconds
 from trioha_monitor.view import ClusterView, EventKind, Health, Limits, NameServerView, ReplicaView, Verdict
 
+NODES_MAX = 512
+"""Nodes that are watched: those that were named first."""
 LATE_AFTER_MS = 1000
 """A node without an answer for longer is LATE (or after three intervals, if that is more)."""
 STALE_AFTER_MS = 3000
@@ -71,8 +77,14 @@ class Cluster:
     """
 
     def __init__(
-        self, addresses: Sequence[str] = (), *, interval_ms: int = 100, timeline: Timeline | None = None
+        self,
+        addresses: Sequence[str] = (),
+        *,
+        interval_ms: int = 100,
+        timeline: Timeline | None = None,
+        border: ConnectionBorder = BORDER,
     ) -> None:
+        self._border = border
         self.timeline = timeline if timeline is not None else Timeline()
         """What happened; whoever runs the source may note more on it."""
         self._interval_ms = interval_ms
@@ -81,6 +93,8 @@ class Cluster:
         self._late_after_ms = max(LATE_AFTER_MS, 3 * interval_ms)
         self._stale_after_ms = max(STALE_AFTER_MS, 5 * interval_ms)
         self._nodes: dict[str, Node] = {}
+        self._unwatched = 0
+        """Nodes that were named beyond `NODES_MAX`."""
         self._events = ReplicaEvents(self.timeline)
         self._joining = Joining(self._nodes)
         self._matching = Matching(self._joining, self._events, bucket_ms=bucket_ms)
@@ -96,17 +110,32 @@ class Cluster:
         """From now on the nodes are those at `addresses`; `of` says who names them.
 
         A node that is no longer named stays while it answers, and for `LOST_KEPT_MS` after that: it may have
-        died, which is what one wants to see.
+        died, which is what one wants to see. Of one that never answered there is nothing to see.
         """
         wanted = dict.fromkeys(addresses)
+        unwatched = 0
         for address in wanted:
             node = self._nodes.get(address)
-            if node is None:
+            if node is None and len(self._nodes) >= NODES_MAX:
+                unwatched += 1
+            elif node is None:
                 self._add_node(address)
-                self.timeline.add(EventKind.NODE, f"found by {of}", at_ms=at_ms, node=clean(address))
+                self.timeline.add(
+                    EventKind.NODE, f"found by {of}", at_ms=at_ms, node=clean(address), source=of
+                )
             elif node.unwanted_since_ms is not None:
                 node.unwanted_since_ms = None
-                self.timeline.add(EventKind.NODE, f"listed again by {of}", at_ms=at_ms, node=node.label)
+                self.timeline.add(
+                    EventKind.NODE, f"listed again by {of}", at_ms=at_ms, node=node.label, source=of
+                )
+        if unwatched and not self._unwatched:
+            self.timeline.add(
+                EventKind.NODE,
+                f"{unwatched} nodes that {of} lists are not watched: {NODES_MAX} are the most",
+                at_ms=at_ms,
+                severity=Severity.WARNING,
+            )
+        self._unwatched = unwatched
         for address, node in list(self._nodes.items()):
             if address in wanted:
                 continue
@@ -118,34 +147,46 @@ class Cluster:
                     at_ms=at_ms,
                     node=node.label,
                     severity=Severity.WARNING,
+                    source=of,
                 )
             gone_since_ms = max(node.unwanted_since_ms, node.answered_ms or 0)
-            if node.health is not Health.UP and at_ms - gone_since_ms >= LOST_KEPT_MS:
+            never_answered = node.answered_ms is None
+            if node.health is not Health.UP and (never_answered or at_ms - gone_since_ms >= LOST_KEPT_MS):
                 del self._nodes[address]
+                self.timeline.forget(address)
+                self._joining.identities_changed()
 
     def observe(self, sample: Sample) -> None:
-        """Take in what a question to a node brought; of a node that is not known any more: nothing."""
+        """Take in what a question to a node brought; of a node that is not known any more: nothing.
+
+        Raises RemoteProtocolError for an answer that cannot be true; nothing of it is kept.
+        """
         node = self._nodes.get(sample.address)
         if node is None:
             return
-        status, fault = sample.status, sample.fault
-        if status is not None:
-            fault = impossible(status)
-        if status is None or fault is not None:
-            node.failed(fault or "no answer", at_ms=sample.at_ms)
+        if sample.status is None:
+            node.failed(sample.fault or "no answer", at_ms=sample.at_ms)
             if node.news is not None:
                 self._update_own_row(node, at_ms=sample.at_ms)
         else:
-            self._observe_answer(node, status, at_ms=sample.at_ms)
+            self._observe_answer(node, node.intake.accept(sample.status), at_ms=sample.at_ms)
 
     def view(self, now_ms: int, *, name_servers: tuple[NameServerView, ...] = ()) -> ClusterView:
         """What is known at `now_ms` (on the samples' axis, not before the last sample)."""
         nodes = []
         replicas: list[ReplicaView] = []
-        for node in self._nodes.values():
-            nodes.append(node.view(late_after_ms=self._late_after_ms, now_ms=now_ms))
-            if node.rows or node.own_row is not None:
-                replicas.extend(self._view_rows(node, now_ms=now_ms))
+        for node in list(self._nodes.values()):
+            with self._border.around(node.address) as crossing:
+                seen = node.view(late_after_ms=self._late_after_ms, now_ms=now_ms)
+                rows = list(self._view_rows(node, now_ms=now_ms)) if node.rows or node.own_row else []
+            if crossing.error is None:
+                nodes.append(seen)
+                replicas += rows
+            else:
+                # What it said cannot be shown: forgotten, as if it had never answered.
+                anew = self._add_node(node.address)
+                anew.failed(fault_of_this_program(crossing.error), at_ms=now_ms)
+                nodes.append(anew.view(late_after_ms=self._late_after_ms, now_ms=now_ms))
         return ClusterView(
             time_ms=now_ms,
             nodes=tuple(nodes),
@@ -155,18 +196,23 @@ class Cluster:
             interval_s=self._interval_ms / 1000,
         )
 
-    def _add_node(self, address: str) -> None:
-        self._nodes[address] = Node(
+    def _add_node(self, address: str) -> Node:
+        node = self._nodes[address] = Node(
             address=address,
             append=self._matching.recorder(),
             events=NodeEvents(self.timeline, address=clean(address)),
         )
+        self._joining.identities_changed()
+        return node
 
     # -- what nodes say ----------------------------------------------------------------------------------
 
-    def _observe_answer(self, node: Node, status: BrokerStatus, *, at_ms: int) -> None:
-        joins_change = node.answered(status, at_ms=at_ms)
-        joins_change = self._observe_connections(node, status, at_ms=at_ms) or joins_change
+    def _observe_answer(self, node: Node, answer: Answer, *, at_ms: int) -> None:
+        identity = node.identity
+        joins_change = node.answered(answer, at_ms=at_ms)
+        if node.identity != identity:
+            self._joining.identities_changed()
+        joins_change = self._observe_connections(node, answer.status, at_ms=at_ms) or joins_change
         if joins_change:
             self._joining.join(at_ms=at_ms)
         self._update_own_row(node, at_ms=at_ms)
@@ -174,10 +220,9 @@ class Cluster:
     def _observe_connections(self, node: Node, status: BrokerStatus, *, at_ms: int) -> bool:
         """Take in what a master says of its connections; returns whether any came or went."""
         if not status.connections and not node.rows:
-            node.hidden_replicas, node.has_listed = 0, True
+            node.has_listed = True
             return False
-        listed = {connection.address: connection for connection in status.connections[:CONNECTIONS_MAX]}
-        node.hidden_replicas = len(status.connections) - len(listed)
+        listed = {connection.address: connection for connection in status.connections}
         has_changed = self._matching.match(node, listed, at_ms=at_ms)
         node.has_listed = True
         lowest_ack: int | None = None
@@ -194,12 +239,12 @@ class Cluster:
                     slave=slave,
                     at_ms=at_ms,
                 )
-                self._events.sync(row, node=node.label, replica=self._joining.label(row), at_ms=at_ms)
+                self._events.sync(row, node=node, replica=self._joining.label(row), at_ms=at_ms)
             else:
                 row.unlisted(master=status, clock=node.clock, limits=node.limits, slave=slave, at_ms=at_ms)
             if row.steady.shown is not was_shown:
                 label = self._joining.label(row)
-                self._events.verdict(row, was_shown, node=node.label, replica=label, at_ms=at_ms)
+                self._events.verdict(row, was_shown, node=node, replica=label, at_ms=at_ms)
             if row.ack_offset is not None:
                 lowest_ack = row.ack_offset if lowest_ack is None else min(lowest_ack, row.ack_offset)
         if lowest_ack is not None:
@@ -224,7 +269,7 @@ class Cluster:
         if row is None:
             dialled = None if news.client is None else news.client.master_address
             row = self._matching.new_row(
-                master.address if master is not None else clean(dialled or ""), slave.address, at_ms=at_ms
+                master.address if master is not None else dialled or "", slave.address, at_ms=at_ms
             )
             row.node = slave.address
             slave.own_row = row
@@ -244,7 +289,7 @@ class Cluster:
             )
         if row.steady.shown is not was_shown:
             label = self._joining.label(row)
-            self._events.verdict(row, was_shown, node=slave.label, replica=label, at_ms=at_ms)
+            self._events.verdict(row, was_shown, node=slave, replica=label, at_ms=at_ms)
 
     # -- views -------------------------------------------------------------------------------------------
 

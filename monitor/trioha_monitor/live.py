@@ -18,11 +18,13 @@ from functools import partial
 import trio
 from attrs import define, frozen
 
-from trioha.errors import TriohaError
+from trioha.errors import ConfigError, TriohaError
+from trioha.remoting.address import parse_address
 from trioha.remoting.client import open_client
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status import BrokerStatus
 from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.feed import FeedTimes, OpenSession, reason_of, remoting_session, watch_node
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import clean
@@ -33,6 +35,8 @@ LIVE_TIMES = FeedTimes()
 """Ten questions a second to each node, ten views a second."""
 DISCOVERY_INTERVAL_S = 3.0
 """Pause between two questions to a name server, in seconds."""
+NAMES_BYTES_MAX = 256 * 1024
+"""Largest answer of a name server: one that lists a thousand brokers has 150 KB."""
 JUMP_MS = 1000
 """A wall clock that moves by more against the monotonic one has been set, in milliseconds."""
 
@@ -45,7 +49,10 @@ OpenNames = Callable[[str, FeedTimes], AbstractAsyncContextManager[AskNames]]
 @asynccontextmanager
 async def name_server_session(address: str, times: FeedTimes) -> AsyncIterator[AskNames]:
     """A session over RocketMQ's remoting protocol: 106."""
-    async with open_client(address, connect_timeout_s=times.connect_timeout_s) as client:
+    connecting = open_client(
+        address, connect_timeout_s=times.connect_timeout_s, frame_bytes_max=NAMES_BYTES_MAX
+    )
+    async with connecting as client:
         yield partial(fetch_broker_groups, client, timeout_s=times.request_timeout_s)
 
 
@@ -123,6 +130,8 @@ class _Live:
             for address in dict.fromkeys(name_servers)
         }
         self._answered_ms: dict[str, int] = {}
+        self._misled: set[str] = set()
+        """Name servers that listed what is no address."""
         self._watched: dict[str, trio.CancelScope] = {}
 
     async def run(self) -> None:
@@ -175,15 +184,18 @@ class _Live:
         """Ask one name server for ever, over a new connection after every fault."""
         settings = self._settings
         while True:
-            try:
-                async with settings.open_names(address, settings.times) as ask:
-                    while True:
-                        with trio.fail_after(settings.times.request_timeout_s):
-                            groups = await ask()
-                        self._take_names(address, groups, nursery)
-                        await trio.sleep(settings.discovery_interval_s)
-            except* (TriohaError, OSError, trio.TooSlowError) as group:
-                self._lose_names(address, clean(reason_of(group, settings.times)))
+            with BORDER.around(address) as crossing:
+                try:
+                    async with settings.open_names(address, settings.times) as ask:
+                        while True:
+                            with trio.fail_after(settings.times.request_timeout_s):
+                                groups = await ask()
+                            self._take_names(address, groups, nursery)
+                            await trio.sleep(settings.discovery_interval_s)
+                except* (TriohaError, OSError, trio.TooSlowError) as group:
+                    self._lose_names(address, reason_of(group, settings.times))
+            if crossing.error is not None:
+                self._lose_names(address, fault_of_this_program(crossing.error))
             await trio.sleep(settings.times.back_off_s_max)
 
     def _take_names(self, address: str, groups: tuple[BrokerGroup, ...], nursery: trio.Nursery) -> None:
@@ -196,13 +208,23 @@ class _Live:
             )  # fmt: skip
         self._names[address] = NameServerView(was.address, Health.UP)
         self._answered_ms[address] = now_ms
-        self._found[address] = tuple(each for group in groups for each in group.addresses.values())
+        named = [each for group in groups for each in group.addresses.values()]
+        self._found[address] = tuple(each for each in named if _is_address(each))
+        if len(self._found[address]) < len(named) and address not in self._misled:
+            self._misled.add(address)
+            self._timeline.add(
+                EventKind.NODE,
+                f"lists {len(named) - len(self._found[address])} brokers under no address at all",
+                at_ms=now_ms,
+                node=was.address,
+                severity=Severity.WARNING,
+            )
         found = (each for addresses in self._found.values() for each in addresses)
         self._cluster.want((*self._named, *found), at_ms=now_ms)
         self._watch_all(nursery)
 
-    def _lose_names(self, address: str, reason: str) -> None:
-        was = self._names[address]
+    def _lose_names(self, address: str, fault: str) -> None:
+        was, reason = self._names[address], clean(fault)
         if was.health is not Health.DOWN:
             self._timeline.add(
                 EventKind.NODE,
@@ -212,3 +234,12 @@ class _Live:
                 severity=Severity.BAD,
             )
         self._names[address] = NameServerView(was.address, Health.DOWN, reason)
+
+
+def _is_address(text: str) -> bool:
+    """Whether what a name server lists can be dialled, and drawn as it is."""
+    try:
+        parse_address(text)
+    except ConfigError:
+        return False
+    return clean(text) == text

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
+from trioha.recording.reconnects import Arrival, Connection
 from trioha.remoting.status import ConnectionStatus
-from trioha_monitor.answers import CONNECTIONS_MAX
+from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.joining import Joining
 from trioha_monitor.node import Node
 from trioha_monitor.replica_events import ReplicaEvents
 from trioha_monitor.replicas import Replica
 from trioha_monitor.series import SeriesRecorder, buckets_for
-from trioha_monitor.texts import host_of
 from trioha_monitor.verdict import seconds
 
-LOST_KEPT_MS = 300_000
+LOST_KEPT_MS: Final = 300_000
 """How long a lost connection, or a node that the name server no longer knows, is shown."""
-HISTORY_MS = 900_000
+HISTORY_MS: Final = 900_000
 """How far back series go."""
+NS_PER_MS: Final = 1_000_000
 
 
 class Matching:
@@ -33,11 +34,10 @@ class Matching:
         """An empty history."""
         return SeriesRecorder(self._bucket_ms, buckets_for(HISTORY_MS, bucket_ms=self._bucket_ms))
 
-    def new_row(self, master: str, address: str, *, at_ms: int) -> Replica:
-        """A row that was never connected."""
-        self._next_key += 1
+    def new_row(self, master: str, address: str, *, at_ms: int, key: int | None = None) -> Replica:
+        """A row that was never connected, with a `key` of its own or the one that was made for it."""
         return Replica(
-            key=self._next_key,
+            key=self._new_key() if key is None else key,
             master=master,
             address=address,
             since_ms=at_ms,
@@ -47,84 +47,72 @@ class Matching:
 
     def match(self, node: Node, listed: Mapping[str, ConnectionStatus], *, at_ms: int) -> bool:
         """Take in which connections `node` lists, by their addresses; returns whether any came or went."""
-        known = {row.address: row for row in node.rows}
-        lost = [row for row in node.rows if row.is_connected and row.address not in listed]
-        if (
-            not lost
-            and len(known) == len(listed)
-            and all(address in known and known[address].is_connected for address in listed)
-        ):
+        known = {row.address: row for row in node.rows if row.is_connected}
+        ended = [row for address, row in known.items() if address not in listed]
+        new = [address for address in listed if address not in known]
+        if not ended and not new and len(known) == len(node.rows):
             return False
-        reason = node.events.end_reason()
-        for row in lost:
-            row.disconnected(at_ms=at_ms)
-            self._events.lost(row, reason, node=node.label, replica=self._joining.label(row), at_ms=at_ms)
-        new = []
-        for address, connection in listed.items():
-            row_or_none = known.get(address)
-            if row_or_none is None:
-                new.append(connection)
-            elif not row_or_none.is_connected:
-                self._reconnect(node, row_or_none, address, at_ms=at_ms)
-        by_socket = self._joining.slaves_by_socket()
-        new_of_host = Counter(host_of(connection.address) for connection in new)
-        lost_of_host = Counter(host_of(row.address) for row in node.rows if not row.is_connected)
-        for connection in new:
-            host = host_of(connection.address)
-            slave = by_socket.get(connection.address)
-            candidates = [
-                row
-                for row in node.rows
-                if not row.is_connected
-                and (
-                    row.node == slave
-                    if slave is not None and row.node is not None
-                    else new_of_host[host] == lost_of_host[host] == 1 and host_of(row.address) == host
+        if ended:
+            reason = node.events.end_reason()
+            for row in ended:
+                row.disconnected(at_ms=at_ms)
+                node.reconnects.lost(
+                    Connection(row.key, row.address, row.node or ""), at_ns=at_ms * NS_PER_MS
                 )
-            ]
-            if len(candidates) == 1:
-                self._reconnect(node, candidates[0], connection.address, at_ms=at_ms)
-            else:
-                row = self.new_row(node.address, connection.address, at_ms=at_ms)
-                row.connected(connection.address, at_ms=at_ms, is_new=node.has_listed)
-                node.rows.append(row)
-                self._tell_connected(node, row, "connected", at_ms=at_ms)
+                self._events.lost(row, reason, node=node, replica=self._joining.label(row), at_ms=at_ms)
+        if new:
+            self._connect(node, new, at_ms=at_ms)
+        rows_before = len(node.rows)
         self._forget_lost(node, at_ms=at_ms)
-        return True
+        return bool(ended or new) or len(node.rows) != rows_before
 
-    def _reconnect(self, node: Node, row: Replica, address: str, *, at_ms: int) -> None:
-        away_s = (at_ms - row.since_ms) / 1000
-        row.connected(address, at_ms=at_ms, is_new=True)
-        self._tell_connected(node, row, f"is back after {seconds(away_s)}", at_ms=at_ms)
-
-    def _tell_connected(self, node: Node, row: Replica, what: str, *, at_ms: int) -> None:
-        self._events.connected(row, what, node=node.label, replica=self._joining.label(row), at_ms=at_ms)
+    def _connect(self, node: Node, addresses: list[str], *, at_ms: int) -> None:
+        """Give each new connection its row: `trioha.recording.reconnects` says which."""
+        by_socket = self._joining.slaves_by_socket()
+        lost = {row.key: row for row in node.rows if not row.is_connected}
+        new = [Connection(self._new_key(), address, by_socket.get(address, "")) for address in addresses]
+        for arrival in node.reconnects.came(new, at_ns=at_ms * NS_PER_MS):
+            row = None if arrival.previous is None else lost.get(arrival.previous)
+            if row is not None:
+                what = f"is back after {seconds((at_ms - row.since_ms) / 1000)}"
+                row.connected(arrival.connection.address, at_ms=at_ms, is_new=True)
+            else:
+                what = _words(arrival)
+                row = self.new_row(
+                    node.address, arrival.connection.address, at_ms=at_ms, key=arrival.connection.key
+                )
+                row.connected(row.address, at_ms=at_ms, is_new=node.has_listed)
+                # One of several came back: how often this one did before is not known.
+                row.reconnects = int(arrival.is_reconnect)
+                node.rows.append(row)
+            self._events.connected(row, what, node=node, replica=self._joining.label(row), at_ms=at_ms)
 
     def _forget_lost(self, node: Node, *, at_ms: int) -> None:
-        live = Counter(host_of(row.address) for row in node.rows if row.is_connected)
-        for host, count in live.items():
-            node.host_peaks[host] = max(node.host_peaks[host], count)
-        kept = [
-            row
-            for row in node.rows
-            if row.is_connected
-            or (
-                at_ms - row.since_ms < LOST_KEPT_MS
-                and (
-                    live[host_of(row.address)] < node.host_peaks[host_of(row.address)]
-                    # Its slave will say which connection is its own now.
-                    or ((news := self._joining.news_of(row)) is not None and news.names_itself)
-                )
+        """Drop the rows of lost connections that are old, too many, or that others have replaced."""
+        lost = [row for row in node.rows if not row.is_connected]
+        kept = {
+            row.key
+            for row in lost[-CONNECTIONS_MAX:]
+            if at_ms - row.since_ms < LOST_KEPT_MS
+            and (
+                row.key in node.reconnects
+                # Its slave will say which connection is its own now.
+                or ((news := self._joining.news_of(row)) is not None and news.names_itself)
             )
-        ]
-        lost = sorted((row for row in kept if not row.is_connected), key=lambda row: row.since_ms)
-        surplus = {row.key for row in lost[: max(0, len(lost) - CONNECTIONS_MAX)]}
-        node.rows = [row for row in kept if row.key not in surplus]
-        lost_hosts = {host_of(row.address) for row in node.rows if not row.is_connected}
-        # A host without a loss to remember starts counting anew, and one without connections is forgotten.
-        node.host_peaks = Counter(
-            {
-                host: node.host_peaks[host] if host in lost_hosts else live[host]
-                for host in lost_hosts | set(live)
-            }
-        )
+        }
+        if len(kept) == len(lost):
+            return
+        for row in lost:
+            if row.key not in kept:
+                node.reconnects.forget(row.key)
+        node.rows = [row for row in node.rows if row.is_connected or row.key in kept]
+
+    def _new_key(self) -> int:
+        self._next_key += 1
+        return self._next_key
+
+
+def _words(arrival: Arrival[int]) -> str:
+    if arrival.candidates:
+        return f"connected: one of the {len(arrival.candidates)} of its host that were lost is back"
+    return "connected"

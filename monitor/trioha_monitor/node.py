@@ -6,13 +6,15 @@ from collections import Counter
 
 from attrs import define, field
 
+from trioha.recording.reconnects import Reconnects
 from trioha.remoting.status import BrokerStatus
+from trioha_monitor.accept import Answer, Intake
 from trioha_monitor.answers import limits_of, puts_of, view_log, view_slave
 from trioha_monitor.meters import AppendClock, RateMeter
 from trioha_monitor.node_events import NodeEvents
 from trioha_monitor.replicas import Replica, SlaveNews
 from trioha_monitor.series import SeriesRecorder
-from trioha_monitor.texts import REASON_MAX, clean
+from trioha_monitor.texts import REASON_MAX, Names, clean
 from trioha_monitor.view import Health, Limits, NodeView, Verdict
 
 
@@ -24,6 +26,8 @@ class Node:
     """As it was named, `host:port`."""
     append: SeriesRecorder
     events: NodeEvents
+    intake: Intake = field(factory=Intake)
+    """Checks its answers; everything else here gets what passed."""
     status: BrokerStatus | None = None
     """Its last answer."""
     limits: Limits = field(factory=Limits)
@@ -33,16 +37,21 @@ class Node:
     """When its health began."""
     answered_ms: int | None = None
     """When it answered last."""
+    faults: Counter[str] = field(factory=Counter)
+    """How often there was no answer, by reason."""
     rate: RateMeter = field(factory=RateMeter)
     put_rates: dict[str, RateMeter] = field(factory=dict)
+    """By the status, of those that its last answer has."""
     clock: AppendClock = field(factory=AppendClock)
     has_listed: bool = False
     """Whether it has said before which connections it has."""
     rows: list[Replica] = field(factory=list)
     """Its replicas, if it is a master."""
-    host_peaks: Counter[str] = field(factory=Counter)
-    """The most connections of a host that lived at once since the last loss was forgotten."""
+    reconnects: Reconnects[int] = field(factory=Reconnects)
+    """Which of them were lost, by their keys."""
     hidden_replicas: int = 0
+    waiting_probes: int = 0
+    """Connections on which nothing was asked yet."""
     news: SlaveNews | None = None
     """What it says as a slave."""
     own_row: Replica | None = None
@@ -51,6 +60,7 @@ class Node:
     """Since when no master's row is this slave's; None while one is."""
     unwanted_since_ms: int | None = None
     """Since when nobody asks for this node any more."""
+    _fault_names: Names = field(factory=Names)
 
     @property
     def tells_replicas(self) -> bool:
@@ -70,6 +80,7 @@ class Node:
     def failed(self, fault: str, *, at_ms: int) -> None:
         """A question to it failed."""
         reason = clean(fault, length_max=REASON_MAX)
+        self.faults[self._fault_names.of(reason)] += 1
         if self.health is not Health.DOWN:
             self.events.gone(reason, was_up=self.health is Health.UP, at_ms=at_ms)
             self.health = Health.DOWN
@@ -83,8 +94,19 @@ class Node:
         if self.news is not None:
             self.news.is_heard = False
 
-    def answered(self, status: BrokerStatus, *, at_ms: int) -> bool:
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What says whose slave it is, or whose master."""
+        status = self.status
+        if status is None:
+            return ()
+        dialled = None if status.client is None else status.client.master_address
+        return status.role, status.cluster_name, status.broker_name, status.ha_address, dialled
+
+    def answered(self, answer: Answer, *, at_ms: int) -> bool:
         """It said so much; returns whether it may be another row's slave than before."""
+        status = answer.status
+        self.hidden_replicas, self.waiting_probes = answer.more_connections, answer.waiting_probes
         self.events.answered(
             status, down_s=None if self.since_ms is None else (at_ms - self.since_ms) / 1000, at_ms=at_ms
         )
@@ -97,11 +119,10 @@ class Node:
         self.rate.add(status.max_offset, at_ms=at_ms)
         self.append.add(self.rate.per_s or 0.0, at_ms=at_ms)
         self.clock.appended(status.max_offset, at_ms=at_ms)
+        meters = self.put_rates
+        self.put_rates = {name: meters.get(name) or RateMeter() for name, _ in puts_of(status)}
         for name, count in puts_of(status):
-            meter = self.put_rates.get(name)
-            if meter is None:
-                meter = self.put_rates[name] = RateMeter()
-            meter.add(count, at_ms=at_ms)
+            self.put_rates[name].add(count, at_ms=at_ms)
         return self._answered_as_slave(status, at_ms=at_ms)
 
     def _answered_as_slave(self, status: BrokerStatus, *, at_ms: int) -> bool:
@@ -137,19 +158,22 @@ class Node:
         for_s = 0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000
         status = self.status
         if status is None:
-            return NodeView(self.address, health=health, reason=self.reason, for_s=for_s)
+            return NodeView(
+                self.address, health=health, reason=self.reason, for_s=for_s, faults=dict(self.faults)
+            )
         return NodeView(
             address=self.address,
             health=health,
             reason=self.reason,
             for_s=for_s,
+            faults=dict(self.faults),
             age_s=None if age_ms is None else age_ms / 1000,
-            role=clean(status.role),
-            cluster=clean(status.cluster_name or ""),
-            broker_name=clean(status.broker_name or ""),
+            role=status.role,
+            cluster=status.cluster_name or "",
+            broker_name=status.broker_name or "",
             broker_id=status.broker_id,
-            version=clean(status.version or ""),
-            ha_address=clean(status.ha_address or ""),
+            version=status.version or "",
+            ha_address=status.ha_address or "",
             told_by="907" if status.source == "ha-status" else "28",
             tells_replicas=self.tells_replicas,
             log=view_log(
@@ -166,5 +190,6 @@ class Node:
             observers=sum(row.is_connected and row.shown.verdict is Verdict.OBSERVER for row in self.rows),
             in_sync_replicas=status.in_sync_slaves,
             ended_connections=status.ended_connections,
-            warnings=tuple(clean(text, length_max=REASON_MAX) for text in status.warnings),
+            waiting_probes=self.waiting_probes,
+            warnings=status.warnings,
         )

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from trioha.remoting.status import BrokerStatus
 from trioha_monitor.replicas import label_of
 from trioha_monitor.series import Severity
-from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.verdict import seconds
 from trioha_monitor.view import EventKind
@@ -40,15 +39,16 @@ _REFUSALS = frozenset(
         "REQUEST_ABOVE_MAX",
         "REQUEST_BELOW_MIN",
         "NOT_ALLOWED",
-        "NO_REQUEST",
     )
 )
+"""Ends for what a peer said. NO_REQUEST is none of them: a peer that says nothing is a probe."""
 
 
 class NodeEvents:
     """Compares each answer of one node with the one before, and notes what changed on the timeline."""
 
     def __init__(self, timeline: Timeline, *, address: str) -> None:
+        self._address = address
         self.label = address
         """Broker name and id; the address while they are unknown."""
         self._timeline = timeline
@@ -70,9 +70,9 @@ class NodeEvents:
         if not names:
             return ""
         if len(names) > 1:
-            return f" ({' or '.join(clean(name) for name in names)})"
+            return f" ({' or '.join(names)})"
         words = _END_WORDS.get(names[0])
-        return f" ({clean(names[0])}: {words})" if words else f" ({clean(names[0])})"
+        return f" ({names[0]}: {words})" if words else f" ({names[0]})"
 
     def gone(self, reason: str, *, was_up: bool, at_ms: int) -> None:
         """It does not answer any more, or did not from the start."""
@@ -83,11 +83,11 @@ class NodeEvents:
     def answered(self, status: BrokerStatus, *, down_s: float | None, at_ms: int) -> None:
         """It answered; `down_s` is for how long it did not before, where it did not."""
         before, self._status = self._status, status
-        self.label = clean(label_of(status)) or self.label
+        self.label = label_of(status) or self.label
         self._ended = Counter()
         if before is None:
             what = " ".join(filter(None, (status.role, status.version)))
-            self._add(EventKind.NODE, f"answers: {clean(what)}", Severity.GOOD, at_ms=at_ms)
+            self._add(EventKind.NODE, f"answers: {what}", Severity.GOOD, at_ms=at_ms)
         elif self._is_down:
             away = "" if down_s is None else f" after {seconds(max(0.0, down_s))}"
             self._add(EventKind.NODE, f"answers again{away}", Severity.GOOD, at_ms=at_ms)
@@ -96,8 +96,7 @@ class NodeEvents:
             self._compare(before, status, at_ms=at_ms)
         for text in status.warnings:
             if before is None or text not in before.warnings:
-                shown = clean(text, length_max=REASON_MAX)
-                self._add(EventKind.CONFIG, shown, Severity.WARNING, at_ms=at_ms)
+                self._add(EventKind.CONFIG, text, Severity.WARNING, at_ms=at_ms)
         self._tell_disk(before, status, at_ms=at_ms)
 
     def _compare(self, before: BrokerStatus, status: BrokerStatus, *, at_ms: int) -> None:
@@ -116,7 +115,7 @@ class NodeEvents:
             status.broker_id,
         ):
             was, now = (f"{label_of(each)} {each.role}".strip() for each in (before, status))
-            self._add(EventKind.ROLE, f"{clean(was)} is now {clean(now)}", Severity.WARNING, at_ms=at_ms)
+            self._add(EventKind.ROLE, f"{was} is now {now}", Severity.WARNING, at_ms=at_ms)
         if status.max_offset < before.max_offset:
             self._add(
                 EventKind.GAP,
@@ -148,7 +147,7 @@ class NodeEvents:
         if before != now:
             failed = Counter(
                 {
-                    clean(name): count - before.get(name, 0)
+                    name: count - before.get(name, 0)
                     for name, count in now.items()
                     if name != PUT_OK and count > before.get(name, 0)
                 }
@@ -167,8 +166,8 @@ class NodeEvents:
     def _tell_disk(self, before: BrokerStatus | None, status: BrokerStatus, *, at_ms: int) -> None:
         fault = "" if before is None else before.dispatch_fault
         if status.dispatch_fault and not fault:
-            shown = clean(status.dispatch_fault, length_max=REASON_MAX)
-            self._add(EventKind.DISK, f"a record cannot be dispatched: {shown}", Severity.BAD, at_ms=at_ms)
+            text = f"a record cannot be dispatched: {status.dispatch_fault}"
+            self._add(EventKind.DISK, text, Severity.BAD, at_ms=at_ms)
         ratio, percent_max = status.table.disk_ratio, status.settings.disk_percent_max
         if ratio is None or percent_max is None:
             return
@@ -183,7 +182,7 @@ class NodeEvents:
             self._add(EventKind.DISK, f"disk {ratio:.0%} used again", Severity.GOOD, at_ms=at_ms)
 
     def _add(self, kind: EventKind, text: str, severity: Severity, *, at_ms: int) -> None:
-        self._timeline.add(kind, text, at_ms=at_ms, node=self.label, severity=severity)
+        self._timeline.add(kind, text, at_ms=at_ms, node=self.label, severity=severity, source=self._address)
 
 
 def _shrank(before: Mapping[str, int], now: Mapping[str, int]) -> bool:

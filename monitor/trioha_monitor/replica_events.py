@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trioha_monitor.node import Node
 from trioha_monitor.replicas import Replica
 from trioha_monitor.series import Severity
-from trioha_monitor.texts import clean
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.units import format_bytes
 from trioha_monitor.verdict import Judgement
@@ -15,17 +15,17 @@ SYNC_AFTER_MS = 1000
 
 
 class ReplicaEvents:
-    """Notes on the timeline what has become of a row; `node` and `replica` are labels."""
+    """Notes on the timeline what has become of a row that `node` told of; `replica` is its label."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
 
-    def connected(self, row: Replica, what: str, *, node: str, replica: str, at_ms: int) -> None:
+    def connected(self, row: Replica, what: str, *, node: Node, replica: str, at_ms: int) -> None:
         """Its master lists it, for the first time or again: `what` says which."""
-        text = what if row.address == replica else f"{what} from {clean(row.address)}"
+        text = what if row.address == replica else f"{what} from {row.address}"
         self._add(EventKind.CONNECT, text, Severity.GOOD, node=node, replica=replica, at_ms=at_ms)
 
-    def lost(self, row: Replica, reason: str, *, node: str, replica: str, at_ms: int) -> None:
+    def lost(self, row: Replica, reason: str, *, node: Node, replica: str, at_ms: int) -> None:
         """Its master lists it no longer; `reason` is what the master says of it, with its brackets."""
         lacks = row.diff_bytes
         text = (
@@ -35,7 +35,7 @@ class ReplicaEvents:
         )
         self._add(EventKind.LOST, text, Severity.BAD, node=node, replica=replica, at_ms=at_ms)
 
-    def sync(self, row: Replica, *, node: str, replica: str, at_ms: int) -> None:
+    def sync(self, row: Replica, *, node: Node, replica: str, at_ms: int) -> None:
         """Whether its master counts it, if that is otherwise than before and has lasted.
 
         An observer does not count, as it is meant to: that is no event.
@@ -61,7 +61,9 @@ class ReplicaEvents:
         severity = Severity.GOOD if row.in_sync else Severity.WARNING
         self._add(EventKind.SYNC, text, severity, node=node, replica=replica, at_ms=at_ms)
 
-    def verdict(self, row: Replica, before: Judgement | None, *, node: str, replica: str, at_ms: int) -> None:
+    def verdict(
+        self, row: Replica, before: Judgement | None, *, node: Node, replica: str, at_ms: int
+    ) -> None:
         """Another verdict than `before`, unless another kind of event says it (lost, in-sync)."""
         now = row.shown
         was = Verdict.OK if before is None else before.verdict
@@ -83,6 +85,14 @@ class ReplicaEvents:
         self._add(kind, text, now.verdict.severity, node=node, replica=replica, at_ms=at_ms)
 
     def _add(
-        self, kind: EventKind, text: str, severity: Severity, *, node: str, replica: str, at_ms: int
+        self, kind: EventKind, text: str, severity: Severity, *, node: Node, replica: str, at_ms: int
     ) -> None:
-        self._timeline.add(kind, text, at_ms=at_ms, node=node, replica=replica, severity=severity)
+        self._timeline.add(
+            kind,
+            text,
+            at_ms=at_ms,
+            node=node.label,
+            replica=replica,
+            severity=severity,
+            source=node.address,
+        )

@@ -13,7 +13,6 @@ from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientSt
 from trioha.remoting.status import Spread as ToldSpread
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
-from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.verdict import Facts, Judgement, Steady, is_rejoining, judge
 from trioha_monitor.view import Limits, ReplicaView, Spread, Verdict
 
@@ -133,7 +132,7 @@ class Replica:
         at_ms: int,
     ) -> None:
         """Its master said so much of its connection at `at_ms`."""
-        self.state = clean(status.state or "CONNECTED")
+        self.state = status.state or "CONNECTED"
         self.sent_offset = status.sent_offset
         self.diff_bytes = status.lag_bytes
         self.in_sync = status.in_sync
@@ -193,7 +192,7 @@ class Replica:
         own_offset = slave.status.max_offset
         self._moved(own_offset, at_ms=at_ms)
         client = slave.client
-        self.state = "" if client is None else clean(client.state or "")
+        self.state = "" if client is None else client.state or ""
         self.master_offset = self.diff_bytes = self.lag_now_s = None
         if master is not None and clock is not None:
             # Of two moments: a slave is not ahead because it was asked later.
@@ -226,7 +225,7 @@ class Replica:
             unconnected_s=for_s,
             connected_s=for_s,
             heard_s=heard_s,
-            complaint="" if client is None else clean(client.verdict or "", length_max=REASON_MAX),
+            complaint="" if client is None else client.verdict or "",
             is_observer=None if client is None else client.is_observer,
             state=self.state,
             min_offset=None if master is None else master.min_offset,
@@ -279,9 +278,9 @@ class Replica:
             key=self.key,
             master=self.master,
             master_label=master_label,
-            address=clean(self.address),
+            address=self.address,
             node=self.node,
-            label=clean(label),
+            label=label,
             verdict=shown.verdict,
             why=shown.why,
             state=self.state,

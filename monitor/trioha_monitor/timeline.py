@@ -1,21 +1,46 @@
-"""What happened, in order and bounded: the list behind the Events screen and the ticks of the graphs."""
+"""What happened, in order and bounded: the list behind the Events screen and the ticks of the graphs.
+
+No source can flood it. A source that causes more than `BURST_MAX` events at once, and then more than one in
+`REFILL_MS`, is heard of again with the number that were left out; and when the list is full, the oldest event
+of the source that has the most of them gives way.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from typing import Final
+
+from attrs import define, evolve
 
 from trioha_monitor.series import Severity
 from trioha_monitor.view import EventKind, TimelineEvent
 
-EVENTS_MAX = 2000
-"""Events that are kept: the oldest give way."""
+EVENTS_MAX: Final = 2000
+"""Events that are kept."""
+BURST_MAX: Final = 600
+"""Events of one source that are listed at once: all its connections come and go."""
+REFILL_MS: Final = 1000
+"""After a burst one more event is listed in so many milliseconds."""
+
+
+@define(eq=False)
+class _Budget:
+    """What a source may still have listed."""
+
+    left: float
+    at_ms: int
+    left_out: int = 0
 
 
 class Timeline:
     """Collects events; `freeze` gives those that are kept."""
 
     def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
-        self._events: deque[TimelineEvent] = deque(maxlen=events_max)
+        self._events_max = events_max
+        self._events: deque[tuple[str, TimelineEvent]] = deque()
+        self._listed: Counter[str] = Counter()
+        """Events that are kept, by their source."""
+        self._budgets: dict[str, _Budget] = {}
         self._count = 0
         self._frozen: tuple[TimelineEvent, ...] | None = ()
 
@@ -28,16 +53,56 @@ class Timeline:
         node: str = "",
         replica: str = "",
         severity: Severity = Severity.NOTICE,
+        source: str = "",
     ) -> None:
-        """Note that something happened at `at_ms`; an earlier time than the last event's counts as that."""
+        """Note that something happened at `at_ms`; an earlier time than the last event's counts as that.
+
+        `source` is the address of the node that caused it, empty for none: texts and labels are what the node
+        says, and tell sources apart as little as it likes.
+        """
         if self._events:
-            at_ms = max(at_ms, self._events[-1].time_ms)
-        self._count += 1
-        self._events.append(TimelineEvent(at_ms, kind, node, replica, text, severity, self._count))
-        self._frozen = None
+            at_ms = max(at_ms, self._events[-1][1].time_ms)
+        event = TimelineEvent(at_ms, kind, node, replica, text, severity)
+        if source:
+            budget = self._budget_of(source, at_ms=at_ms)
+            if budget.left < 1:
+                budget.left_out += 1
+                return
+            budget.left -= 1
+            if budget.left_out:
+                words = f"{budget.left_out} events of this node were left out: too many at once"
+                budget.left_out = 0
+                self._append(TimelineEvent(at_ms, EventKind.MARK, node, "", words, Severity.WARNING), source)
+        self._append(event, source)
+
+    def forget(self, source: str) -> None:
+        """The node at `source` is not watched any more; its events stay."""
+        self._budgets.pop(source, None)
 
     def freeze(self) -> tuple[TimelineEvent, ...]:
         """The events that are kept, oldest first: the same object until the next one."""
         if self._frozen is None:
-            self._frozen = tuple(self._events)
+            self._frozen = tuple(event for _, event in self._events)
         return self._frozen
+
+    def _budget_of(self, source: str, *, at_ms: int) -> _Budget:
+        budget = self._budgets.get(source)
+        if budget is None:
+            budget = self._budgets[source] = _Budget(BURST_MAX, at_ms)
+        budget.left = min(BURST_MAX, budget.left + (at_ms - budget.at_ms) / REFILL_MS)
+        budget.at_ms = at_ms
+        return budget
+
+    def _append(self, event: TimelineEvent, source: str) -> None:
+        if len(self._events) >= self._events_max:
+            most = max(self._listed.values())
+            place = next(i for i, (of, _) in enumerate(self._events) if self._listed[of] == most)
+            dropped, _ = self._events[place]
+            del self._events[place]
+            self._listed[dropped] -= 1
+            if not self._listed[dropped]:
+                del self._listed[dropped]
+        self._count += 1
+        self._listed[source] += 1
+        self._events.append((source, evolve(event, number=self._count)))
+        self._frozen = None

@@ -267,6 +267,8 @@ class NodeView:
     """How long it has been in this health (DOWN: how long there is no answer)."""
     age_s: float | None = None
     """Age of its figures; None if there are none."""
+    faults: Mapping[str, int] = Factory(dict)
+    """How often there was no answer, or none that could be used, by reason; bounded."""
     role: str = ""
     """SYNC_MASTER, ASYNC_MASTER, SLAVE, MASTER (one of the two), UNKNOWN, or empty if it never answered."""
     cluster: str = ""
@@ -287,6 +289,9 @@ class NodeView:
     """Connections that it has now, hidden ones included."""
     hidden_replicas: int = 0
     """Connections beyond what is kept of one node."""
+    waiting_probes: int = 0
+    """Connections whose peer has not asked for anything: health checks, and slaves that have just connected.
+    They are no replicas."""
     observers: int = 0
     """Connections that take everything and acknowledge nothing, as they are meant to."""
     in_sync_replicas: int | None = None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
+from trioha.errors import RemoteProtocolError
+from trioha.net.border import ConnectionBorder
 from trioha.remoting.status import BrokerSettings, BrokerStatus, BrokerTable, ConnectionStatus
-from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.accept import CONNECTIONS_MAX
+from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
+from trioha_monitor.timeline import EVENTS_MAX
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Severity, Verdict
 
 START_MS = 1_700_000_000_000
@@ -401,11 +407,98 @@ def test_nodes_that_a_name_server_lists_come_and_stay_for_a_while_when_they_die(
 
 def test_an_impossible_answer_is_a_fault() -> None:
     play = Play()
-    view = play.tell(master(10**30))
-    assert (view.nodes[0].health, view.nodes[0].reason) == (
-        Health.DOWN,
-        "answered with an impossible max offset",
+    play.tell(master(1000))
+    with pytest.raises(RemoteProtocolError, match="answered with an impossible max offset"):
+        play.tell(master(10**30))
+    assert play.cluster.view(play.now_ms).nodes[0].log.max_offset == 1000
+
+
+def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded() -> None:
+    play = Play()
+    for number in range(200):
+        names = {f"S{number}_{n}": number for n in range(100)}
+        listed = [quiet(f"10.{number}.0.{n}:1", 1000) for n in range(300)]
+        told = evolve(master(1000, *listed), put_statuses=names, ended_connections=names)
+        view = play.tell(told)
+    (node,) = play.cluster._nodes.values()
+    assert len(node.put_rates) <= 40
+    assert len(view.nodes[0].log.puts) <= 40
+    assert len(view.replicas) == len(node.rows) <= 2 * CONNECTIONS_MAX
+    assert (view.nodes[0].connected_replicas, view.nodes[0].hidden_replicas) == (300, 44)
+    assert len(view.events) <= EVENTS_MAX
+
+
+def test_a_fault_in_showing_one_node_is_that_nodes_and_no_others() -> None:
+    border = ConnectionBorder("monitor feed")
+    play = Play(MASTER, SLAVE)
+    play.cluster = Cluster((MASTER, SLAVE), border=border)
+    play.tell(master(1000, quiet(A, 1000)), slave(1000))
+    broken = play.cluster._nodes[MASTER]
+    broken.rows[0].lag_bytes = None  # type: ignore[assignment]
+    with capture_logs() as logged:
+        views = [play.cluster.view(play.now_ms) for _ in range(3)]
+    assert [node.health for node in views[0].nodes] == [Health.DOWN, Health.UP]
+    assert views[0].nodes[0].reason.startswith("a fault of this monitor, see its log: AttributeError")
+    assert views[0].replicas == ()
+    assert (border.bugs, len(logged)) == (1, 1)
+    view = play.tell(master(2000, quiet(A, 2000)), slave(2000))
+    assert [node.health for node in view.nodes] == [Health.UP, Health.UP]
+    assert [row.address for row in view.replicas] == [A]
+
+
+def test_a_connection_on_which_nothing_was_asked_is_no_row_and_no_event() -> None:
+    play = Play()
+    probe = connection("10.0.0.1:50000", sent=-1, ack=-1, lag=1000, state="HANDSHAKE", in_sync=False)
+    play.tell(master(1000, quiet(A, 1000)), for_s=1)
+    key = play.row().key
+    # The slave is away, and a health check of its host comes and goes: it is not the slave.
+    for number in range(30):
+        play.tell(master(1000, evolve(probe, address=f"10.0.0.1:{50000 + number}")))
+        play.tell(master(1000))
+    assert (play.row().key, play.row().is_connected, play.row().reconnects) == (key, False, 0)
+    view = play.tell(master(1000, probe, evolve(probe, address="10.0.0.7:1", state=None)))
+    assert (view.nodes[0].waiting_probes, view.nodes[0].connected_replicas) == (2, 0)
+    back = quiet("10.0.0.1:50001", 1000)
+    play.tell(master(1000, back, probe), for_s=1)
+    assert (play.row().key, play.row().reconnects, play.row().address) == (key, 1, "10.0.0.1:50001")
+    kinds = [kind for kind, _ in play.events()]
+    assert kinds == [EventKind.NODE, EventKind.CONNECT, EventKind.LOST, EventKind.CONNECT]
+
+
+def test_probes_that_a_master_refused_are_no_events() -> None:
+    play = Play()
+    for count in range(100):
+        play.tell(evolve(master(1000), ended_connections={"NO_REQUEST": count, "EOF": count}))
+    assert [kind for kind, _ in play.events()] == [EventKind.NODE]
+
+
+def test_two_slaves_of_one_host_that_come_back_at_once_are_not_guessed() -> None:
+    play = Play()
+    first, second = "10.0.0.1:40001", "10.0.0.1:40002"
+    view = play.tell(master(1000, quiet(first, 1000), quiet(second, 900)), for_s=1)
+    keys = {row.key for row in view.replicas}
+    play.tell(master(1000), for_s=1)
+    back = [quiet("10.0.0.1:40011", 1000), quiet("10.0.0.1:40012", 900)]
+    view = play.tell(master(1000, *back), for_s=1)
+    assert keys.isdisjoint(row.key for row in view.replicas)
+    assert [(row.is_connected, row.reconnects) for row in view.replicas] == [(True, 1)] * 2
+    assert play.events()[-1][1] == "connected: one of the 2 of its host that were lost is back"
+
+
+def test_more_nodes_than_can_be_watched_are_counted() -> None:
+    play = Play(MASTER)
+    play.cluster.want(
+        [MASTER, *(f"10.1.{n // 200}.{n % 200}:1" for n in range(2 * NODES_MAX))], at_ms=play.now_ms
     )
+    assert len(play.cluster.addresses) == NODES_MAX
+    assert play.events()[-1] == (
+        EventKind.NODE,
+        f"{NODES_MAX + 1} nodes that the name server lists are not watched: {NODES_MAX} are the most",
+    )
+    # One that never answered is forgotten as soon as nobody names it: others have its place.
+    play.cluster.want([MASTER, "10.2.0.1:1"], at_ms=play.now_ms)
+    play.cluster.want([MASTER, "10.2.0.1:1"], at_ms=play.now_ms)
+    assert play.cluster.addresses == (MASTER, "10.2.0.1:1")
 
 
 def test_texts_of_peers_are_safe_to_show() -> None:

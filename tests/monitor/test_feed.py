@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
+from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, master
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.net.border import ConnectionBorder
 from trioha.remoting.status import BrokerStatus
-from trioha_monitor.feed import Ask, FeedTimes, watch_node
+from trioha_monitor.feed import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
 
 TIMES = FeedTimes(interval_s=0.2)
 
@@ -171,14 +173,47 @@ async def test_nonsense_is_a_reason_and_not_a_crash(autojump_clock: object) -> N
     assert max(after - before for before, after in pairwise(connected_at_s)) <= 2.0
 
 
-async def test_a_bug_is_raised_and_not_told_as_a_fault_of_the_node(autojump_clock: object) -> None:
+async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autojump_clock: object) -> None:
     async def is_broken() -> BrokerStatus:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("boom")
 
+    border = ConnectionBorder("monitor feed", clock=trio.current_time)
     watch = Watch(FakeNode(behaviour=is_broken))
-    with pytest.raises(ZeroDivisionError):
-        await watch.run_for(5.0)
-    assert watch.heard == []
+    with capture_logs() as logged:
+        with trio.move_on_after(100):
+            await watch_node(
+                MASTER, watch.hear, TIMES, lambda _a, _t: watch.node.session(MASTER), border=border
+            )
+        assert watch.node.open_sessions == 0
+    assert set(watch.faults) == {"a fault of this monitor, see its log: ZeroDivisionError: boom"}
+    assert border.bugs == len(watch.faults) > 40
+    assert [line["event"] for line in logged] == ["monitor feed closed by a fault of this program"] * 2
+    assert {line["peer"] for line in logged} == {MASTER}
+
+
+async def test_a_bug_in_what_is_made_of_an_answer_ends_the_connection_only(autojump_clock: object) -> None:
+    node = FakeNode()
+    heard: list[str | None] = []
+
+    def hear(_address: str, status: BrokerStatus | None, fault: str | None) -> None:
+        heard.append(fault)
+        if status is not None:
+            raise ValueError("cannot be folded")
+
+    with trio.move_on_after(10), capture_logs():
+        await watch_node(MASTER, hear, TIMES, lambda address, _times: node.session(address))
+    assert node.open_sessions == 0
+    assert set(heard) == {None, "a fault of this monitor, see its log: ValueError: cannot be folded"}
+
+
+async def test_a_node_whose_answers_are_large_is_asked_less_often(autojump_clock: object) -> None:
+    async def at_length() -> BrokerStatus:
+        return evolve(master(1000), answer_bytes=2 * ANSWER_BYTES_PER_S)
+
+    watch = Watch(FakeNode(behaviour=at_length))
+    start_s = trio.current_time()
+    await watch.run_for(5.0)
+    assert [at_s - start_s for at_s in watch.node.asked_at_s] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("behaviour", [answers, hangs])

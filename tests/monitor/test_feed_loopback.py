@@ -192,7 +192,7 @@ async def test_a_node_that_stops_is_down_and_one_that_starts_again_is_picked_up(
         (not_a_broker, "not a broker"),
         (answering(b'{"master":"yes"}'), "true or false"),
         (answering(b"{{{"), "JSON"),
-        (answering(ABSURD), "answered with an impossible max offset"),
+        (answering(ABSURD), "masterCommitLogMaxOffset is not an integer"),
     ],
 )
 async def test_a_wrong_peer_is_down_with_its_reason_and_a_good_one_in_its_place_is_up(

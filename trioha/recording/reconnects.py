@@ -152,6 +152,10 @@ class Reconnects(Generic[K]):
                     arrivals[one.key] = self._one_of(one, found)
         return [arrivals.get(one.key, Arrival(one)) for one in new]
 
+    def __contains__(self, key: object) -> bool:
+        """Whether the lost connection `key` may still be continued."""
+        return key in self._lost
+
     def identified(self, connection: Connection[K]) -> K | None:
         """Key of the lost connection that `connection`, which came before it had an identity, continues.
 

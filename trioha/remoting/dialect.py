@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from json import JSONDecoder, JSONEncoder
 
+from attrs import frozen
+
 from trioha.errors import RemoteProtocolError
 
 DEPTH_MAX = 64
@@ -27,19 +29,34 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-def parse_json(text: str | bytes | memoryview) -> object:
+@frozen
+class JsonLimits:
+    """What a text may cost its reader beyond its length."""
+
+    containers_max: int
+    """Objects and arrays: each costs a hundred times as much as the two characters that it takes."""
+    dialect_chars_max: int
+    """A longer text must be standard JSON: the dialect is read thirty times as slowly."""
+
+
+def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = None) -> object:
     """The value of a JSON text in fastjson's dialect.
 
     Bare keys become the strings that they would be in standard JSON; an object used as a key becomes the
-    tuple of its `(name, value)` pairs, in their order. Bytes are UTF-8; what is not is replaced.
+    tuple of its `(name, value)` pairs, in their order. Bytes are UTF-8; what is not is replaced. A reader
+    that must not be held up by a peer sets `limits`.
 
     Raises RemoteProtocolError, which says where the text stops making sense.
     """
     string = text if isinstance(text, str) else str(text, "utf-8", "replace")
     string = string.strip()
+    if limits is not None and string.count("{") + string.count("[") > limits.containers_max:
+        raise RemoteProtocolError(f"JSON of more than {limits.containers_max} objects and arrays")
     try:
         value, end = _strict.raw_decode(string)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if limits is not None and len(string) > limits.dialect_chars_max:
+            raise RemoteProtocolError(f"bad JSON of {len(string)} characters: {str(error)[:80]}") from error
         return _Parser(string).parse()
     if end != len(string):
         raise _error("more text behind the value", string, end)

@@ -20,11 +20,11 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I64, NATURAL64, parse_int
-from trioha.remoting.dialect import parse_json, shown
+from trioha.remoting.dialect import JsonLimits, parse_json, shown
 
 ROLE_UNKNOWN = "UNKNOWN"
 """A peer that says neither by 907 nor by its configuration what it is."""
@@ -72,6 +72,13 @@ class ConnectionStatus:
     """From sending a frame to its ack, in microseconds; only trioha says it."""
     frame_bytes: Spread | None = None
     """Bodies of the frames sent; only trioha says it."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether its peer has not sent a valid request: a health check, or a slave that just connected."""
+        if self.state is not None:
+            return self.state == "HANDSHAKE"
+        return self.sent_offset < 0 and self.ack_offset < 0
 
 
 @frozen
@@ -239,6 +246,12 @@ class BrokerStatus:
     in_sync_slaves: int | None
     """Slaves in sync, the master itself not counted."""
     connections: tuple[ConnectionStatus, ...] = ()
+    unread_connections: int = 0
+    """Connections that were listed beyond those that the reader takes."""
+    unread_probes: int = 0
+    """The same of connections whose peer has not asked for anything (`ConnectionStatus.is_probe`)."""
+    answer_bytes: int = field(default=0, eq=False)
+    """Bytes of the bodies that were parsed for it: what it cost its reader."""
     client: SlaveClientStatus | None = None
     """On a slave: its connection to the master."""
     ended_connections: Mapping[str, int] = Factory(dict)
@@ -305,6 +318,9 @@ class HaRuntimeInfo:
     """On a master all zeros: RocketMQ always sends the object."""
     master_flush_offset: int = 0
     extras: HaExtras | None = None
+    unread_connections: int = 0
+    """As in `BrokerStatus`."""
+    unread_probes: int = 0
 
     def to_json(self) -> bytes:
         """The response body, RocketMQ's keys in RocketMQ's order, nulls left out."""
@@ -322,12 +338,17 @@ class HaRuntimeInfo:
         ).encode()
 
     @classmethod
-    def from_json(cls, body: bytes | memoryview) -> HaRuntimeInfo:
+    def from_json(
+        cls, body: bytes | memoryview, *, connections_max: int | None = None, limits: JsonLimits | None = None
+    ) -> HaRuntimeInfo:
         """The value of a response body of a real broker or of trioha; missing keys count as zero.
 
-        Raises RemoteProtocolError for a body that is not a HARuntimeInfo.
+        Beyond `connections_max` connections are counted and not read, those of probes first.
+        `limits` are those of `parse_json`. Raises RemoteProtocolError for a body that is not a
+        HARuntimeInfo.
         """
-        whole = JsonFields.of(parse_json(body), "HARuntimeInfo")
+        whole = JsonFields.of(parse_json(body, limits=limits), "HARuntimeInfo")
+        connections, unread_connections, unread_probes = _connections_from_json(whole, connections_max)
         client = whole.inner("haClientRuntimeInfo")
         extras = whole.inner("trioha")
         client_extras = extras.inner("client")
@@ -335,7 +356,7 @@ class HaRuntimeInfo:
             master=whole.boolean("master"),
             master_max_offset=whole.integer("masterCommitLogMaxOffset"),
             in_sync_slaves=whole.integer("inSyncSlaveNums"),
-            connections=tuple(_connection_from_json(fields) for fields in whole.objects("haConnectionInfo")),
+            connections=connections,
             client=SlaveClientStatus(
                 master_address=client.text("masterAddr"),
                 max_offset=client.integer("maxOffset"),
@@ -351,6 +372,8 @@ class HaRuntimeInfo:
             ),
             master_flush_offset=client.integer("masterFlushOffset"),
             extras=_extras_from_json(extras) if "trioha" in whole else None,
+            unread_connections=unread_connections,
+            unread_probes=unread_probes,
         )
 
 
@@ -380,6 +403,31 @@ def _connection_to_text(one: ConnectionStatus) -> str:
 
 def _spread_to_text(spread: Spread) -> str:
     return f"[{spread.p50:d},{spread.p99:d},{spread.largest:d},{spread.count:d}]"
+
+
+def _connections_from_json(
+    whole: JsonFields, connections_max: int | None
+) -> tuple[tuple[ConnectionStatus, ...], int, int]:
+    """Connections, and how many more replicas' and probes' there are beyond `connections_max`."""
+    name = "haConnectionInfo"
+    listed = whole.get(name) or []
+    unread_connections = unread_probes = 0
+    if connections_max is not None and isinstance(listed, list) and len(listed) > connections_max:
+        # To make a value of each entry costs fifty times as much as to look at its state.
+        asked = [item for item in listed if not _may_be_probe(item)]
+        unread_connections = max(0, len(asked) - connections_max)
+        unread_probes = len(listed) - len(asked)
+        whole[name] = asked[:connections_max]
+    connections = tuple(_connection_from_json(fields) for fields in whole.objects(name))
+    return connections, unread_connections, unread_probes
+
+
+def _may_be_probe(item: object) -> bool:
+    """`ConnectionStatus.is_probe` of an entry that was not read; False for what is no connection."""
+    if not isinstance(item, dict):
+        return False
+    state = item.get("state")
+    return state == "HANDSHAKE" if state is not None else item.get("slaveAckOffset") == -1
 
 
 def _connection_from_json(fields: JsonFields) -> ConnectionStatus:

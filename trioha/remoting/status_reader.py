@@ -13,13 +13,14 @@ import math
 from collections.abc import Mapping
 
 import trio
+from attrs import evolve
 
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.numbers import I64, NATURAL64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.dialect import as_text, parse_json
+from trioha.remoting.dialect import JsonLimits, as_text, parse_json
 from trioha.remoting.status import (
     ROLE_UNKNOWN,
     BrokerSettings,
@@ -48,14 +49,25 @@ class StatusReader:
     """
 
     def __init__(
-        self, client: RemotingClient, *, with_table: bool = False, every_s: float | None = None
+        self,
+        client: RemotingClient,
+        *,
+        with_table: bool = False,
+        every_s: float | None = None,
+        connections_max: int | None = None,
+        limits: JsonLimits | None = None,
     ) -> None:
         """`with_table`: ask trioha nodes for their runtime table, too (`BrokerStatus.table`).
 
         `every_s`: how often there will be a `fetch`; where the broker sends updates as often, it waits for
         the next one instead of asking. The reader then takes over the client's `on_request`.
+
+        `connections_max` and `limits` are those of `HaRuntimeInfo.from_json`, for readers that must not be
+        held up by what a broker answers.
         """
         self._client = client
+        self._connections_max, self._limits = connections_max, limits
+        self._bytes_read = 0
         self._wanted = None if every_s is None else Updates(round(every_s * 1000), UPDATES)
         if self._wanted is not None:
             client.on_request = self._take_update
@@ -80,6 +92,11 @@ class StatusReader:
         Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says
         how), RemoteProtocolError if what it answers makes no sense.
         """
+        self._bytes_read = 0
+        status = await self._fetch(timeout_s)
+        return evolve(status, answer_bytes=self._bytes_read)
+
+    async def _fetch(self, timeout_s: float) -> BrokerStatus:
         client = self._client
         deadline = trio.current_time() + timeout_s
 
@@ -106,11 +123,13 @@ class StatusReader:
         if self._config is None:
             config = await ask(RequestCode.GET_BROKER_CONFIG)
             # The configuration is for administrators: a broker may refuse it, and that is no fault.
+            self._bytes_read += len(config.body)
             self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
         return _from_rocketmq(client.address, info, self._table, self._config, self._parsed_table)
 
     def _take_table(self, body: bytes | memoryview) -> None:
-        self._table = parse_runtime_info(body)
+        self._bytes_read += len(body)
+        self._table = parse_runtime_info(body, limits=self._limits)
         self._parsed_table = BrokerTable.from_table(self._table)
         # A node that sends updates sends this, too, and is asked only if it does not.
         patience = PATIENCE if self._updates_left else 1
@@ -129,7 +148,7 @@ class StatusReader:
                 # Asked again half-way: so none is missed between one promise and the next.
                 self._updates_left = promised.count // 2
                 self._patience_s = PATIENCE * promised.every_ms / 1000
-            return HaRuntimeInfo.from_json(answer.body)
+            return self._parse(answer.body)
         if answer.code in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
             # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
             return None
@@ -155,7 +174,11 @@ class StatusReader:
             self._updates_left = 0
             return None
         self._updates_left -= 1
-        return HaRuntimeInfo.from_json(body)
+        return self._parse(body)
+
+    def _parse(self, body: bytes | memoryview) -> HaRuntimeInfo:
+        self._bytes_read += len(body)
+        return HaRuntimeInfo.from_json(body, connections_max=self._connections_max, limits=self._limits)
 
 
 async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
@@ -163,12 +186,12 @@ async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> Bro
     return await StatusReader(client).fetch(timeout_s=timeout_s)
 
 
-def parse_runtime_info(body: bytes | memoryview) -> Mapping[str, str]:
+def parse_runtime_info(body: bytes | memoryview, *, limits: JsonLimits | None = None) -> Mapping[str, str]:
     """The table that answers GET_BROKER_RUNTIME_INFO (spec remoting 5.1).
 
-    Raises RemoteProtocolError for a body without a table.
+    `limits` are those of `parse_json`. Raises RemoteProtocolError for a body without a table.
     """
-    table = JsonFields.of(parse_json(body), "runtime info").get("table")
+    table = JsonFields.of(parse_json(body, limits=limits), "runtime info").get("table")
     if not isinstance(table, dict):
         raise RemoteProtocolError("runtime info: no table in it")
     return {as_text(name): as_text(value) for name, value in table.items()}
@@ -205,6 +228,8 @@ def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras, table: Bro
         ha_address=extras.ha_address or None,
         in_sync_slaves=info.in_sync_slaves if info.master else None,
         connections=info.connections,
+        unread_connections=info.unread_connections,
+        unread_probes=info.unread_probes,
         client=None if info.master else info.client,
         put_statuses=extras.put_statuses,
         ended_connections=extras.ended_connections,
@@ -249,6 +274,8 @@ def _from_rocketmq(
         ha_address=f"{ha_host}:{ha_port}" if ha_host and ha_port else None,
         in_sync_slaves=info.in_sync_slaves if info is not None and info.master else None,
         connections=() if info is None else info.connections,
+        unread_connections=0 if info is None else info.unread_connections,
+        unread_probes=0 if info is None else info.unread_probes,
         client=None if info is None or info.master else info.client,
         # Of one moment: the HA status was told at another one.
         dispatched_offset=None if behind is None or table_max_offset is None else table_max_offset - behind,

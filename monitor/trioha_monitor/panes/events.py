@@ -76,7 +76,7 @@ class EventsPane(Pane):
         title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
-        dropped = events[0].number - 1 if events else 0
+        dropped = events[-1].number - len(events) if events else 0
         subtitle = (
             f"{dropped:,} older ones are forgotten" if dropped else "" if events else "nothing happened yet"
         )
