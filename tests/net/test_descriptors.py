@@ -20,8 +20,8 @@ from trioha.net.descriptors import (
     raise_descriptor_limit,
 )
 
-CLIENTS = Share("clients", wanted=1000, enough=200, least=10)
-QUEUES = Share("queues", wanted=250, enough=60, least=8)
+CLIENTS = Share("clients", 1000, (200, 10))
+QUEUES = Share("queues", 250, (60, 8))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_a_limit_below_the_least_is_named_with_what_it_would_have_to_be() -> Non
     assert refused.value.least == 68
 
 
-def test_a_share_that_wants_less_than_enough_gets_that() -> None:
-    small = Share("clients", wanted=5, enough=200, least=10)
+def test_a_share_that_wants_less_than_its_floor_gets_what_it_wants() -> None:
+    small = Share("clients", 5, (200, 10))
     assert divide(63, needed=50, shares=[small, QUEUES]).granted == (5, 8)
 
 

@@ -199,7 +199,7 @@ async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeyp
         return function()
 
     # Worker threads do not follow virtual time.
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    monkeypatch.setattr("trioha.store.allocate.run_in_thread", run_in_place)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(allocate_ahead, log)
         await trio.sleep(2.5)
@@ -219,7 +219,7 @@ async def test_a_log_that_begins_anew_gets_its_next_file_made_ahead(
         return function()
 
     # Worker threads do not follow virtual time.
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    monkeypatch.setattr("trioha.store.allocate.run_in_thread", run_in_place)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(allocate_ahead, log)
         await trio.testing.wait_all_tasks_blocked()

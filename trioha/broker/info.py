@@ -19,6 +19,7 @@ from trioha.ha.master import HaMaster
 from trioha.ha.meter import Measured
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
+from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
 from trioha.remoting.status import (
     BrokerSettings,
@@ -230,7 +231,7 @@ class BrokerInfo:
         """What the disk of the store holds; asked in a thread, since a disk may be slow."""
         disk, now_s = self._disk, trio.current_time()
         if disk is None or now_s >= self._disk_until_s:
-            disk = await trio.to_thread.run_sync(partial(shutil.disk_usage, self._identity.store_path))
+            disk = await run_in_thread(partial(shutil.disk_usage, self._identity.store_path))
             self._disk, self._disk_until_s = disk, now_s + DISK_KEPT_S
         return disk
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from traceback import extract_tb
+from typing import Annotated, Final
 
 import structlog
 import trio
 from cyclopts import Parameter
 
 from trioha.config.broker import LoadedConfig, LogFormat, load_config
+from trioha.errors import TriohaError
+from trioha.net.border import is_shortage
+from trioha.net.descriptors import raise_descriptor_limit
 from trioha.node.logs import configure_logs
 from trioha.node.node import Ready, run_node
 
 log = structlog.get_logger(__name__)
+
+EXIT_FAULT: Final = 1
+"""Exit code after a fault of the program itself, or where the system had no memory left."""
 
 
 def node(
@@ -26,8 +34,9 @@ def node(
     """Run one node until SIGTERM or SIGINT.
 
     When it serves, one line on stdout starts with `ready` and names role, addresses, store and max offset.
-    Log lines go to stderr. A signal during the start ends it, too, within a second and without that line: the
-    next start begins its recovery anew.
+    Log lines go to stderr. A signal stops it: sends that wait for slaves or the disk are answered, for 3 s at
+    most; a second signal cuts that short. A signal during the start ends it within a second and without that
+    line: the next start begins its recovery anew.
 
     Parameters
     ----------
@@ -40,26 +49,87 @@ def node(
     configure_logs(as_json=loaded.config.log_format is LogFormat.JSON)
     for warning in loaded.warnings:
         log.warning(warning)
-    return trio.run(_run, loaded)
+    raise_descriptor_limit()
+    try:
+        return trio.run(_run, loaded)
+    except Exception as error:
+        faults = [leaf for leaf in _leaves(error) if not isinstance(leaf, TriohaError)]
+        if not faults:
+            raise
+        return _report_faults(error, faults)
 
 
 async def _run(loaded: LoadedConfig) -> int:
     """Run the node until a signal comes; 0 is a clean stop."""
+    stopping = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on_signal, signals, nursery.cancel_scope)
-            await run_node(loaded.config, on_ready=_say_ready, warnings=loaded.warnings)
+            stop = _Stop(stopping, nursery.cancel_scope)
+            nursery.start_soon(stop.on_signals, signals)
+            await run_node(loaded.config, on_ready=stop.on_ready, warnings=loaded.warnings, stopping=stopping)
+            nursery.cancel_scope.cancel()
     return 0
 
 
-async def _stop_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for number in signals:
-        log.info("stopping", signal=signal.Signals(number).name)
-        scope.cancel()
+class _Stop:
+    """What signals do: the first one drains a node that serves, and ends a start; the next one cuts."""
+
+    def __init__(self, stopping: trio.Event, scope: trio.CancelScope) -> None:
+        self._stopping = stopping
+        self._scope = scope
+        self._is_ready = False
+
+    def on_ready(self, ready: Ready) -> None:
+        self._is_ready = True
+        print(ready.line(), flush=True)
+        log.info(
+            "serving",
+            role=ready.role,
+            listen=str(ready.listen),
+            ha=str(ready.ha),
+            max_offset=ready.max_offset,
+        )
+
+    async def on_signals(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self._is_ready and not self._stopping.is_set():
+                log.info("stopping", signal=name)
+                self._stopping.set()
+            else:
+                log.info("stopping at once", signal=name)
+                self._scope.cancel()
 
 
-def _say_ready(ready: Ready) -> None:
-    print(ready.line(), flush=True)
-    log.info(
-        "serving", role=ready.role, listen=str(ready.listen), ha=str(ready.ha), max_offset=ready.max_offset
-    )
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _report_faults(error: Exception, faults: list[BaseException]) -> int:
+    """Say in the last line what ended the node; the traceback of a bug comes before."""
+    first = faults[0]
+    if is_shortage(first) or any(is_shortage(cause) for cause in _causes(first)):
+        text = f"the system has no more memory, threads or files for this node ({_described(first)})"
+    else:
+        log.error("the node ended by a fault of this program", exc_info=error)
+        text = f"the node ended by a fault of this program: {_described(first)}"
+    print(f"trioha: {text}", file=sys.stderr)
+    return EXIT_FAULT
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """What `error` was raised from, and that from, for as far as it goes."""
+    found = []
+    while (cause := error.__cause__ or error.__context__) is not None:
+        found.append(cause)
+        error = cause
+    return found
+
+
+def _described(error: BaseException) -> str:
+    """Type, first line and place of an exception."""
+    frames = extract_tb(error.__traceback__)
+    text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    return f"{text} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else text

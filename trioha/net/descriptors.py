@@ -111,10 +111,11 @@ class Share:
     name: str
     """How a warning calls it: a configuration key, or what it is."""
     wanted: int
-    enough: int
-    """No other part is lowered below its `enough` before this one is lowered to it."""
-    least: int
-    """Below it there is no use in starting."""
+    floors: tuple[int, ...]
+    """How far it is lowered before the next share is lowered to its own: one for each round, descending.
+
+    Below the last one there is no use in starting.
+    """
 
 
 @frozen
@@ -139,12 +140,13 @@ class TooFewDescriptors(Exception):  # noqa: N818 - says what is wrong
 def divide(limit: int, *, needed: int, shares: Sequence[Share]) -> Division:
     """Give each share what it wants, or lower them until all fit beside `needed` descriptors.
 
-    They are lowered one after the other, in their order, each only as far as it takes: first each to its
-    `enough`, then each to its `least`. Raises TooFewDescriptors if that does not suffice.
+    They are lowered one after the other, in their order, each only as far as it takes: in a first round to
+    their first floors, then to their next ones. All have equally many. Raises TooFewDescriptors if even the
+    last ones do not fit.
     """
     granted = [share.wanted for share in shares]
     excess = needed + sum(granted) - limit
-    for floors in ([share.enough for share in shares], [share.least for share in shares]):
+    for floors in zip(*(share.floors for share in shares), strict=True):
         for index, floor in enumerate(floors):
             cut = min(max(excess, 0), max(granted[index] - floor, 0))
             granted[index] -= cut

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ import trio
 
 from trioha import __version__
 from trioha.errors import ConfigError, StoreError
+from trioha.net.threads import run_in_thread
 from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
@@ -193,7 +195,7 @@ class Recorder:
         after logging it, if the disk fails later.
         """
         try:
-            writer = await trio.to_thread.run_sync(self._open)
+            writer = await run_in_thread(self._open)
         except OSError as error:
             raise StoreError(
                 f"cannot record here: {error.strerror or error}",
@@ -262,7 +264,7 @@ class Recorder:
             self._next_block()
         if not self._full:
             return
-        await trio.to_thread.run_sync(self._drain, writer, abandon_on_cancel=True, limiter=self._limiter)
+        await run_in_thread(partial(self._drain, writer), abandon_on_cancel=True, limiter=self._limiter)
         if self._position == self._block_bytes:
             # It filled up while no block was free.
             self._next_block()
@@ -320,7 +322,7 @@ class Recorder:
                 self.fact("note", text=CLOSED_NOTE)
                 while self._position or self._block.facts or self._full or self._dropped_now:
                     await self._write_out(writer)
-            await trio.to_thread.run_sync(writer.close, abandon_on_cancel=True, limiter=self._limiter)
+            await run_in_thread(writer.close, abandon_on_cancel=True, limiter=self._limiter)
         except OSError as error:
             log.error("recording incomplete", session=str(self._path), error=error.strerror or str(error))
 

@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from trioha.errors import StoreError
+from trioha.net.threads import run_in_thread
 from trioha.store.commit_log import CommitLog
 from trioha.store.mapped_file import MappedFile
 
@@ -36,7 +37,7 @@ async def allocate_ahead(commit_log: CommitLog) -> None:
                 MappedFile.create, commit_log.directory, start_offset=start_offset, size=file_bytes
             )
             try:
-                commit_log.offer_next_file(await trio.to_thread.run_sync(make))
+                commit_log.offer_next_file(await run_in_thread(make))
             except StoreError as error:
                 log.warning("next log file cannot be made yet", reason=str(error))
                 await trio.sleep(RETRY_PAUSE_S)

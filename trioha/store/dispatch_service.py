@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from trioha.errors import StoreError
+from trioha.net.threads import run_in_thread
 from trioha.store.dispatch import BATCH_RECORDS
 from trioha.store.message_store import MessageStore
 
@@ -48,7 +49,7 @@ class DispatchService:
         *,
         sync_flush: bool,
         on_dispatched: OnDispatched = lambda _offset, _records: None,
-        sync: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync,
+        sync: Callable[[Callable[[], None]], Awaitable[None]] = run_in_thread,
     ) -> None:
         """`on_dispatched` is told several times a second while dispatch moves; `sync` calls what it is given
         away from the loop: by default in a worker thread."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from trioha.errors import StoreError
+from trioha.net.threads import run_in_thread
 from trioha.store.message_store import MessageStore
 from trioha.watermark import REWOUND
 
@@ -79,4 +80,4 @@ class FlushService:
     async def _sync_in_thread(self, start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
         sync = self._store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
         # Not abandoned when cancelled: the files must stay open until the disk has answered.
-        await trio.to_thread.run_sync(sync)
+        await run_in_thread(sync)

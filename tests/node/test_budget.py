@@ -1,0 +1,81 @@
+"""The descriptors of a process are divided among the parts of its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.errors import ConfigError
+from trioha.node import budget
+from trioha.node.budget import DescriptorBudget, descriptor_budget
+
+
+def divided(monkeypatch: pytest.MonkeyPatch, limit: int, **settings: object) -> DescriptorBudget:
+    monkeypatch.setattr(budget, "descriptor_limit", lambda: limit)
+    monkeypatch.setattr(budget, "open_descriptors", lambda _: 8)
+    return descriptor_budget(BrokerConfig(**settings))  # type: ignore[arg-type]
+
+
+def parts(found: DescriptorBudget) -> tuple[int, int, int, int]:
+    return found.clients, found.queue_files, found.ha_connections, found.reserve
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (20_000, (1024, 256, 64, 64)),
+        (1434, (1024, 256, 64, 64)),
+        (1433, (1023, 256, 64, 64)),
+        (1024, (614, 256, 64, 64)),
+        (300, (162, 64, 16, 32)),
+        (128, (48, 24, 8, 22)),
+        (64, (8, 6, 8, 16)),
+        (50, (8, 4, 4, 8)),
+    ],
+)
+def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, expected: tuple[int, int, int, int]
+) -> None:
+    found = divided(monkeypatch, limit)
+    assert parts(found) == expected
+    assert sum(parts(found)) + 26 <= limit
+    assert (found.warning is None) == (limit >= 1434)
+
+
+def test_the_warning_is_one_line_that_names_all_that_was_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided(monkeypatch, 1024).warning == (
+        "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"
+    )
+    assert divided(monkeypatch, 300).warning == (
+        "this process may open 300 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 162, "
+        "open files of queues from 256 to 64, trioha.haConnectionsMax from 64 to 16, "
+        "the reserve from 64 to 32"
+    )
+
+
+def test_a_limit_that_no_node_can_work_with_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match="may open 49 files, a node with these settings needs at least 50; raise"
+    ):
+        divided(monkeypatch, 49)
+
+
+def test_slaves_and_recordings_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs at least 58"):
+        divided(monkeypatch, 49, broker_role=BrokerRole.SLAVE, broker_id=1, record_dir=tmp_path)
+
+
+def test_the_share_of_one_address_is_lowered_with_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided(monkeypatch, 20_000).clients_per_peer == 512
+    assert divided(monkeypatch, 300).clients_per_peer == 81
+    assert divided(monkeypatch, 50).clients_per_peer == 4
+    assert divided(monkeypatch, 50, connections_per_peer=1024).clients_per_peer == 8
+    assert divided(monkeypatch, 20_000, connections_max=1).clients_per_peer == 1
+
+
+def test_slaves_are_still_accepted_where_clients_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = divided(monkeypatch, 300)
+    assert found.client_gate().keep == 32
+    assert found.ha_gate().keep == 16

@@ -1,0 +1,91 @@
+"""What a node answers to clients, and the server that they reach it by."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from trioha.broker.info import BrokerInfo, Identity
+from trioha.broker.processor import BrokerProcessor
+from trioha.broker.puts import PutService
+from trioha.broker.send import SendProcessor
+from trioha.broker.updates import StatusUpdates
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.node.budget import DescriptorBudget
+from trioha.node.ha_room import HaRoom
+from trioha.recording.events import EventSink
+from trioha.remoting.address import Address
+from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.status import BrokerSettings
+from trioha.store.message_store import MessageStore
+
+
+@frozen
+class BrokerRoom:
+    """The parts that serve clients."""
+
+    server: RemotingServer
+    updates: StatusUpdates
+    """Sends status to those who asked for updates."""
+
+    @classmethod
+    def build(
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        *,
+        ha: HaRoom,
+        ha_address: Address,
+        sink: EventSink,
+        budget: DescriptorBudget,
+        warnings: tuple[str, ...],
+    ) -> BrokerRoom:
+        """`ha_address` and `warnings` are told to those who ask for the node's status."""
+        puts = PutService(
+            commit_log=store.commit_log,
+            group_commit=ha.group_commit,
+            sink=sink,
+            is_slave=config.broker_role is BrokerRole.SLAVE,
+        )
+        info = BrokerInfo(
+            _identity(config, ha_address=ha_address, warnings=warnings),
+            store=store,
+            puts=puts,
+            master=ha.master,
+            replicas=ha.replicas,
+            slave=ha.slave,
+        )
+        updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
+        send = SendProcessor(puts, cluster_name=config.broker_cluster_name)
+        processor = BrokerProcessor(send=send, info=info, updates=updates)
+        return cls(RemotingServer(processor, limits=_server_limits(config, budget)), updates)
+
+
+def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> Identity:
+    return Identity(
+        role=config.broker_role.value,
+        cluster_name=config.broker_cluster_name,
+        broker_name=config.broker_name,
+        broker_id=config.broker_id,
+        ha_address=str(ha_address),
+        store_path=config.store_path_root_dir,
+        settings=BrokerSettings(
+            gap_bytes_max=config.ha_max_gap_not_in_sync,
+            slave_timeout_ms=config.slave_timeout,
+            housekeeping_ms=config.ha_housekeeping_interval,
+            heartbeat_ms=config.ha_send_heartbeat_interval,
+            file_bytes=config.mapped_file_size_commit_log,
+            reserved_h=config.file_reserved_time,
+            disk_percent_max=config.disk_max_used_space_ratio,
+        ),
+        warnings=warnings,
+    )
+
+
+def _server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimits:
+    return ServerLimits(
+        connections_max=budget.clients,
+        in_flight_max=config.requests_in_flight_max,
+        in_flight_bytes_max=config.client_bytes_max // 2,
+        frame_bytes_max=config.frame_bytes_max,
+        idle_timeout_s=config.client_idle_timeout / 1000,
+    )

@@ -1,0 +1,180 @@
+"""Replication of a node: the master's side, the slave's side, and the puts that wait for slaves."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import trio
+from attrs import frozen
+
+from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
+from trioha.config.model import HaRole
+from trioha.errors import ConfigError
+from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
+from trioha.ha.connection import HaSettings
+from trioha.ha.follow import FollowSettings
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.master import HaMaster
+from trioha.ha.replicas import Replicas
+from trioha.ha.slave import HaSlave
+from trioha.net.busy_poll import has_cores_to_spare
+from trioha.net.transport import SocketTransport
+from trioha.node.addresses import announced, os_reason
+from trioha.node.budget import DescriptorBudget
+from trioha.recording.events import EventSink
+from trioha.remoting.address import Address
+from trioha.store.message_store import MessageStore
+
+HA_BACKLOG = 50
+"""As RocketMQ's listener (spec ha 2.6)."""
+
+
+@frozen
+class HaRoom:
+    """The parts of replication. `build` them, then `listen`, then `run`."""
+
+    replicas: Replicas
+    master: HaMaster
+    """Serves slaves: those of a master, and on a slave those that copy the copy."""
+    group_commit: GroupCommit
+    slave: HaSlave | None
+    """Copies from a master; None on one."""
+
+    @classmethod
+    def build(
+        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, budget: DescriptorBudget
+    ) -> HaRoom:
+        """Raises ConfigError for TLS files that cannot be used."""
+        commit_log = store.commit_log
+        settings = HaSettings(
+            heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
+            housekeeping_interval_s=config.ha_housekeeping_interval / 1000,
+            transfer_batch_bytes=config.ha_transfer_batch_size,
+            transfer_batch_bytes_max=config.ha_transfer_batch_max,
+            flow_bytes_per_s=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None,
+            first_report_timeout_s=config.ha_first_report_timeout / 1000,
+            busy_poll_s=config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
+        )
+        tls_files = _tls_files(config)
+        replicas = Replicas(
+            gap_bytes_max=config.ha_max_gap_not_in_sync,
+            silence_s_max=config.ha_max_time_slave_not_catchup / 1000,
+        )
+        # A slave serves slaves too: in its recording a number means one connection.
+        connection_ids = count(1)
+        master = HaMaster(
+            commit_log=commit_log,
+            replicas=replicas,
+            settings=settings,
+            sink=sink,
+            distinct_by_connection=config.ha_distinct_by is DistinctBy.CONNECTION,
+            admission=AdmissionSettings(
+                allowed=config.ha_allowed_peers,
+                connections_max=budget.ha_connections,
+                connections_per_peer_max=config.ha_connections_per_peer,
+            ),
+            tls=server_context(tls_files) if tls_files is not None else None,
+            connection_ids=connection_ids,
+        )
+        group_commit = GroupCommit(
+            GroupCommitSettings(
+                copies_needed=config.slave_acks_needed,
+                copies_min=config.min_in_sync_replicas - 1 if config.slave_acks_needed else 0,
+                lowers_need=config.enable_auto_in_sync_replicas,
+                all_in_sync=config.all_ack_in_sync_state_set,
+                slave_timeout_s=config.slave_timeout / 1000,
+                sync_flush=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+                sync_flush_timeout_s=config.sync_flush_timeout / 1000,
+            ),
+            replicas=replicas,
+            flushed=commit_log.flushed,
+            sink=sink,
+            push=master.push,
+            look_for_acks=master.look_for_acks,
+        )
+        slave = None
+        if config.broker_role is BrokerRole.SLAVE:
+            slave = _slave(config, store, settings=settings, sink=sink, connection_ids=connection_ids)
+        return cls(replicas, master, group_commit, slave)
+
+    async def run(
+        self,
+        listeners: list[trio.SocketListener],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Replicate for ever; started once slaves are served."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.group_commit.run)
+            await nursery.start(self.master.serve, listeners)
+            if self.slave is not None:
+                nursery.start_soon(self.slave.run)
+            task_status.started()
+
+
+async def listen_for_slaves(config: BrokerConfig) -> tuple[list[trio.SocketListener], Address]:
+    """Listeners of the HA port, and the address that slaves reach it at. Raises ConfigError."""
+    host, port = config.bind_address, config.ha_listen_port
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=HA_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen for slaves on {host}:{port}: {os_reason(error)}",
+            key="haListenPort",
+            hint="choose another port or stop who uses it",
+        ) from error
+    return listeners, Address(announced(host, config.broker_ip2), listeners[0].socket.getsockname()[1])
+
+
+def _slave(
+    config: BrokerConfig,
+    store: MessageStore,
+    *,
+    settings: HaSettings,
+    sink: EventSink,
+    connection_ids: Iterator[int],
+) -> HaSlave:
+    tls_files = _tls_files(config)
+    endpoint = config.ha_master_endpoint
+    assert endpoint is not None, "load_config refuses a SLAVE without haMasterAddress"
+    host, port = endpoint
+    return HaSlave(
+        master_address=str(Address(host, port)),
+        connect=partial(_connect, host, port, client_context(tls_files) if tls_files is not None else None),
+        commit_log=store.commit_log,
+        settings=settings,
+        sink=sink,
+        follow=FollowSettings(
+            tail_check_bytes=config.ha_tail_check, start=config.ha_start_from, verify=config.ha_verify
+        ),
+        acks=config.ha_ack_mode,
+        is_observer=config.ha_role is HaRole.OBSERVER,
+        gap_policy=config.ha_gap_policy,
+        connection_ids=connection_ids,
+    )
+
+
+async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """A stream to the master. Raises OSError if it is not there, or is not who it should be."""
+    transport = SocketTransport.take_over(await trio.open_tcp_stream(host, port))
+    if tls is None:
+        return transport
+    stream = trio.SSLStream(transport, tls, server_hostname=host)
+    try:
+        await stream.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise ConnectionError(f"TLS: {error.__cause__}") from error
+    except trio.Cancelled:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+def _tls_files(config: BrokerConfig) -> TlsFiles | None:
+    if config.ha_tls_cert is None or config.ha_tls_key is None or config.ha_tls_ca is None:
+        return None
+    return TlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)

@@ -1,0 +1,64 @@
+"""The recording of a node's session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from trioha.config.broker import BrokerConfig
+from trioha.recording.events import EventSink, NoSink
+from trioha.recording.layout import SessionIdentity
+from trioha.recording.recorder import Recorder
+
+
+@asynccontextmanager
+async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path | None]]:
+    """The sink for this node's events, and the folder of its session, None if nothing is recorded.
+
+    The recorder ends after everything that reports to it.
+    """
+    if config.record_dir is None:
+        yield NoSink(), None
+        return
+    recorder = Recorder(
+        config.record_dir,
+        identity=SessionIdentity(
+            cluster_name=config.broker_cluster_name,
+            broker_name=config.broker_name,
+            broker_id=config.broker_id,
+            role=config.broker_role.value,
+            settings={
+                "haSendHeartbeatInterval": config.ha_send_heartbeat_interval,
+                "haHousekeepingInterval": config.ha_housekeeping_interval,
+                "haTransferBatchSize": config.ha_transfer_batch_size,
+                "trioha.haTransferBatchMax": config.ha_transfer_batch_max,
+                "trioha.haAckMode": config.ha_ack_mode.value,
+                "haMaxGapNotInSync": config.ha_max_gap_not_in_sync,
+                "slaveTimeout": config.slave_timeout,
+                "syncFlushTimeout": config.sync_flush_timeout,
+                "inSyncReplicas": config.in_sync_replicas,
+                "minInSyncReplicas": config.min_in_sync_replicas,
+                "allAckInSyncStateSet": config.all_ack_in_sync_state_set,
+                "enableAutoInSyncReplicas": config.enable_auto_in_sync_replicas,
+                "flushDiskType": config.flush_disk_type.value,
+                "mappedFileSizeCommitLog": config.mapped_file_size_commit_log,
+            },
+        ),
+        node_id=config.broker_id,
+    )
+    # Shielded: a cancelled node ends first, and the recorder with it.
+    scope = trio.CancelScope(shield=True)
+
+    async def record(*, task_status: trio.TaskStatus[None]) -> None:
+        with scope:
+            await recorder.run(task_status=task_status)
+
+    async with trio.open_nursery() as recording:
+        await recording.start(record)
+        try:
+            yield recorder, recorder.path
+        finally:
+            scope.cancel()

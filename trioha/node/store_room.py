@@ -1,0 +1,173 @@
+"""The store of a node: opening and closing it, and the tasks that keep it on disk and complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+import trio
+from attrs import frozen
+
+from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
+from trioha.config.model import AckMode, HaVerify
+from trioha.net.border import is_thread_shortage
+from trioha.net.threads import run_in_thread
+from trioha.recording.events import EventSink, Kind
+from trioha.store.allocate import allocate_ahead
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_service import DispatchService
+from trioha.store.flush import FlushService
+from trioha.store.index_file import IndexShape
+from trioha.store.inner import MultiDispatch
+from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.record import Host
+from trioha.store.retention import Retention, RetentionSettings
+from trioha.store.tags import DelayLevels
+
+log = structlog.get_logger(__name__)
+
+PROGRESS_INTERVAL_S = 2.0
+
+
+async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
+    """Open the store in a worker thread; `queue_files` is how many files of queues it keeps open.
+
+    Cancelled, it ends the opening within a moment and leaves the store closed. Raises StoreError.
+    """
+    is_slave = config.broker_role is BrokerRole.SLAVE
+    settings = StoreSettings(
+        root=config.store_path_root_dir,
+        commit_log_directory=config.store_path_commit_log,
+        file_bytes=config.mapped_file_size_commit_log,
+        message_bytes_max=config.max_message_size,
+        store_host=Host.parse(config.broker_ip1, config.listen_port),
+        queues=ConsumeQueueSettings(
+            file_bytes=config.mapped_file_size_consume_queue,
+            batch_file_bytes=config.mapped_file_size_batch_consume_queue,
+            open_files_max=queue_files,
+        ),
+        index=IndexShape(hash_slots=config.max_hash_slot_num, index_num=config.max_index_num),
+        dispatch=DispatchSettings(
+            message_index_enable=config.message_index_enable,
+            enable_lmq=config.enable_lmq,
+            enable_multi_dispatch=config.enable_multi_dispatch,
+            is_slave=is_slave,
+            # Only a slave takes bytes that nobody has checked.
+            check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
+            delay_levels=DelayLevels(config.message_delay_level),
+        ),
+    )
+    opened: list[MessageStore] = []
+
+    def open_() -> None:
+        opened.append(MessageStore.open(settings, on_progress=_watch_opening()))
+
+    try:
+        await run_in_thread(open_)
+    except trio.Cancelled:
+        log.info("start ended while the store was being opened", path=str(config.store_path_root_dir))
+        raise
+    store = opened[0]
+    store.commit_log.multi_dispatch = MultiDispatch(
+        enabled=config.enable_multi_dispatch or config.enable_lmq, light_queues=config.enable_lmq
+    )
+    log.info(
+        "store opened",
+        path=str(config.store_path_root_dir),
+        records=store.recovered.records,
+        min_offset=store.commit_log.min_offset,
+        max_offset=store.commit_log.max_offset,
+    )
+    return store
+
+
+def _watch_opening() -> Callable[[str, int, int], None]:
+    """Logs every few seconds how far a long start is, and ends it where the node is cancelled.
+
+    For the thread that opens the store: it is never abandoned, since lock and files must have an owner.
+    """
+    reported_s = time.monotonic()
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        nonlocal reported_s
+        trio.from_thread.check_cancelled()
+        if time.monotonic() - reported_s >= PROGRESS_INTERVAL_S:
+            reported_s = time.monotonic()
+            log.info(what, done=done, total=total)
+
+    return on_progress
+
+
+async def close_store(store: MessageStore) -> None:
+    """Put the store on disk and close it, also where the node is cancelled. Raises StoreError."""
+    with trio.CancelScope(shield=True):
+        try:
+            await trio.to_thread.run_sync(store.close)
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
+            # Nothing else runs any more that this could hold up.
+            store.close()
+    log.info("store closed", flushed_offset=store.commit_log.flushed.offset)
+
+
+@frozen
+class StoreRoom:
+    """The tasks of an open store."""
+
+    store: MessageStore
+    flush: FlushService
+    """Moves `flushed` towards `appended`."""
+    dispatch: DispatchService
+    """Builds queues and index after `appended`."""
+    retention: Retention
+    """Deletes old log files."""
+
+    @classmethod
+    def build(
+        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, needed_from: Callable[[], int]
+    ) -> StoreRoom:
+        """`needed_from` gives the lowest offset that retention must leave to slaves."""
+        is_slave = config.broker_role is BrokerRole.SLAVE
+        sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        return cls(
+            store,
+            FlushService(
+                store,
+                # A slave that acks what is on disk syncs as long as anything is not.
+                sync_flush=sync_flush or (is_slave and config.ha_ack_mode is AckMode.FLUSHED),
+                interval_s=config.flush_interval_commit_log / 1000,
+                on_flushed=lambda offset, duration_ns: sink.emit(
+                    Kind.FLUSHED, offset=offset, aux=duration_ns
+                ),
+            ),
+            DispatchService(
+                store,
+                sync_flush=sync_flush,
+                on_dispatched=lambda offset, records: sink.emit(Kind.DISPATCHED, offset=offset, size=records),
+            ),
+            Retention(
+                store.commit_log,
+                RetentionSettings(
+                    file_reserved_s=config.file_reserved_time * 3600.0,
+                    delete_when=config.delete_when,
+                    disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
+                    force_ratio=config.disk_space_clean_forcibly_ratio / 100,
+                    full_ratio=config.disk_space_warning_level_ratio / 100,
+                    clean_forcibly=config.clean_file_forcibly_enable,
+                    interval_s=config.clean_resource_interval / 1000,
+                ),
+                needed_from=needed_from,
+                on_deleted=store.head_deleted,
+            ),
+        )
+
+    async def run(self) -> None:
+        """Keep the store on disk and complete, for ever. Raises StoreError when its disk fails."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.flush.run)
+            nursery.start_soon(allocate_ahead, self.store.commit_log)
+            nursery.start_soon(self.dispatch.run)
+            nursery.start_soon(self.retention.run)
