@@ -185,7 +185,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.connectionsPerPeer=4
         trioha.requestsInFlightMax=11
         trioha.frameBytesMax=300000
-        trioha.clientBytesMax=400000
+        trioha.clientBytesMax=4000000
         trioha.clientIdleTimeout=5000
         trioha.haConnectionsMax=5
         trioha.haConnectionsPerPeer=2
@@ -257,7 +257,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "connections_per_peer": 4,
         "requests_in_flight_max": 11,
         "frame_bytes_max": 300000,
-        "client_bytes_max": 400000,
+        "client_bytes_max": 4000000,
         "client_idle_timeout": 5000,
         "ha_connections_max": 5,
         "ha_connections_per_peer": 2,
@@ -606,9 +606,9 @@ def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str)
     [
         ("maxMessageSize=1000000", (16777216, 134217728)),
         ("maxMessageSize=20000000", (20262144, 134217728)),
-        ("maxMessageSize=100000000", (100262144, 200524288)),
-        ("maxMessageSize=2147000000", (2147262144, 4294524288)),
-        ("trioha.frameBytesMax=70000000", (70000000, 140000000)),
+        ("maxMessageSize=100000000", (100262144, 401048576)),
+        ("maxMessageSize=2147000000", (2147262144, 8589048576)),
+        ("trioha.frameBytesMax=70000000", (70000000, 280000000)),
     ],
 )
 def test_limits_of_bytes_have_room_for_the_largest_message(
@@ -627,8 +627,8 @@ def test_limits_of_bytes_without_room_for_what_is_allowed_are_refused(conf: Path
     ]
     assert refusals(conf, "trioha.clientBytesMax=1000000") == [
         (
-            "broker.conf:1: trioha.clientBytesMax: is 1000000, too little for a frame of "
-            "trioha.frameBytesMax=16777216; give at least 16777216 or lower trioha.frameBytesMax"
+            "broker.conf:1: trioha.clientBytesMax: is 1000000, too little for 4 frames of "
+            "trioha.frameBytesMax=16777216; give at least 67108864 or lower trioha.frameBytesMax"
         )
     ]
 

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from trioha.config.known import ROCKETMQ_KEYS
 from trioha.config.model import (
+    CLIENT_FRAMES_MIN,
     FILE_END_BYTES_MIN,
     FRAME_BYTES_BESIDE_BODY,
     RECORD_BYTES_MIN,
@@ -288,13 +289,13 @@ class _Loading:
             )
         elif (
             sound("frame_bytes_max", "max_message_size", "client_bytes_max")
-            and config.client_bytes_max < config.frame_bytes_max
+            and config.client_bytes_max < CLIENT_FRAMES_MIN * config.frame_bytes_max
         ):
             yield self._problem(
                 "client_bytes_max",
-                f"is {config.client_bytes_max}, too little for a frame of trioha.frameBytesMax="
-                f"{config.frame_bytes_max}",
-                f"give at least {config.frame_bytes_max} or lower trioha.frameBytesMax",
+                f"is {config.client_bytes_max}, too little for {CLIENT_FRAMES_MIN} frames of "
+                f"trioha.frameBytesMax={config.frame_bytes_max}",
+                f"give at least {CLIENT_FRAMES_MIN * config.frame_bytes_max} or lower trioha.frameBytesMax",
             )
 
     def _problem(self, attribute: str, reason: str, hint: str) -> ConfigError:

@@ -38,6 +38,8 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 CLIENT_BYTES_MAX: Final = 128 * 1024 * 1024
 """With it a node's private memory stays below 512 MiB: bytes of clients are held up to twice, beside 60 MiB
 for the rest."""
+CLIENT_FRAMES_MIN: Final = 4
+"""With room for fewer of the longest frames, one connection alone could not always complete one."""
 RECORDED_BROKER_ID_MAX: Final = 32767
 """A session's events carry the brokerId in 16 bits, and only half of them may be used."""
 
@@ -467,11 +469,15 @@ class BrokerConfig:
     client_bytes_max: int = _setting(
         "trioha.clientBytesMax",
         values.integer(low=4096, high=LONG_MAX),
-        default=Factory(lambda self: max(CLIENT_BYTES_MAX, 2 * self.frame_bytes_max), takes_self=True),
+        default=Factory(
+            lambda self: max(CLIENT_BYTES_MAX, CLIENT_FRAMES_MIN * self.frame_bytes_max), takes_self=True
+        ),
     )
-    """Bytes of requests that the node holds for all clients; at this total, reading stops where most is held.
+    """Bytes that the node holds for all its clients: requests, whole or not, and answers not yet sent.
 
-    Default: 134217728, with which a node's private memory stays below 512 MiB, or two of the longest frames.
+    The more of it is held, the less a connection may hold that is still read from: reading stops first where
+    most is held. At least four of the longest frames. Default: 134217728, with which a node's private memory
+    stays below 512 MiB, or four of the longest frames.
     """
 
     client_idle_timeout: int = _setting("trioha.clientIdleTimeout", values.integer(low=1), default=120_000)
