@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.descriptors import left_open, open_descriptors, resources_closed
 
 # Deadlines of single examples measure the machine's load, not the code.
 settings.register_profile("trioha", deadline=None)
@@ -14,6 +17,11 @@ settings.load_profile("trioha")
 TESTS = Path(__file__).parent
 TOGETHER = frozenset(("interop", "spark"))
 """Folders whose tests share a JVM that takes long to start: they run in one process."""
+LEAVES_OPEN = frozenset(
+    ("broker", "cli", "faults", "ha", "hostile", "interop", "monitor", "mutations", "net", "node", "recording",
+     "remoting", "spark")
+)  # fmt: skip
+"""Folders whose tests may still leave descriptors open."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,3 +30,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(TESTS)
         group = place.parts[0] if place.parts[0] in TOGETHER else place.as_posix()
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+_CALL_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember which tests failed, for `descriptors_are_closed`."""
+    report = yield
+    if report.when != "teardown" and report.failed:
+        item.stash[_CALL_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a file, socket or pipe open: the limit of descriptors is one for all tests.
+
+    Fixtures of a session or module are set up before it and so do not count; those of the test do. A test
+    that fails is not asked: its traceback holds what it had open.
+    """
+    before = open_descriptors()
+    with resources_closed():
+        yield
+    if request.node.stash.get(_CALL_FAILED, False) or _may_leave_open(request.path):
+        return
+    if left := left_open(before):
+        pytest.fail("left open:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def _may_leave_open(path: Path) -> bool:
+    return path.relative_to(TESTS).parts[0] in LEAVES_OPEN

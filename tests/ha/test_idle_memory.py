@@ -10,6 +10,7 @@ import gc, json, socket, sys, tempfile
 from pathlib import Path
 
 import trio
+from tests.descriptors import resources_closed
 from tests.ha.support import make_master
 from tests.store.support import message, open_log
 from trioha.ha.admission import AdmissionSettings
@@ -53,7 +54,8 @@ async def main(number):
         print(json.dumps({"bytes": (after - before) / number}))
         nursery.cancel_scope.cancel()
 
-trio.run(main, int(sys.argv[1]))
+with resources_closed():
+    trio.run(main, int(sys.argv[1]))
 """
 
 

@@ -255,12 +255,14 @@ class _End:
         return self._outgoing.push(data)
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        left = memoryview(data)
-        while left:
-            sent = self.push(left)
-            left = left[sent:]
-            if left and not sent:
-                await self._outgoing.wait_for_room()
+        with memoryview(data) as whole:
+            sent = 0
+            while sent < len(whole):
+                with whole[sent:] as rest:
+                    sent_now = self.push(rest)
+                sent += sent_now
+                if not sent_now:
+                    await self._outgoing.wait_for_room()
 
     async def wait_for_room(self) -> None:
         await self._outgoing.wait_for_room()

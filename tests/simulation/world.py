@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import trio
 from attrs import frozen
 from trio.testing import MockClock
 
+from tests.descriptors import left_open, open_descriptors
 from tests.simulation.acks import copies_needed
 from tests.simulation.determinism import pinned, stream_of
 from tests.simulation.history import History
@@ -58,8 +61,8 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
 
     `plan` takes the place of the seed's own.
     """
-    files_before = _open_files()
-    with tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
+    before = open_descriptors()
+    with _collector_off(), tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
         trace = Trace(show)
         world = World(plan or plan_of(seed), folder=Path(folder), trace=trace)
         with pinned(seed, on_log_fault=world.fail):
@@ -69,8 +72,8 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
                 )
             except Exception:  # noqa: BLE001 - whatever it is, it is a finding of this seed
                 world.violations.append(f"exception:\n{traceback.format_exc()}")
-    if not world.violations and _open_files() > files_before:
-        world.violations.append(f"{_open_files()} files are open, before the run {files_before} were")
+        if not world.violations and (left := left_open(before)):
+            world.violations.append(f"left open: {', '.join(left)}")
     if world.violations:
         raise SimulationError(
             f"seed {seed}: {world.violations[0]}\n"
@@ -95,9 +98,16 @@ def _memory_folder() -> str | None:
     return str(folder) if folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
-def _open_files() -> int:
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Nothing is closed by a garbage collection that happens to come in time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class SpinGuard(trio.abc.Instrument):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from tests.descriptors import close_after_test
 from tests.store.support import VECTORS, expected
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
@@ -66,12 +67,12 @@ def parts_of(
     shape: IndexShape = RECORDED_INDEX,
     position: int = 0,
 ) -> Parts:
-    """Queues and index in `root`, recovered, and a dispatcher from `log` to them."""
+    """Queues and index in `root`, recovered, and a dispatcher from `log` to them; closed after the test."""
     queues = ConsumeQueues(root, queue_settings, is_batch_topic=batch.__contains__)
     queues.recover()
     index, _ = IndexService.open(root, shape)
     dispatcher = Dispatcher(log, queues, index, position=position, settings=settings)
-    return Parts(log, queues, index, dispatcher)
+    return close_after_test(Parts(log, queues, index, dispatcher))
 
 
 def recorded_settings(name: str) -> DispatchSettings:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.descriptors import close_after_test, release_after_test
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog, Message
 from trioha.store.consume_queues import ConsumeQueueSettings
@@ -41,8 +42,8 @@ def open_log(
     checkpoint: Checkpoint | None = None,
     store_host: Host = HOST,
 ) -> tuple[CommitLog, Recovered]:
-    """A recovered log with the settings of the recorded stores."""
-    return open_commit_log(
+    """A recovered log with the settings of the recorded stores; closed after the test."""
+    log, recovered = open_commit_log(
         directory,
         file_bytes=file_bytes,
         message_bytes_max=message_bytes_max,
@@ -50,13 +51,14 @@ def open_log(
         clean_exit=clean_exit,
         checkpoint=checkpoint or Checkpoint(),
     )
+    return close_after_test(log), recovered
 
 
 def open_store(
     root: Path, *, file_bytes: int = FILE_BYTES, dispatch: DispatchSettings | None = None
 ) -> MessageStore:
-    """A store with the settings of the recorded ones."""
-    return MessageStore.open(
+    """A store with the settings of the recorded ones; its files are closed after the test."""
+    store = MessageStore.open(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",
@@ -68,6 +70,8 @@ def open_store(
             dispatch=dispatch or DispatchSettings(enable_lmq=True, enable_multi_dispatch=True),
         )
     )
+    release_after_test(store.release)
+    return store
 
 
 def message(body: bytes = b"hello", *, topic: str = "Orders", queue_id: int = 0, **fields: Any) -> Message:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.descriptors import close_after_test, open_descriptors
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import mapped_file
@@ -180,13 +181,30 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, namele
         reserve(fd, size)
 
     monkeypatch.setattr(mapped_file, "_reserve", look)
-    file = MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES)
+    file = close_after_test(MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES))
     assert (file.path.name, file.path.stat().st_size) == (f"{FILE_BYTES:020d}", FILE_BYTES)
     assert file.path.stat().st_mode & 0o777 == 0o644
     file.view[:4] = b"data"
-    again = MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES)
+    again = close_after_test(MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES))
     assert bytes(again.view[:4]) == b"data"
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+
+
+def test_a_closed_file_gives_its_descriptors_back_at_once_or_with_its_last_slice(tmp_path):
+    before = open_descriptors()
+    file = MappedFile.create(tmp_path, start_offset=0, size=FILE_BYTES)
+    mapping = file.view.obj
+    file.close()
+    assert mapping.closed
+    assert open_descriptors() == before
+    file = MappedFile.open(file.path, size=FILE_BYTES)
+    file.view[:4] = b"data"
+    piece = file.view[:4]
+    file.close()
+    assert bytes(piece) == b"data"
+    assert len(open_descriptors()) == len(before) + 1
+    piece.release()
+    assert open_descriptors() == before
 
 
 def test_a_file_without_space_leaves_nothing_behind(tmp_path, monkeypatch):

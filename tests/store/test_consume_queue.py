@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import close_after_test, resources_closed
 from tests.store.dispatching import RECORDED_QUEUES, batch_topics, files_below
 from tests.store.support import STORES, VECTORS, copy_store, expected
 from trioha.errors import StoreError
@@ -21,7 +22,9 @@ RECORD = 100
 
 
 def make(folder, *, cache=None):
-    return ConsumeQueue(folder, topic="T", queue_id=0, file_bytes=PER_FILE * 20, cache=cache or FileCache())
+    return ConsumeQueue(
+        folder, topic="T", queue_id=0, file_bytes=PER_FILE * 20, cache=cache or close_after_test(FileCache())
+    )
 
 
 def fill(queue, count, *, first=0):
@@ -50,7 +53,7 @@ def reopened(folder):
 def test_recorded_queues_open_with_the_offsets_that_rocketmq_says(name, tmp_path):
     root = copy_store(name, tmp_path)
     before = files_below(root)
-    queues = ConsumeQueues(root, RECORDED_QUEUES)
+    queues = close_after_test(ConsumeQueues(root, RECORDED_QUEUES))
     queues.recover()
     queues.correct_min_offsets(expected(name)["minPhyOffset"])
     said = {
@@ -82,7 +85,7 @@ def test_queues_cut_at_a_damaged_record_are_those_that_rocketmq_keeps(name, case
     cases = json.loads((VECTORS / name / "recovery-cases.json").read_text())
     case = next(case for case in cases if case["case"] == case_name)
     root = copy_store(name, tmp_path, kind=case["base"])
-    queues = ConsumeQueues(root, RECORDED_QUEUES)
+    queues = close_after_test(ConsumeQueues(root, RECORDED_QUEUES))
     queues.recover()
     queues.truncate_dirty(case["afterLoad"]["maxPhyOffset"])
     queues.correct_min_offsets(case["afterLoad"]["minPhyOffset"])
@@ -100,7 +103,7 @@ def test_queues_cut_at_a_damaged_record_are_those_that_rocketmq_keeps(name, case
 def test_batch_queues_find_every_message_of_every_record(tmp_path):
     name = "store-5.3.3"
     assert batch_topics(name) == {"VecBCQ"}
-    queues = ConsumeQueues(copy_store(name, tmp_path), RECORDED_QUEUES)
+    queues = close_after_test(ConsumeQueues(copy_store(name, tmp_path), RECORDED_QUEUES))
     queues.recover()
     queue = queues.find("VecBCQ", 0)
     assert isinstance(queue, BatchConsumeQueue)
@@ -292,6 +295,7 @@ def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_pa
     ),
 )
 @settings(max_examples=150, deadline=None)
+@resources_closed()
 def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, steps):
     folder = tmp_path_factory.mktemp("queue")
     queue = make(folder)
@@ -363,11 +367,14 @@ def test_leading_valid_stops_at_the_first_bad_offset_or_size(entries):
     head=st.integers(0, 61),
 )
 @settings(max_examples=100, deadline=None)
+@resources_closed()
 def test_a_batch_queue_behaves_as_a_list_of_spans(tmp_path_factory, bases, cut, head):
     folder = tmp_path_factory.mktemp("batch")
 
     def opened():
-        queue = BatchConsumeQueue(folder, topic="T", queue_id=0, file_bytes=46 * 4, cache=FileCache())
+        queue = BatchConsumeQueue(
+            folder, topic="T", queue_id=0, file_bytes=46 * 4, cache=close_after_test(FileCache())
+        )
         if any(folder.iterdir()):
             queue.recover()
         return queue
@@ -421,6 +428,7 @@ def test_entries_behind_the_first_invalid_one_are_zeroed_and_never_come_back(tmp
 
 @given(noise=st.binary(min_size=1, max_size=120), at=st.integers(0, 280), file=st.integers(0, 2))
 @settings(max_examples=100, deadline=None)
+@resources_closed()
 def test_damaged_files_open_and_read_without_a_crash(tmp_path_factory, noise, at, file):
     folder = tmp_path_factory.mktemp("damage")
     fill(make(folder), 14)
@@ -460,7 +468,7 @@ def test_a_file_cut_under_our_feet_is_an_error_with_its_name(tmp_path):
 
 def test_destroyed_queues_leave_no_folder(tmp_path):
     root = copy_store("store-5.3.3", tmp_path)
-    queues = ConsumeQueues(root, RECORDED_QUEUES)
+    queues = close_after_test(ConsumeQueues(root, RECORDED_QUEUES))
     queues.recover()
     queues.destroy()
     assert not (root / "consumequeue").exists()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import close_after_test, resources_closed
 from tests.store.dispatching import RECORDED_INDEX, files_below
 from tests.store.support import STORES, copy_store, expected
 from trioha.errors import ConfigError, StoreError
@@ -126,7 +127,7 @@ KEYS = st.sampled_from(["Aa", "BB", "AaAa", "BBBB", "AaBB", "x", "y", "polygenel
 
 
 def service(folder, *, now_ms=lambda: 1_700_000_000_000, shape=SMALL):
-    return IndexService.open(folder, shape, now_ms=now_ms)[0]
+    return close_after_test(IndexService.open(folder, shape, now_ms=now_ms)[0])
 
 
 def put(index, key, offset, time_ms, *, topic="T"):
@@ -140,6 +141,7 @@ def put(index, key, offset, time_ms, *, topic="T"):
     span=st.integers(0, 60_000),
 )
 @settings(max_examples=150, deadline=None)
+@resources_closed()
 def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, begin, span):
     folder = tmp_path_factory.mktemp("index")
     index = service(folder)
@@ -185,6 +187,7 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
     batch=st.integers(1, 70),
 )
 @settings(max_examples=60, deadline=None)
+@resources_closed()
 def test_files_do_not_depend_on_how_puts_are_batched(tmp_path_factory, keys, batch):
     folders = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("many")]
     for folder, step in zip(folders, (1, batch), strict=True):
@@ -367,6 +370,7 @@ def test_a_file_of_another_shape_is_refused_with_both_lengths(tmp_path):
 
 @given(noise=st.binary(min_size=1, max_size=60), at=st.integers(0, 267))
 @settings(max_examples=150, deadline=None)
+@resources_closed()
 def test_damaged_files_answer_and_grow_without_a_crash(tmp_path_factory, noise, at):
     folder = tmp_path_factory.mktemp("damage")
     index = service(folder)

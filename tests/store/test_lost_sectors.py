@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import resources_closed
 from tests.store.support import log_bytes, message, open_log
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog, Message
@@ -79,6 +80,7 @@ def test_whatever_sectors_are_lost_only_what_was_written_is_left(tmp_path, shape
     lost=st.sets(st.integers(0, 40), max_size=8),
 )
 @settings(max_examples=300, deadline=None)
+@resources_closed()
 def test_records_of_any_length_are_whole_or_cut(tmp_path_factory, bodies, property_bytes, lost):
     tmp_path = tmp_path_factory.mktemp("lost")
     log, _ = open_log(tmp_path)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import resources_closed
 from tests.store.dispatching import RECORDED_INDEX, batch_topics, parts_of, recorded_settings
 from tests.store.support import STORES, copy_store, expected, message, open_log
 from trioha.store.consume_queues import ConsumeQueueSettings
@@ -195,6 +196,7 @@ def test_records_are_found_where_they_start_and_nowhere_else(name, tmp_path):
     head=st.integers(0, 39),
 )
 @settings(max_examples=150, deadline=None)
+@resources_closed()
 def test_offsets_by_time_are_those_of_a_plain_search(tmp_path_factory, waits, asked, head):
     folder = tmp_path_factory.mktemp("time")
     reader, parts, results = small(folder, ["t"] * len(waits))
@@ -289,6 +291,7 @@ def test_without_an_index_no_key_is_found(tmp_path):
 
 @given(patches=st.lists(st.tuples(st.integers(0, 12_000), st.binary(min_size=1, max_size=12)), max_size=8))
 @settings(max_examples=80, deadline=None)
+@resources_closed()
 def test_a_log_damaged_under_its_queues_is_read_without_a_crash(tmp_path_factory, patches):
     reader, parts, results = small(tmp_path_factory.mktemp("damage"), ["t"] * 60)
     for offset, data in patches:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import resources_closed
 from tests.store.support import (
     FILE_BYTES,
     STORES,
@@ -61,6 +62,7 @@ def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
 # bytes are never left behind by an append of ours, which writes a record's first eight bytes last.
 @given(cut=st.integers(0, 388))
 @settings(max_examples=60, deadline=None)
+@resources_closed()
 def test_a_torn_last_record_is_cut_and_what_follows_is_zero(tmp_path_factory, cut):
     tmp_path = tmp_path_factory.mktemp("torn")
     log, _ = open_log(tmp_path)

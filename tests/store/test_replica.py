@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, STORES, copy_store, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store.record import RecordError
@@ -19,12 +20,13 @@ from trioha.store.scan import scan_boundaries, scan_records
 @pytest.fixture(scope="module")
 def master_bytes(tmp_path_factory):
     """Three files with blank ends, the last one part full, and one blank with a filler that is not zero."""
-    log, _ = open_log(tmp_path_factory.mktemp("master"))
-    rng = random.Random(5)
-    for number in range(120):
-        log.append(message(rng.randbytes(rng.randrange(3000)), queue_id=number % 3))
-    data = bytearray(log_bytes(log))
-    assert log.max_offset > 2 * FILE_BYTES
+    with resources_closed():
+        log, _ = open_log(tmp_path_factory.mktemp("master"))
+        rng = random.Random(5)
+        for number in range(120):
+            log.append(message(rng.randbytes(rng.randrange(3000)), queue_id=number % 3))
+        data = bytearray(log_bytes(log))
+    assert len(data) > 2 * FILE_BYTES
     assert data[FILE_BYTES - 1] == 0
     data[FILE_BYTES - 5 : FILE_BYTES] = b"stale"
     return bytes(data)
@@ -42,6 +44,7 @@ def feed(appender, data, rng, start=0):
 
 @given(seed=st.integers(0, 2**32), boundaries_only=st.booleans())
 @settings(max_examples=25, deadline=None)
+@resources_closed()
 def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
@@ -55,6 +58,7 @@ def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed, boun
 
 @given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32), boundaries_only=st.booleans())
 @settings(max_examples=40, deadline=None)
+@resources_closed()
 def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
     tmp_path_factory, master_bytes, stop, seed, boundaries_only
 ):
@@ -80,8 +84,9 @@ def test_the_end_is_always_behind_a_whole_record(tmp_path, master_bytes):
         ends.add(log.max_offset)
     assert appender.next_offset == 20000
     for end in ends:
-        cut, _ = open_log(tmp_path, clean_exit=False)
-        assert end <= cut.max_offset
+        with resources_closed():
+            cut, _ = open_log(tmp_path, clean_exit=False)
+            assert end <= cut.max_offset
     appender.discard()
     assert appender.next_offset == log.max_offset == max(ends)
 

@@ -494,14 +494,21 @@ class HaConnection:
         await self._send(encode_header(self.sent_offset, 0), memoryview(b""))
 
     async def _send(self, header: bytes, body: memoryview) -> None:
-        """Raises TooSlowError if the peer takes nothing for a whole housekeeping interval."""
+        """Send a frame and release `body`.
+
+        Raises TooSlowError if the peer takes nothing for a whole housekeeping interval.
+        """
         if len(body) <= COPY_BYTES_MAX:
             # Most frames fit the socket as it is and need no deadline.
-            self._unsent = send_now(self._stream, header + body)
+            frame = header + body
+            body.release()
+            self._unsent = send_now(self._stream, frame)
             if self._unsent:
                 await self._send_rest()
         else:
-            with trio.fail_after(self._settings.housekeeping_interval_s):
+            # Released, not forgotten: a slice keeps the mapping of a deleted file, with its space and its
+            # descriptor, and the frames of a send that was cancelled live until a garbage collection.
+            with body, trio.fail_after(self._settings.housekeeping_interval_s):
                 await self._stream.send_all(header)
                 await self._stream.send_all(body)
 

@@ -70,13 +70,15 @@ class SocketTransport(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`; if cancelled, an unknown part of it was sent and the stream is of no use."""
-        left = memoryview(data)
         await self._take_turn()
-        while left:
-            sent = self.send_now(left)
-            left = left[sent:]
-            if left and not sent:
-                await self.wait_send_all_might_not_block()
+        with memoryview(data) as whole:
+            sent = 0
+            while sent < len(whole):
+                with whole[sent:] as rest:
+                    sent_now = self.send_now(rest)
+                sent += sent_now
+                if not sent_now:
+                    await self.wait_send_all_might_not_block()
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when the socket takes bytes again."""

@@ -7,7 +7,9 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from trioha.errors import StoreError
 
@@ -134,11 +136,19 @@ class MappedFile:
         return os.dup(self._fd)
 
     def close(self) -> None:
-        """Give up the file descriptor; the mapping ends with its last slice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self.view = memoryview(b"")
+        """Give up the descriptor and `view`; the mapping ends with them, or with the last slice of it."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        view, self.view = self.view, memoryview(b"")
+        mapping = cast("mmap.mmap", view.obj)
+        view.release()
+        # The mapping has a descriptor of its own. References to it, from the frames of a traceback for
+        # instance, would keep that, and the space of a deleted file, until the next garbage collection.
+        with suppress(BufferError):
+            # Refused while slices exist: the last of them ends it.
+            mapping.close()
 
     def remove(self) -> None:
         """Close and delete the file."""

@@ -328,10 +328,17 @@ class MessageStore:
         except OSError as error:
             raise StoreError(f"cannot be closed: {error.strerror}", path=self.settings.root) from error
         finally:
-            log_.close()
-            self.queues.close()
-            self.index.close()
-            self._lock.release()
+            self.release()
+
+    def release(self) -> None:
+        """Close all files and give the lock back, without putting anything on disk.
+
+        The store stays marked as in need of recovery, as one whose process was killed.
+        """
+        self.commit_log.close()
+        self.queues.close()
+        self.index.close()
+        self._lock.release()
 
     def _dispatch_at_close(self) -> bool:
         """Whether queues and index are at the log's end."""
