@@ -17,10 +17,7 @@ settings.load_profile("trioha")
 TESTS = Path(__file__).parent
 TOGETHER = frozenset(("interop", "spark"))
 """Folders whose tests share a JVM that takes long to start: they run in one process."""
-LEAVES_OPEN = frozenset(
-    ("broker", "cli", "faults", "ha", "hostile", "interop", "monitor", "mutations", "net", "node", "recording",
-     "remoting", "spark")
-)  # fmt: skip
+LEAVES_OPEN = frozenset(("cli", "faults", "hostile", "interop", "monitor", "node", "spark"))
 """Folders whose tests may still leave descriptors open."""
 
 

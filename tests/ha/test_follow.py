@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import StartFrom
 from trioha.ha.follow import Follower, FollowError, FollowSettings
@@ -43,9 +44,9 @@ def serve(follower, master, *, frame_bytes=5000, request=None):
     """Send what a RocketMQ master would send from the follower's first report on, to the master's end."""
     request = follower.begin() if request is None else request
     offset = request or master.max_offset - master.max_offset % FILE_BYTES
-    while data := master.read(offset, frame_bytes):
+    while data := bytes(master.read(offset, frame_bytes)):
         follower.take_header(FrameHeader(offset, len(data)))
-        follower.take_body(data)
+        follower.take_body(memoryview(data))
         offset += len(data)
     return request, offset
 
@@ -61,6 +62,7 @@ def settings_with(**options):
 
 @given(part=st.floats(0.02, 1.0), tail_bytes=st.sampled_from([0, 1, 3000, TAIL_BYTES, 10**9]))
 @settings(max_examples=30, deadline=None)
+@resources_closed()
 def test_a_slave_that_holds_a_prefix_follows_to_the_end(tmp_path_factory, part, tail_bytes):
     folder = tmp_path_factory.mktemp("follow")
     master = filled(folder / "master")

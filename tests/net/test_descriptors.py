@@ -65,7 +65,7 @@ def test_a_share_that_wants_less_than_its_floor_gets_what_it_wants() -> None:
 
 def test_the_soft_limit_is_raised_to_the_hard_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lower = min(soft, 1000)
+    lower = min(soft, hard - 10, 1000) if hard != resource.RLIM_INFINITY else min(soft, 1000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lower, hard))
     try:
         with monkeypatch.context() as patch:

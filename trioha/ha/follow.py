@@ -319,9 +319,10 @@ class Follower:
         offset = self._compared_offset
         taken = 0
         while taken < len(data) and offset < self._log.max_offset:
-            own = self._log.read(offset, len(data) - taken)
-            theirs = data[taken : taken + len(own)]
-            if bytes(own) != bytes(theirs):
+            with self._log.read(offset, len(data) - taken) as slice_:
+                own = bytes(slice_)
+            theirs = bytes(data[taken : taken + len(own)])
+            if own != theirs:
                 differs_at = next(index for index in range(len(own)) if own[index] != theirs[index])
                 raise FollowError(
                     CloseReason.DIVERGED,
