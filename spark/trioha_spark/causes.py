@@ -6,8 +6,10 @@ for network and slave (`ack`); the longer of the two is what it waited for. With
 be later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
 acknowledge them (`ack`), for one that was not even sent them (`send`), or there was none (`no slave`).
 
-Which connections are open may be known only from long before a wait. A part keeps, of puts for which it knows
-of none (`CauseTally.alone`), which ones it cannot have been; who joins it to what came before knows the rest.
+Which connections are open may be known only from long before a wait: one may be open and silent. A part
+keeps, of puts for which it knows of none (`CauseTally.alone`), which ones it cannot have been; joined to what
+came before, the rest is known. Replay (`tally_causes`) and the story of one put (`cause_of`) share all of it.
+A connection counts as open from its request on: a probe is not a slave.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.fold import OWN_MAX_KINDS
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging.scene import Rows, Scene
+from trioha.recording.judging.scene import HEARD, Rows, Scene
 from trioha.recording.judging.waits import pair_waits
 
 Ints = NDArray[np.int64]
@@ -34,8 +36,12 @@ NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
 """A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
+ASKED_KINDS: Final = (Kind.REQUESTED, Kind.TRANSFER, Kind.ACK, Kind.HEARTBEAT, HEARD)
+"""Events (codes of a scene) that only a connection has that asked for the log."""
 _TELLS_END: Final = np.zeros(256, np.bool_)
 _TELLS_END[OWN_MAX_KINDS] = True
+BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
+"""How far before a part the begins of waits, and frames and acks, are looked for."""
 _WINDOW: Final = 4096
 """Records that are looked through at a time for the first one of a kind."""
 _CELLS_MAX: Final = 4_000_000
@@ -143,13 +149,6 @@ class Journeys:
         return Journey(self.conns, sent, acked)
 
 
-def causes(scene: Scene) -> Caused:
-    """What the waits that began and ended in a part waited for; the others are left out."""
-    waits = pair_waits(scene)
-    whole = waits.begins >= 0
-    return _caused(scene, waits.ends[whole], waits.begins[whole])
-
-
 def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
     """What the waits that ended in a part waited for.
 
@@ -157,25 +156,46 @@ def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]
     whose bytes were already in the log, so that frames and acks of them may be there.
     """
     seen, ended = _connections_before(scene, len(scene.records))
-    return evolve(_tally_all(scene, before), opened=seen - ended, ended=ended)
+    return evolve(_tally_some(scene, pair_waits(scene).ends, before), opened=seen - ended, ended=ended)
 
 
-def _tally_all(scene: Scene, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+def cause_of(
+    scene: Scene,
+    end: int,
+    *,
+    before: Callable[[], Iterable[NDArray[np.void]]],
+    opened: frozenset[int],
+) -> tuple[int, int]:
+    """What one wait of a part waited for: index in `CAUSES`, and the connection that was last, or -1.
+
+    `end` is the place of its WAIT_END in the scene's records, `opened` the connections that had asked for the
+    log and were open at the scene's begin, `before` as `tally_causes` has it.
+    """
+    part = _tally_some(scene, np.array([end], np.int64), before)
+    ((_, cause, conn),) = (CauseTally(opened=opened) + part).finished().waited_us
+    return cause, conn
+
+
+def _tally_some(scene: Scene, ends: Ints, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+    """Of some waits of a part; `ends`: places of their WAIT_END, ascending."""
     waits = pair_waits(scene)
-    offsets = scene.columns["offset"][waits.ends]
-    is_early = (waits.begins < 0) | (offsets <= _log_end_before(scene.columns))
-    early = waits.ends[is_early]
+    begins = waits.begins[np.searchsorted(waits.ends, ends)]
+    offsets = scene.columns["offset"][ends]
+    is_early = (begins < 0) | (offsets <= _log_end_before(scene.columns))
+    early = ends[is_early]
     if scene.cold or not len(early):
-        return _tally(scene, waits.ends)
+        return _tally(scene, ends)
     began_ns, lowest_offset = _began_ns(scene, early).min(), offsets[is_early].min()
     recent = scene.raw[:0]
     for recent in before():
-        if recent["ts_ns"].min() < began_ns and _log_end_before(Rows(recent)) < lowest_offset:
+        # Without any: all of them are damaged.
+        reaches_back = len(recent) and recent["ts_ns"].min() < began_ns
+        if reaches_back and _log_end_before(Rows(recent)) < lowest_offset:
             break
     records = scene.records[: int(early[-1]) + 1]
     joined = Scene(np.concatenate((recent, records)), scene.setting, cold=False)
     # Neither of the two comes before the other: they say nothing of what is open.
-    return _tally(scene, waits.ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
+    return _tally(scene, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
 
 
 def _began_ns(scene: Scene, ends: Ints) -> Ints:
@@ -306,12 +326,14 @@ def _causes(
 
 
 def _connections_before(scene: Scene, place: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Connections that were seen before a place in the records of a scene, and those that ended before it."""
+    """Connections that had asked for the log before a place in the records of a scene, as far as these show
+    it, and those that ended before it."""
     track = scene.connections
     assert track.places is not None, "connections are sorted"
+    asked = track.stream(ASKED_KINDS)
     ends = track.stream((Kind.CLOSED, Kind.STATE))
     is_end = (ends["kind"] == Kind.CLOSED) | (ends["flags"] == HaState.SHUTDOWN)
     return (
-        frozenset(track.keys[track.places[track.begins] < place].tolist()),
+        frozenset(np.unique(asked["conn"][asked.places < place]).tolist()),
         frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
     )

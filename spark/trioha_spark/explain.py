@@ -20,7 +20,7 @@ from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.judging.scene import Scene, Setting
 from trioha.recording.standing import stands
 from trioha.recording.tape import Tape
-from trioha_spark.causes import ACK, CAUSES, FLUSH, NO_SLAVE, SEND, causes
+from trioha_spark.causes import ACK, ASKED_KINDS, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
 from trioha_spark.moment import connection_addresses, reason_name
 
 Array = NDArray[np.void]
@@ -160,6 +160,8 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
     standing = tape.standing_at(int(first["seq"]))
     open_conns = {}
     for conn, its_records in standing.connections():
+        if not np.isin(its_records["kind"], ASKED_KINDS).any():
+            continue
         at = stands(its_records, is_slave=False)
         open_conns[conn] = at
         if at.state == HaState.TRANSFER:
@@ -180,7 +182,7 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
                 f"the own disk had it (that flush took {took_ms:,.3f} ms)",
             )
         )
-    cause, cause_conn = _cause(put, records[records["seq"] < last_seq])
+    cause, cause_conn = _cause(put, records[records["seq"] < last_seq], frozenset(open_conns))
     began_ns = _began_ns(put)
     steps.sort(key=_when)
     status = None if put.end is None else _status(put.end)
@@ -290,16 +292,20 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
             return
 
 
-def _cause(put: Put, records: Array) -> tuple[str | None, int | None]:
+def _cause(put: Put, records: Array, opened: frozenset[int]) -> tuple[str | None, int | None]:
+    """Of a put's records; `opened`: connections that were open just before them."""
     if put.begin is None or put.end is None:
         return None, None
-    scene = Scene(records[records["kind"] != Kind.KEYFRAME], Setting.of(put.tape.session), False)
-    found = causes(scene)
-    at = np.flatnonzero(scene.records["seq"][found.ends] == put.end["seq"])
-    if not len(at):
-        return None, None
-    conn = int(found.conn[at[0]])
-    return CAUSES[int(found.cause[at[0]])], None if conn == NO_CONNECTION else conn
+    tape, first_seq = put.tape, int(put.first["seq"])
+
+    def before() -> Iterator[Array]:
+        for count in BEFORE_RECORDS:
+            yield tape.records_between(max(tape.first_seq, first_seq - count), first_seq)
+
+    scene = Scene(records[records["kind"] != Kind.KEYFRAME], Setting.of(tape.session), False)
+    end = int(np.searchsorted(scene.records["seq"], put.end["seq"]))
+    cause, conn = cause_of(scene, end, before=before, opened=opened)
+    return CAUSES[cause], None if conn == NO_CONNECTION else conn
 
 
 def _summary(

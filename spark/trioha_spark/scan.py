@@ -28,7 +28,7 @@ from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
-from trioha_spark.causes import CauseTally, tally_causes
+from trioha_spark.causes import BEFORE_RECORDS, CauseTally, tally_causes
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
 """Records that are folded at a time: 12 MB, and whole row groups of what is packed. What is worked out of so
@@ -44,8 +44,6 @@ _IS_EVENT: Final = np.zeros(256, np.bool_)
 _IS_EVENT[list(EVENT_KINDS)] = True
 EVENTS_MAX: Final = 100_000
 """So many of them are kept of a session, the first ones."""
-BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
-"""How far before a range the begins of waits are looked for."""
 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
 """A part: index of its session, connection (-1: the node), place of its first range there, and pickled."""

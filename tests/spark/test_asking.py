@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from datetime import UTC
 from functools import reduce
 from itertools import pairwise
@@ -23,9 +24,10 @@ from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.figures import Percentiles
 from trioha.recording.judging.scene import Scene, Setting
+from trioha.recording.judging.waits import pair_waits
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
-from trioha_spark.causes import CAUSES, CauseTally, causes, tally_causes
+from trioha_spark.causes import CAUSES, CauseTally, cause_of, tally_causes
 from trioha_spark.document import link_row
 from trioha_spark.explain import explain
 from trioha_spark.moment import moment, open_tapes, wall_time
@@ -90,12 +92,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def causes_of(scene: Scene) -> list[tuple[str, int]]:
+    """Cause and connection of each wait of a whole session."""
+    found = [
+        cause_of(scene, end, before=lambda: (), opened=frozenset()) for end in pair_waits(scene).ends.tolist()
+    ]
+    return [(CAUSES[cause], conn) for cause, conn in found]
+
+
 def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
     scene = Scene(read_records(session).array, Setting.of(session), True)
-    found = causes(scene)
-    assert [CAUSES[cause] for cause in found.cause] == ["ack", "send", "ack", "no slave"]
-    assert found.conn.tolist() == [1, 1, 1, -1]
+    assert causes_of(scene) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
 
 
 @given(st.integers(0, 10_000), st.data())
@@ -139,8 +147,69 @@ def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> No
     path = write_session(folder / "sync" / "session", events)
     setting = Setting(False, {"flushDiskType": "SYNC_FLUSH"})
     assert not session.is_slave
-    found = causes(Scene(read_records(open_session(path)).array, setting, True))
-    assert [CAUSES[cause] for cause in found.cause] == ["flush", "flush"]
+    scene = Scene(read_records(open_session(path)).array, setting, True)
+    assert causes_of(scene) == [("flush", -1), ("flush", -1)]
+
+
+def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+    """How many puts of a session have which status, cause and connection, as a replay tells it."""
+    session = open_session(path)
+    scene = Scene(read_records(session).array, Setting.of(session), True)
+    told = tally_causes(scene, before=lambda: ()).finished().waited_us
+    return Counter(
+        {
+            (
+                PutStatus(status).name,
+                None if CAUSES[cause] == "unknown" else CAUSES[cause],
+                None if conn < 0 else conn,
+            ): waited_us.total
+            for (status, cause, conn), waited_us in told.items()
+        }
+    )
+
+
+def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+    """The same as the stories of all its puts tell it, one after the other."""
+    tapes = open_tapes([path])
+    ids = {
+        int(record["aux"])
+        for record in read_records(open_session(path)).array
+        if record["kind"] == Kind.WAIT_END
+    }
+    stories = [explain(tapes, str(request)) for request in sorted(ids)]
+    return Counter((story["status"], story["cause"], story["causeConn"]) for story in stories)
+
+
+def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_without_a_slave(
+    tmp_path: Path,
+) -> None:
+    events = [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        # Frozen: nothing of it is recorded any more.
+        Event(20 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+        Event(20 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(70 * MS, Kind.WAIT_END, offset=1500, aux=1, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+    ]
+    path = write_session(tmp_path / "silent", events)
+    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
+    summary = explain(open_tapes([path]), "1")["summary"]
+    assert "it was not sent to the slaves that had not acknowledged it" in summary
+    # A probe that is open is not a slave that could have acknowledged it.
+    probe = [
+        Event(e.ts_ns, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in (events[0], *events[4:])
+    ]
+    path = write_session(tmp_path / "probe", probe)
+    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
+    assert "no connection was open" in explain(open_tapes([path]), "1")["summary"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stories_and_replay_tell_one_cause_of_each_put(tmp_path: Path, seed: int) -> None:
+    path = write_session(tmp_path / "session", MasterModel(seed).run(220))
+    assert stories_of(path) == tally_of(path)
 
 
 def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
