@@ -6,7 +6,6 @@ as `slowest` or `failed` (the first one that failed, at or after a time if one i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.errors import TriohaError
+from trioha.numbers import NATURAL64, parse_int
 from trioha.recording.clocks import Link, links
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.judging.scene import Scene, Setting
@@ -94,17 +94,22 @@ def _find(tape: Tape, request: str, at_wall_ns: int | None) -> Put | None:
                 slowest = ends[ends["size"].argmax()]
                 end = slowest if end is None or slowest["size"] > end["size"] else end
         return None if end is None else _records_of(tape, int(end["aux"]))
-    if found := re.fullmatch(r"@(\d+)", request):
-        offset = int(found[1])
+    if request.startswith("@"):
+        offset = _number(request, request[1:])
         for records in _chunks(tape):
             puts = records[records["kind"] == Kind.PUT]
             inside = puts[(puts["offset"] > offset) & (puts["offset"] - puts["size"] <= offset)]
             if len(inside):
                 return _records_of(tape, int(inside["aux"][0]))
         return None
-    if not request.isdecimal():
-        raise TriohaError(f"--explain {request}: not a put; say {REQUEST_HINT}")
-    return _records_of(tape, int(request))
+    return _records_of(tape, _number(request, request))
+
+
+def _number(request: str, text: str) -> int:
+    try:
+        return parse_int(text, NATURAL64)
+    except ValueError:
+        raise TriohaError(f"--explain {request}: not a put; say {REQUEST_HINT}") from None
 
 
 def _records_of(tape: Tape, request_id: int) -> Put | None:

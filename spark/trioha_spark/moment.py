@@ -9,7 +9,7 @@ from typing import Any
 
 from trioha.errors import TriohaError
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.recording.reader import find_sessions
+from trioha.recording.reader import find_sessions, peers_of
 from trioha.recording.standing import Stands, stands
 from trioha.recording.tape import Tape
 from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
@@ -93,11 +93,7 @@ def _connection(at: Stands, ts_ns: int) -> Row:
 
 def connection_addresses(tape: Tape) -> dict[int, str]:
     """The peer of each connection, as far as the session's facts name it."""
-    return {
-        int(fact.fields["conn"]): str(fact.fields["address"])
-        for fact in tape.facts
-        if fact.type_ == "connection" and "conn" in fact.fields and "address" in fact.fields
-    }
+    return {conn: peer.address for conn, peer in peers_of(tape.facts).items() if peer.address is not None}
 
 
 def reason_name(code: int) -> str:

@@ -19,11 +19,13 @@ from trioha.recording.fold import ConnectionPart
 from trioha.recording.judging import Setting, Verdict, judge, verdicts
 from trioha.recording.reader import (
     Damage,
+    Peer,
     Segment,
     Segments,
     Session,
     find_sessions,
     open_session,
+    peers_of,
     read_facts,
     read_segments,
 )
@@ -49,11 +51,13 @@ _STEPS_NS: Final = (
 class ConnectionReplay:
     """One HA connection as one node saw it."""
 
-    address: str | None
-    """The peer, `host:port`; None if the recording does not name it."""
-    certificate: str | None
-    """The name in the peer's certificate; None without TLS."""
+    peer: Peer
     figures: ConnectionResult
+
+    @property
+    def address(self) -> str | None:
+        """The peer, `host:port`; None if the recording does not name it."""
+        return self.peer.address
 
 
 @frozen(eq=False)
@@ -193,15 +197,12 @@ def _session_replay(
     index: int, session: Session, segments: Segments, grid: Grid, joined: _Joined
 ) -> SessionReplay:
     facts, fact_damage = read_facts(session)
-    named = {fact.fields.get("conn"): fact.fields for fact in facts if fact.type_ == "connection"}
-    addresses, certificates = (
-        {conn: str(fields[name]) for conn, fields in named.items() if fields.get(name) is not None}
-        for name in ("address", "certificate")
-    )
+    peers = peers_of(facts)
+    nobody = Peer(None, None, None)
     # Others may connect to a slave, too: it is the master there.
-    served = {conn for conn, fields in named.items() if fields.get("role") == "master"}
+    served = {conn for conn, peer in peers.items() if peer.role == "master"}
     connections = tuple(
-        ConnectionReplay(addresses.get(conn), certificates.get(conn), connection_result(conn, part, grid))
+        ConnectionReplay(peers.get(conn, nobody), connection_result(conn, part, grid))
         for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
         if session_index == index and conn != NO_CONNECTION
     )
@@ -238,7 +239,7 @@ def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iter
     by_conn = {connection.figures.conn: connection for connection in connections}
     spans = [
         Span(
-            Connection(figures.conn, connection.address or "", connection.certificate or ""),
+            Connection(figures.conn, connection.address or "", connection.peer.certificate or ""),
             figures.asked_ts_ns,
             figures.closed_ts_ns,
         )

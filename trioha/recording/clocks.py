@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
+from trioha.recording.reader import named_peers
 from trioha.recording.tape import Tape
 
 Ints = NDArray[np.int64]
@@ -158,10 +159,9 @@ def _pieces(tape: Tape, connections_max: int | None) -> Iterator[NDArray[np.void
         yield from (chunk.records for chunk in tape.scan())
         return
     begins: dict[int, int] = {}
-    for fact in tape.facts:
-        conn = fact.fields.get("conn")
-        if fact.type_ == "connection" and isinstance(conn, int) and len(begins) < connections_max:
-            begins.setdefault(conn, fact.seq)
+    for conn, seq, _ in named_peers(tape.facts):
+        if len(begins) < connections_max:
+            begins.setdefault(conn, seq)
     for conn, seq in begins.items():
         records = tape.records_between(seq, seq + BEGIN_RECORDS)
         yield records[records["conn"] == conn]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trioha.errors import StoreError
+from trioha.numbers import I64, parse_int
 from trioha.recording.layout import PACKED_SUFFIX
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def describe(path: Path) -> tuple[int, int]:
 
     try:
         metadata = pq.read_metadata(path)
-        return int(metadata.metadata[BASE_TS_KEY]), int(metadata.num_rows)
+        return parse_int(metadata.metadata[BASE_TS_KEY].decode(), I64), int(metadata.num_rows)
     except (OSError, ArrowException, KeyError, TypeError, ValueError) as error:
         raise PackedError(f"not a packed segment: {_line(error)}") from error
 

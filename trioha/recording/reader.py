@@ -10,7 +10,7 @@ is how a killed recorder ends. The records themselves are read by `trioha.record
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from trioha.errors import StoreError
+from trioha.numbers import I32, I64, NATURAL32, NATURAL64, Range, parse_int
 from trioha.recording.layout import (
     EVENTS_FOLDER,
     FACTS_FILE,
@@ -35,6 +36,9 @@ from trioha.recording.packed import PackedError, describe, is_packed
 
 RECORD_BYTES_MAX: Final = 4096
 """Longest record that is believed."""
+CLOCK_NS: Final = Range(0, 2**62)
+"""Clock readings that are believed: to the year 2116."""
+_CODE: Final = Range(0, 255)
 NEEDED_FIELDS: Final = ("ts_ns", "seq", "kind", "flags", "node", "conn", "offset", "aux", "size", "check")
 
 
@@ -89,6 +93,18 @@ class Fact:
     type_: str
     """`connection`, `config`, `note`, or a type that is new."""
     fields: Mapping[str, Any]
+
+
+@frozen
+class Peer:
+    """The other side of a connection, as a fact names it. What it does not name is None."""
+
+    address: str | None
+    """`host:port`."""
+    role: str | None
+    """Of the node that recorded: `master` or `slave`."""
+    certificate: str | None
+    """The name in its certificate."""
 
 
 @frozen
@@ -149,7 +165,7 @@ def open_session(path: Path) -> Session:
         raise StoreError(f"not a session: there is no {SESSION_FILE}", path=path) from None
     except OSError as error:
         raise StoreError(f"cannot be read: {error.strerror or error}", path=file) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"not JSON: {error}", path=file) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise StoreError(f"not a session: its format is not {FORMAT}", path=file)
@@ -166,12 +182,15 @@ def open_session(path: Path) -> Session:
 
 
 def _session(path: Path, document: dict[str, Any]) -> Session:
-    record_bytes = int(document["record_bytes"])
-    if not 0 < record_bytes <= RECORD_BYTES_MAX or record_bytes % 8:
+    record_bytes = parse_int(document["record_bytes"], Range(8, RECORD_BYTES_MAX))
+    if record_bytes % 8:
         raise ValueError(f"record_bytes {record_bytes}")
     if document["byte_order"] != "little":
         raise ValueError(f"byte_order {document['byte_order']}")
-    fields = tuple((str(f["name"]), str(f["dtype"]), int(f["offset"])) for f in document["fields"])
+    fields = tuple(
+        (str(f["name"]), str(f["dtype"]), parse_int(f["offset"], Range(0, record_bytes - 1)))
+        for f in document["fields"]
+    )
     names = [name for name, _, _ in fields]
     missing = [name for name in NEEDED_FIELDS if name not in names]
     if missing or len(set(names)) != len(names):
@@ -184,18 +203,20 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
         identity=SessionIdentity(
             cluster_name=str(node["clusterName"]),
             broker_name=str(node["brokerName"]),
-            broker_id=int(node["brokerId"]),
+            broker_id=parse_int(node["brokerId"], I64),
             role=str(node["role"]),
             settings=dict(document["settings"]),
             source=str(document.get("source", SOURCE_NODE)),
-            sampled_ms=None if document.get("sampled_ms") is None else int(document["sampled_ms"]),
+            sampled_ms=(
+                None if document.get("sampled_ms") is None else parse_int(document["sampled_ms"], NATURAL32)
+            ),
         ),
         program_version=str(document["program"]["version"]),
-        monotonic_ns=int(document["clock"]["monotonic_ns"]),
-        wall_ns=int(document["clock"]["wall_ns"]),
+        monotonic_ns=parse_int(document["clock"]["monotonic_ns"], CLOCK_NS),
+        wall_ns=parse_int(document["clock"]["wall_ns"], CLOCK_NS),
         record_bytes=record_bytes,
         fields=fields,
-        kinds={int(code): str(name) for code, name in document["kinds"].items()},
+        kinds={parse_int(code, _CODE): str(name) for code, name in document["kinds"].items()},
     )
 
 
@@ -230,7 +251,7 @@ def read_segments(session: Session) -> Segments:
 def _packed(path: Path) -> Segment | Damage:
     try:
         base_ts_ns, records = describe(path)
-        return Segment(path, int(path.stem), base_ts_ns, 0, records)
+        return Segment(path, parse_int(path.stem, NATURAL64), parse_int(base_ts_ns, CLOCK_NS), 0, records)
     except (PackedError, ValueError) as error:
         return Damage(str(path), 0, str(error), 0)
 
@@ -251,8 +272,10 @@ def _segment(path: Path, record_bytes: int) -> Segment | Damage:
         return Damage(str(path), 0, f"not a segment of version {VERSION}", whole)
     if its_record_bytes != record_bytes or header_bytes < HEADER_BYTES:
         return Damage(str(path), 10, f"records of {its_record_bytes} bytes, header of {header_bytes}", whole)
-    if path.stem != f"{base_seq:020d}":
+    if path.stem != f"{base_seq:020d}" or base_seq < 0:
         return Damage(str(path), 16, f"begins at record {base_seq}, which its name does not say", whole)
+    if not CLOCK_NS.low <= base_ts_ns <= CLOCK_NS.high:
+        return Damage(str(path), 24, f"begins at {base_ts_ns} ns, which no clock shows", whole)
     return Segment(
         path, base_seq, base_ts_ns, header_bytes, max(0, size_bytes - header_bytes) // record_bytes
     )
@@ -273,8 +296,28 @@ def read_facts(session: Session) -> tuple[Sequence[Fact], Sequence[Damage]]:
     for line in data.split(b"\n")[:-1]:
         try:
             fields = json.loads(line)
-            facts.append(Fact(int(fields.pop("seq")), str(fields.pop("type")), fields))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            facts.append(Fact(parse_int(fields.pop("seq"), NATURAL64), str(fields.pop("type")), fields))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             damage.append(Damage(str(path), position, "not a fact", 0))
         position += len(line) + 1
     return facts, damage
+
+
+def peers_of(facts: Iterable[Fact]) -> dict[int, Peer]:
+    """The peer of each connection, by its number, as far as the facts name it."""
+    return {conn: peer for conn, _, peer in named_peers(facts)}
+
+
+def named_peers(facts: Iterable[Fact]) -> Iterator[tuple[int, int, Peer]]:
+    """Connection, seq of its first record and peer of each fact that names one."""
+    for fact in facts:
+        conn = fact.fields.get("conn")
+        if fact.type_ == "connection" and type(conn) is int and I32.low <= conn <= I32.high:
+            yield conn, fact.seq, Peer(*(_text(fact.fields.get(name)) for name in _PEER_FIELDS))
+
+
+_PEER_FIELDS: Final = ("address", "role", "certificate")
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

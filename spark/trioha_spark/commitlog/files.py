@@ -14,6 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.errors import StoreError
+from trioha.numbers import NATURAL64, parse_int
 from trioha.store.mapped_file import FILE_NAME_DIGITS
 
 RANGE_BYTES: Final = 64 << 20
@@ -55,9 +56,9 @@ def list_files(store: Path) -> list[LogFile]:
     directory = store / "commitlog" if (store / "commitlog").is_dir() else store
     try:
         files = [
-            LogFile(path, int(path.name), path.stat().st_size)
+            LogFile(path, start_offset, path.stat().st_size)
             for path in sorted(directory.iterdir())
-            if len(path.name) == FILE_NAME_DIGITS and path.name.isdecimal()
+            if (start_offset := _start_offset(path.name)) is not None
         ]
     except FileNotFoundError as error:
         raise StoreError(
@@ -74,6 +75,14 @@ def list_files(store: Path) -> list[LogFile]:
                 f"begins inside the file before it, which ends at {before.end_offset}", path=file.path
             )
     return files
+
+
+def _start_offset(name: str) -> int | None:
+    """What a file's name says that it begins at; None if it is not that of a file of the log."""
+    try:
+        return parse_int(name, NATURAL64) if len(name) == FILE_NAME_DIGITS else None
+    except ValueError:
+        return None
 
 
 def map_file(file: LogFile) -> NDArray[np.uint8]:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from trioha.numbers import NATURAL64, parse_int
 from trioha_spark.sources.options import (
     SourceError,
     check_schema,
@@ -190,7 +191,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         from trioha_spark.commitlog.following import end_of_log  # noqa: PLC0415
 
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        begin = int(start["offset"])
+        begin = parse_int(start["offset"], NATURAL64)
         if self.target is not None and begin >= self.target:
             return {"offset": begin}
         end = end_of_log(self.log.store, begin, bytes_max=bytes_max)
@@ -206,7 +207,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Ranges of a batch."""
-        return self.log.cut(int(start["offset"]), int(end["offset"]))
+        return self.log.cut(parse_int(start["offset"], NATURAL64), parse_int(end["offset"], NATURAL64))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""

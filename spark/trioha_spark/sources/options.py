@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trioha.errors import TriohaError
+from trioha.numbers import I64, Range, parse_int
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,12 +32,9 @@ def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> i
     if text is None:
         return None
     try:
-        number = int(text)
+        return parse_int(text, Range(least, I64.high))
     except ValueError:
-        number = least - 1
-    if number < least:
-        raise SourceError(f"option {name}: {text!r} is not a whole number of at least {least}")
-    return number
+        raise SourceError(f"option {name}: {text!r} is not a whole number of at least {least}") from None
 
 
 def flag_option(options: Mapping[str, str], name: str) -> bool:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from trioha.numbers import NATURAL64, Range, parse_int
 from trioha_spark.sources.options import (
     SourceError,
     check_schema,
@@ -241,7 +242,7 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from pyspark.sql.streaming.datasource import ReadMaxRows  # noqa: PLC0415
 
         left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        latest = {name: int(seq) for name, seq in start.items()}
+        latest = {name: parse_int(seq, NATURAL64) for name, seq in start.items()}
         for name, end in (self._ends() if self.target is None else self.target).items():
             begin = latest.get(name, self.sessions.seq_from)
             events = max(0, end - begin)
@@ -263,7 +264,9 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, seq in end.items()
             if name in paths
             for partition in self.sessions.cut(
-                paths[name], int(start.get(name, self.sessions.seq_from)), int(seq)
+                paths[name],
+                parse_int(start.get(name, self.sessions.seq_from), NATURAL64),
+                parse_int(seq, NATURAL64),
             )
         ]
 
@@ -288,12 +291,15 @@ def _kinds(names: list[str]) -> list[int]:
 
     kinds: list[int] = []
     for name in names:
-        if name.isdecimal() and int(name) < 256:
-            kinds.append(int(name))
-        elif name.upper() in Kind.__members__:
+        if name.upper() in Kind.__members__:
             kinds.append(Kind[name.upper()])
-        else:
-            raise SourceError(f"option kinds: {name!r} is none of {', '.join(Kind.__members__)}")
+            continue
+        try:
+            kinds.append(parse_int(name, Range(0, 255)))
+        except ValueError:
+            raise SourceError(
+                f"option kinds: {name!r} is none of {', '.join(Kind.__members__)}, nor 0 to 255"
+            ) from None
     return kinds
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
 from trioha.config.model import AckMode, BrokerRole, FlushDiskType, broker_settings
 from trioha.config.values import ValueRefused
-from trioha.errors import ConfigError
+from trioha.errors import ConfigError, StoreError
+from trioha.numbers import Range, parse_int
+from trioha.recording.layout import SESSION_FILE
 from trioha.recording.reader import Session
+
+_Names = TypeVar("_Names", bound=Enum)
 
 MODELLED: Final = {
     "brokerRole": "role",
@@ -35,8 +40,8 @@ WRITERS_MAX: Final = 100_000
 POINTS_MAX: Final = 1000
 """Most points of a grid."""
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_AMOUNT: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg]i?)?", re.IGNORECASE)
-_TIME: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>us|ms|s)?")
+_AMOUNT: Final = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)(?P<unit>[kmg]i?)?", re.IGNORECASE)
+_TIME: Final = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)(?P<unit>us|ms|s)?")
 _TIME_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -111,13 +116,22 @@ def recorded_scenario(session: Session, *, slaves: int, ack_mode: AckMode = AckM
     for key, name in MODELLED.items():
         if key in told and key != "trioha.haAckMode":
             values[name] = _parsed(parsers[key], key, str(told[key]))
-    values["role"] = BrokerRole(session.identity.role)
+    values["role"] = _named(BrokerRole, session, "role", session.identity.role)
     return Scenario(slaves=slaves, ack_mode=ack_mode, **values)
 
 
 def ack_mode_of(session: Session) -> AckMode:
     """What a slave's session says that its acks promise."""
-    return AckMode(str(session.identity.settings.get("trioha.haAckMode", AckMode.WRITTEN.value)))
+    key = "trioha.haAckMode"
+    return _named(AckMode, session, key, session.identity.settings.get(key, AckMode.WRITTEN.value))
+
+
+def _named(names: type[_Names], session: Session, key: str, value: object) -> _Names:
+    try:
+        return names(value)
+    except ValueError:
+        reason = f"{key} {value!r} is none of {', '.join(one.value for one in names)}"
+        raise StoreError(reason, path=session.path / SESSION_FILE) from None
 
 
 def setting_axes(options: Iterable[str]) -> list[list[Change]]:
@@ -233,9 +247,10 @@ def _texts(options: Iterable[str]) -> list[str]:
 
 
 def _count(option: str, text: str, *, low: int, high: int) -> int:
-    if not (text.isascii() and text.isdecimal()) or not low <= int(text) <= high:
-        raise ConfigError(f"{text!r} is not a number from {low} to {high}", key=option)
-    return int(text)
+    try:
+        return parse_int(text, Range(low, high))
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number from {low} to {high}", key=option) from None
 
 
 def _parsed(parse: Any, key: str, text: str) -> Any:

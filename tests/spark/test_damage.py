@@ -1,0 +1,386 @@
+"""Damage never stops a reader: planted at every place of a small session, read through every entry."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import xor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+import trioha_spark.replay as replays
+from tests.recording.sessions import MasterModel, slave_events, write_session
+from trioha.errors import StoreError, TriohaError
+from trioha.recording.curves import Grid
+from trioha.recording.events import RECORD
+from trioha.recording.judging import judge_session
+from trioha.recording.layout import HEADER_BYTES
+from trioha.recording.reader import open_session
+from trioha.recording.tape import Tape
+from trioha_spark.document import document
+from trioha_spark.explain import explain
+from trioha_spark.moment import moment, open_tapes
+from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
+from trioha_spark.replay import ReplayResult, replay
+from trioha_spark.scan import Range, fold_range, join_connection, join_node
+from trioha_spark.sources.session import SessionReader, SessionStreamReader
+from trioha_spark.tables import arrow_tables
+from trioha_spark.whatif.model import model_of
+
+RECORD_BYTES = 48
+SEGMENT_RECORDS = 30
+EVENTS = 130
+RANGE_RECORDS = 7
+COLUMNS = StructType(
+    [
+        StructField("seq", LongType()),
+        StructField("kind_name", StringType()),
+        StructField("conn", IntegerType()),
+    ]
+)
+ERRORS = StructType([StructField("file", StringType()), StructField("records", LongType())])
+
+
+def run_here(_: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], __: object) -> replays._Joined:
+    """What Spark's tasks do, in this process."""
+    joined = replays._Joined({}, {})
+    for work in ranges:
+        node, connections = fold_range(work)
+        index = work.session_index
+        known = joined.nodes.get(index)
+        joined.nodes[index] = join_node([node] if known is None else [known, node])
+        for conn, part in connections.items():
+            earlier = joined.connections.get((index, conn))
+            joined.connections[index, conn] = join_connection(
+                [part] if earlier is None else [earlier, part], grids[index]
+            )
+    return joined
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """Stands for Spark: replays are run in this process."""
+    monkeypatch.setattr(replays, "_run", run_here)
+    stand_in: Any = object()
+    return stand_in
+
+
+def read_all(path: Path, spark: SparkSession, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
+    """Read a session through every entry; an entry may refuse in one line, and raises nothing else."""
+    found = replay([path], spark=spark, range_records=range_records)
+    document(found)
+    arrow_tables(found)
+    judge_session(open_session(path))
+    tapes = open_tapes([path])
+    tape = tapes[0]
+    times = [tape.session.wall_of(ts_ns) for ts_ns in (tape.first_ts_ns, tape.last_ts_ns)]
+    for wall_ns in (*times, sum(times) // 2):
+        moment(tapes, wall_ns)
+    for request in ("slowest", "failed", "1", "5", "9", "@2000"):
+        refusable(lambda request=request: explain(tapes, request))
+    for _ in Tape(open_session(path)).scan():
+        pass
+    refusable(lambda: model_of(open_session(path)))
+    for more, schema in (({}, COLUMNS), ({"errors": "true"}, ERRORS), ({"kinds": "PUT,ACK"}, COLUMNS)):
+        options = {**more, "path": str(path)}
+        reader = SessionReader(options, schema)
+        rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+        stream = SessionStreamReader(options, schema)
+        end = stream.latestOffset({}, stream.getDefaultReadLimit())
+        parts = stream.partitions({}, end)
+        assert sum(batch.num_rows for part in parts for batch in stream.read(part)) == rows
+    return found
+
+
+def refusable(do: Callable[[], object]) -> None:
+    """A question that the session does not answer is one line."""
+    with suppress(TriohaError):
+        do()
+
+
+def segment_files(path: Path) -> list[Path]:
+    return sorted((path / "events").iterdir())
+
+
+def flip(file: Path, position: int, mask: int = 0x5A) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= mask
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    events = MasterModel(5).run(EVENTS)
+    path = write_session(
+        tmp_path_factory.mktemp("damage") / "session",
+        events,
+        segment_records=SEGMENT_RECORDS,
+        addresses={conn: f"10.0.0.{conn}:41000" for conn in range(1, 9)},
+    )
+    assert len(segment_files(path)) > 4
+    return path
+
+
+@pytest.fixture(scope="module")
+def slave(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slave")
+    return write_session(folder / "session", slave_events(), role="SLAVE", broker_id=1, segment_records=6)
+
+
+def copies(session: Path, folder: Path) -> Iterable[tuple[Path, int]]:
+    """A fresh copy of a session for each of its segments, with the segment's index."""
+    for index in range(len(segment_files(session))):
+        copy = folder / f"{session.parent.name}-{index}" / "session"
+        shutil.copytree(session, copy)
+        yield copy, index
+
+
+@pytest.mark.parametrize("whose", ["master", "slave"])
+def test_each_record_may_be_damaged(
+    whose: str, request: pytest.FixtureRequest, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    session: Path = request.getfixturevalue(whose)
+    chance = random.Random(1)
+    for path, index in copies(session, tmp_path):
+        file = segment_files(path)[index]
+        whole = file.read_bytes()
+        for position in range(HEADER_BYTES, len(whole), 6 * RECORD_BYTES):
+            flip(file, position + chance.randrange(RECORD_BYTES))
+            assert sum(one.records for one in read_all(path, without_spark).sessions[0].damage) == 1
+            file.write_bytes(whole)
+
+
+def test_all_records_before_and_behind_each_place_may_be_damaged(
+    master: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    for path, index in copies(master, tmp_path):
+        files = segment_files(path)
+        for file in files[:index]:
+            for position in range(HEADER_BYTES + 47, file.stat().st_size, RECORD_BYTES):
+                flip(file, position)
+        found = read_all(path, without_spark).sessions[0]
+        assert sum(one.records for one in found.damage) == sum(
+            (file.stat().st_size - HEADER_BYTES) // RECORD_BYTES for file in files[:index]
+        )
+        for file in files[index:]:
+            for position in range(HEADER_BYTES + 47, file.stat().st_size, RECORD_BYTES):
+                flip(file, position)
+        assert read_all(path, without_spark).sessions[0].node.events == 0
+
+
+def cut_to(size_bytes: int) -> Callable[[Path], None]:
+    def cut(file: Path) -> None:
+        file.write_bytes(file.read_bytes()[:size_bytes])
+
+    return cut
+
+
+SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "magic": lambda file: flip(file, 0),
+    "version": lambda file: flip(file, 8),
+    "record bytes": lambda file: flip(file, 10),
+    "header bytes": lambda file: flip(file, 12),
+    "header bytes, high": lambda file: flip(file, 15),
+    "base seq": lambda file: flip(file, 16),
+    "base time": lambda file: flip(file, 30),
+    "base time, negative": lambda file: flip(file, 31, 0x80),
+    "empty": cut_to(0),
+    "a torn header": cut_to(17),
+    "no records": cut_to(HEADER_BYTES),
+    "a torn record": cut_to(HEADER_BYTES + 5 * RECORD_BYTES + 13),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "gone": Path.unlink,
+    "renamed": lambda file: file.rename(file.with_name("00000000000000004711.seg")),
+    "a name of other digits": lambda file: file.rename(file.with_name("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٣٠.seg")),
+    "twice": lambda file: shutil.copy(file, file.with_name("00000000000000000007.seg")),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", list(SEGMENT_DAMAGE))
+def test_each_segment_may_be_damaged(
+    damage: str, master: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    for path, index in copies(master, tmp_path):
+        SEGMENT_DAMAGE[damage](segment_files(path)[index])
+        read_all(path, without_spark)
+
+
+PACKED_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": cut_to(0),
+    "cut": cut_to(700),
+    "head": lambda file: flip(file, 0),
+    "foot": lambda file: flip(file, file.stat().st_size - 6),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "gone": Path.unlink,
+    "renamed": lambda file: file.rename(file.with_name("00000000000000004711.parquet")),
+    "a name of no number": lambda file: file.rename(file.with_name("x.parquet")),
+    "a name of other digits": lambda file: (
+        file.rename(file.with_name("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٣٠.parquet")) and None
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def packed(master: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "session"
+    shutil.copytree(master, path)
+    opened = open_session(path)
+    for segment in sealed_segments(opened, every=True):
+        pack_segment(opened, segment)
+    return path
+
+
+@pytest.mark.parametrize("damage", list(PACKED_DAMAGE))
+def test_each_packed_segment_may_be_damaged(
+    damage: str, packed: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    for path, index in copies(packed, tmp_path):
+        PACKED_DAMAGE[damage](segment_files(path)[index])
+        read_all(path, without_spark, range_records=SEGMENT_RECORDS)
+        opened = open_session(path)
+        for segment in packed_segments(opened):
+            refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
+
+
+def test_bytes_of_a_packed_segment_may_be_any(
+    packed: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    chance = random.Random(2)
+    for path, index in copies(packed, tmp_path):
+        file = segment_files(path)[index]
+        whole = file.read_bytes()
+        for _ in range(4):
+            for _ in range(chance.randrange(1, 4)):
+                flip(file, chance.randrange(len(whole)), chance.randrange(1, 256))
+            read_all(path, without_spark, range_records=SEGMENT_RECORDS)
+            file.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"null\n",
+        b'[]\n7\n"text"\n',
+        b'{"seq":0}\n',
+        b'{"seq":"x","type":"connection"}\n',
+        b'{"seq":0,"type":"connection"}\n',
+        b'{"seq":0,"type":"connection","conn":"1","address":7,"role":[]}\n',
+        b'{"seq":0,"type":"connection","conn":{},"address":null,"certificate":[]}\n',
+        b'{"seq":0,"type":"connection","conn":[1],"address":"x:1"}\n',
+        b'{"seq":1e400,"type":"connection","conn":1e30}\n',
+        b'{"seq":0,"type":"probes","host":7,"reason":null,"count":"many"}\n',
+        b'{"seq":0,"type":"sample","ts_ns":"now"}\n',
+        b'{"seq":' + b"9" * 5000 + b',"type":"note"}\n',
+        b"[" * 100_000 + b"\n",
+    ],
+    ids=range(15),
+)
+def test_facts_may_be_anything(
+    content: bytes, master: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    path = tmp_path / "session"
+    shutil.copytree(master, path)
+    (path / "facts.jsonl").write_bytes(content)
+    read_all(path, without_spark)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("record_bytes", "forty-eight"),
+        ("record_bytes", 1e400),
+        ("record_bytes", 0),
+        ("byte_order", "big"),
+        ("fields", None),
+        ("fields", [{"name": "ts_ns", "dtype": "<i8", "offset": -8}]),
+        ("kinds", {"٣": "PUT"}),
+        ("kinds", {"999": "PUT"}),
+        ("node", {}),
+        ("node", {"clusterName": "c", "brokerName": "b", "brokerId": "٣", "role": "SLAVE"}),
+        ("clock", {"monotonic_ns": 1e300, "wall_ns": 0}),
+        ("clock", {"monotonic_ns": -1, "wall_ns": 0}),
+        ("clock", {"monotonic_ns": 0, "wall_ns": 2**63}),
+        ("settings", 7),
+        ("sampled_ms", "often"),
+        ("program", []),
+        ("version", 2),
+        ("format", None),
+    ],
+)
+def test_session_that_says_nonsense_of_itself_is_refused_in_one_line(
+    key: str, value: object, master: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "session"
+    shutil.copytree(master, path)
+    file = path / "session.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), key: value}))
+    with pytest.raises(StoreError):
+        open_session(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"7", b"[" * 100_000, b'{"format":'], ids=range(5))
+def test_session_file_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    shutil.copytree(master, path)
+    (path / "session.json").write_bytes(content)
+    with pytest.raises(StoreError):
+        open_session(path)
+
+
+def test_settings_may_be_anything(master: Path, tmp_path: Path, without_spark: SparkSession) -> None:
+    path = tmp_path / "session"
+    shutil.copytree(master, path)
+    file = path / "session.json"
+    document = json.loads(file.read_bytes())
+    keys = (
+        "slaveTimeout",
+        "haMaxGapNotInSync",
+        "haMaxTimeSlaveNotCatchup",
+        "flushDiskType",
+        "inSyncReplicas",
+    )
+    for value in (None, -1, 10**30, 1.5, True, "three", [], {}):
+        file.write_text(json.dumps({**document, "settings": dict.fromkeys(keys, value)}))
+        read_all(path, without_spark)
+
+
+def test_records_whose_check_word_is_right_may_say_anything(
+    master: Path, tmp_path: Path, without_spark: SparkSession
+) -> None:
+    chance = random.Random(3)
+    extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
+    for path, index in copies(master, tmp_path):
+        file = segment_files(path)[index]
+        whole = file.read_bytes()
+        base_seq = int(file.stem)
+        for _ in range(4):
+            data = bytearray(whole)
+            for place in chance.sample(range((len(whole) - HEADER_BYTES) // RECORD_BYTES), 4):
+                at = HEADER_BYTES + place * RECORD_BYTES
+                RECORD.pack_into(
+                    *(data, at, chance.choice(extremes), base_seq + place, chance.randrange(256)),
+                    *(
+                        chance.randrange(256),
+                        chance.randrange(2**16),
+                        chance.choice((-(2**31), -1, 0, 5, 2**31 - 1)),
+                    ),
+                    *(chance.choice(extremes), chance.choice(extremes)),
+                    *(chance.choice((-(2**31), -1, 0, 7, 2**31 - 1)), 0),
+                )
+                words = struct.unpack_from("<11I", data, at)
+                struct.pack_into("<I", data, at + 44, reduce(xor, words))
+            file.write_bytes(data)
+            read_all(path, without_spark)
+            file.write_bytes(whole)
