@@ -121,8 +121,9 @@ def replay(
 ) -> ReplayResult:
     """Replay `sessions` (session folders, or folders of them) on Spark.
 
-    Uses `spark` if given, else a session of its own on `master`; tells `watch` how far it is. Raises
-    StoreError if a path is no session, JavaError or SparkError if Spark cannot be started.
+    Uses `spark` if given, else the session that runs in this process, else one of its own on `master`; tells
+    `watch` how far it is. Raises StoreError if a path is no session, JavaError or SparkError if Spark cannot
+    be started.
     """
     opened = [open_session(path) for path in find_sessions(map(Path, sessions))]
     found = [read_segments(session) for session in opened]

@@ -43,7 +43,10 @@ class SparkError(TriohaError):
 
 @contextmanager
 def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator[SparkSession]:
-    """A Spark session of our own on `master` (`local[N]`, `spark://HOST:PORT`), stopped at the end.
+    """A Spark session: the one that runs in this process (a notebook's), which is left as it is; else one of
+    our own on `master` (`local[N]`, `spark://HOST:PORT`), stopped at the end.
+
+    A Java process that was there before (of a session that was stopped, or spark-submit's) is used and left.
 
     Local Spark, and one whose master is on the loopback address, listens there only, and no user interface is
     started. Workers of a cluster run the Python that PYSPARK_PYTHON names, or one at the path of this one. Of
@@ -52,6 +55,10 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
     Raises JavaError if there is no Java for it, SparkError if it does not start. While it starts (and only
     then) this process's stderr is Spark's too.
     """
+    if SparkContext._active_spark_context is not None:
+        yield SparkSession.builder.getOrCreate()
+        return
+    gateway = SparkContext._gateway
     java = require_java()
     is_local, is_submitted = master.startswith("local"), "PYSPARK_GATEWAY_PORT" in os.environ
     environment = {"PYSPARK_DRIVER_PYTHON": sys.executable}
@@ -95,7 +102,8 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
             finally:
                 spark.stop()
         finally:
-            _end_java()
+            if gateway is None and not is_submitted:
+                _end_java()
 
 
 def _end_java() -> None:

@@ -67,9 +67,9 @@ def predict(
 ) -> Answer:
     """Play `points`, and the settings as recorded, `repeats` times each on Spark.
 
-    Uses `spark` if given, else a session of its own on `master`. `watch` is told how far it is. Raises
-    ModelError for a point that the recording says too little for, JavaError or SparkError if Spark cannot be
-    started.
+    Uses `spark` if given, else the session that runs in this process, else one of its own on `master`.
+    `watch` is told how far it is. Raises ModelError for a point that the recording says too little for,
+    JavaError or SparkError if Spark cannot be started.
     """
     for point in points:
         check(model, point.scenario)
