@@ -149,6 +149,18 @@ async def test_a_negative_queue_id_lets_the_broker_choose_among_the_default_numb
     assert {queue for _, queue in broker.log.queue_offsets} == {0, 1, 2, 3}
 
 
+async def test_a_negative_queue_id_with_a_huge_default_number_stays_within_the_queues_there_may_be(broker):
+    for _ in range(50):
+        await broker.send(queue_id=-1, default_topic_queue_nums=2**31 - 1)
+    assert all(0 <= queue <= 65535 for _, queue in broker.log.queue_offsets)
+
+
+async def test_what_utf_8_cannot_say_is_stored_as_java_does(broker):
+    answer = await broker.send(properties="TAGS\x01a\ud800\x02")
+    assert answer.code == ResponseCode.SUCCESS
+    assert parse_properties(broker.stored().properties_raw)["TAGS"] == "a?"
+
+
 async def test_a_delayed_message_waits_in_the_schedule_topic(broker):
     await broker.send(properties="DELAY\x0199\x02TAGS\x01t")
     record = broker.stored()
@@ -179,6 +191,9 @@ async def test_no_delay_is_no_delay(broker, level):
         ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
         ({"properties": "INNER_NUM\x012\x02"}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "soon"),
+        ({"properties": "DELAY\x01--5\x02"}, ResponseCode.MESSAGE_ILLEGAL, "--5"),
+        ({"properties": "DELAY\x01\u0665\x02"}, ResponseCode.MESSAGE_ILLEGAL, "\u0665"),
+        ({"properties": f"DELAY\x01{'9' * 5001}\x02"}, ResponseCode.MESSAGE_ILLEGAL, "level"),
         ({"queue_id": 65536}, ResponseCode.SYSTEM_ERROR, "65536"),
         ({"body": bytes(65536)}, ResponseCode.MESSAGE_ILLEGAL, "never fits"),
         ({"body": bytes(5 << 20)}, ResponseCode.MESSAGE_ILLEGAL, "maxMessageSize"),

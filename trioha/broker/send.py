@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from trioha.broker.puts import PutResult, PutService
+from trioha.numbers import I64, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.send import (
@@ -75,7 +76,8 @@ class SendProcessor:
             raise BadRequestError(
                 f"sending to the system topic {topic} is forbidden", code=ResponseCode.NO_PERMISSION
             )
-        properties = header.properties.encode()
+        # Java stores a question mark for what UTF-8 cannot say (lone surrogates), and so do we.
+        properties = header.properties.encode("utf-8", "replace")
         if header.batch or header.sys_flag & BATCH_BITS or _INNER_NUM in properties:
             raise BadRequestError("batches are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL)
         if header.sys_flag & TRANSACTION_MASK:
@@ -84,7 +86,7 @@ class SendProcessor:
             )
         queue_id = header.queue_id
         if queue_id < 0:
-            queue_id = random.randrange(max(1, header.default_topic_queue_nums))
+            queue_id = random.randrange(min(max(1, header.default_topic_queue_nums), QUEUE_ID_MAX + 1))
         elif queue_id > QUEUE_ID_MAX:
             raise BadRequestError(
                 f"request queueId[{queue_id}] is illegal, {QUEUE_ID_MAX} is the highest",
@@ -111,10 +113,12 @@ class SendProcessor:
 def _delayed(topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
     """Where a delayed message is kept until its time: queue level - 1 of the schedule topic."""
     parsed = parse_properties(properties)
-    text = parsed.get("DELAY", "0")
-    if not text.lstrip("-").isdecimal():
-        raise BadRequestError(f"property DELAY is no level: {text[:40]!r}", code=ResponseCode.MESSAGE_ILLEGAL)
-    level = min(int(text), DELAY_LEVEL_MAX)
+    try:
+        level = min(parse_int(parsed.get("DELAY", "0"), I64), DELAY_LEVEL_MAX)
+    except ValueError as error:
+        raise BadRequestError(
+            f"property DELAY is no level: {error}", code=ResponseCode.MESSAGE_ILLEGAL
+        ) from None
     if level <= 0:
         return topic, queue_id, properties
     parsed |= {"DELAY": str(level), "REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
