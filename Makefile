@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench faults screenshots java
+.PHONY: help setup demo test lint bench faults hostile screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ bench: $(INSTALLED) ## measure; prints figures, asserts none
 
 faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
+
+hostile: N = 100000
+hostile: $(INSTALLED) ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
+	@$(BIN)/python -m tests.hostile --count $(N) --seed $(or $(SEED),1) $(ARGS)
 
 screenshots: $(INSTALLED) ## take the pictures in docs/images, from nodes that really run (two minutes)
 	@$(BIN)/python docs/make_screenshots.py

@@ -1,0 +1,452 @@
+"""A run: live nodes in both roles, honest peers that go on, and hostile frames on every lane.
+
+Theory of operation. A synchronous master, its slave, and a second slave that follows a hostile master are
+processes. An honest producer sends to the master all the time. One task makes frames, in the order of their
+indices, and hands each to its lane; a few strangers serve each lane. First comes a warm-up with other frames,
+after which the nodes' memory, descriptors and threads are noted; when the run is over they must be back
+where they were. Then the nodes are stopped, and their logs and stores judged as `tests.faults` does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from attrs import define, field
+
+from tests.faults.invariants import (
+    check_clean_store,
+    check_logs_equal,
+    check_process_logs,
+    check_promises,
+)
+from tests.faults.producer import PUT_OK, LoadSettings, Producer
+from tests.faults.rebuilt import Shape, check_rebuilt
+from tests.hostile.frame import Frame, Lane
+from tests.hostile.generator import frame_of
+from tests.hostile.health import Health
+from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
+from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
+from tests.hostile.tally import Finding, Tally
+from tests.interop.node import TriohaNode
+from trioha.errors import TriohaError
+from trioha.remoting.status import BrokerStatus
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.index_file import IndexShape
+
+FILE_BYTES: Final = 256 * 1024
+MESSAGE_BYTES_MAX: Final = 60_000
+QUEUES: Final = ConsumeQueueSettings(file_bytes=20_000)
+INDEX: Final = IndexShape(hash_slots=5000, index_num=20_000)
+HONEST: Final = LoadSettings(concurrency=4, rate=60.0, body_bytes_max=2000)
+WARM_UP_SEED: Final = (1 << 23) - 1
+WARM_UP_FRAMES_MAX: Final = 5000
+SETTLE_WITHIN_S: Final = 30.0
+"""Strangers that are gone are forgotten, and idle worker threads have ended (ten seconds)."""
+LANE_BUFFER: Final = 100
+WORKERS: Final = {
+    Lane.MASTER: 6,
+    Lane.SLAVE: 4,
+    Lane.HA_MASTER: 3,
+    Lane.HA_SLAVE: 2,
+    Lane.CLIENT: 4,
+    Lane.FEED: 1,
+}
+"""Strangers on each lane. A master admits eight HA connections of a host; the honest slave has one."""
+_CLOSED_REASON = re.compile(r"remoting connection closed.*reason=(?:\"([^\"]*)\"|'([^']*)'|(\S+))")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|-?\d+")
+
+
+@define
+class Result:
+    """How a run went."""
+
+    seed: int
+    frames: int
+    seconds: float = 0.0
+    tally: Tally = field(factory=Tally)
+    honest: dict[str, int] = field(factory=dict)
+    """Puts of the honest producer by status."""
+    reasons: Counter[str] = field(factory=Counter)
+    """Why nodes closed connections, as their logs and their status say."""
+    health: dict[str, tuple[Health, Health]] = field(factory=dict)
+    """Each node before and after."""
+    violations: list[str] = field(factory=list)
+    """What must hold whatever was sent, and did not."""
+
+    @property
+    def findings(self) -> list[str]:
+        """All that must not have happened, a line each."""
+        return [str(finding) for finding in self.tally.findings] + self.violations
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "seed": self.seed,
+            "frames": self.frames,
+            "seconds": round(self.seconds, 1),
+            "kinds": dict(self.tally.frames.most_common()),
+            "answers": dict(self.tally.codes.most_common()),
+            "closes": dict(self.tally.closes.most_common()),
+            "reasons": dict(self.reasons.most_common()),
+            "honest": self.honest,
+            "health": {
+                name: {
+                    "private_kb": [before.private_kb, after.private_kb],
+                    "resident_kb": [before.resident_kb, after.resident_kb],
+                    "descriptors": [before.descriptors.total(), after.descriptors.total()],
+                    "sockets": [before.sockets, after.sockets],
+                    "threads": [before.threads, after.threads],
+                }
+                for name, (before, after) in self.health.items()
+            },
+            "findings": self.findings,
+        }
+
+
+class Nodes:
+    """The nodes of a run."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        common: dict[str, Any] = {
+            "mappedFileSizeCommitLog": FILE_BYTES,
+            "mappedFileSizeConsumeQueue": QUEUES.file_bytes,
+            "maxHashSlotNum": INDEX.hash_slots,
+            "maxIndexNum": INDEX.index_num,
+            "maxMessageSize": MESSAGE_BYTES_MAX,
+        }
+        self.names = ["master", "slave"]
+        self.master = self._start(stack, "master", role="SYNC_MASTER", **common)
+        self.slave = self._start(
+            stack, "slave", role="SLAVE", ha_master_address=self.master.ha_address, **common
+        )
+        self._common = common
+
+    def start_misled(self, stack: ExitStack, port: int) -> TriohaNode:
+        """A slave of the hostile master at `port`."""
+        self.names.append("misled")
+        return self._start(
+            stack, "misled", role="SLAVE", ha_master_address=f"127.0.0.1:{port}", **self._common
+        )
+
+    def _start(self, stack: ExitStack, name: str, **options: Any) -> TriohaNode:
+        node = TriohaNode(
+            self.folder / name, **{"trioha.recordDir": self.folder / "recordings" / name}, **options
+        )
+
+        def end() -> None:
+            if node.is_running:
+                node.kill()
+
+        stack.callback(end)
+        return node
+
+    def log_file(self, name: str) -> Path:
+        """stderr of a node."""
+        return self.folder / f"{name}.log"
+
+
+def run_frames(
+    seed: int,
+    frames: Iterable[Frame],
+    folder: Path,
+    *,
+    count: int,
+    warm_up: int,
+    on_progress: Callable[[int], None] = lambda _done: None,
+) -> Result:
+    """Send these frames to fresh nodes in `folder` and judge everything. `count` is how many there are."""
+    result = Result(seed, count)
+    began_s = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        nodes = Nodes(folder, stack)
+        world = _World(nodes, result, on_progress=on_progress)
+        try:
+            trio.run(world.run, frames, warm_up, stack)
+            world.judge_stopped()
+        except (AssertionError, TriohaError) as problem:
+            result.violations.append(str(problem))
+        finally:
+            world.close()
+    result.violations += check_process_logs(nodes.log_file(name) for name in nodes.names)
+    result.reasons.update(_reasons(nodes.log_file(name) for name in nodes.names))
+    result.seconds = time.monotonic() - began_s
+    return result
+
+
+def run_seed(
+    seed: int, count: int, folder: Path, *, on_progress: Callable[[int], None] = lambda _done: None
+) -> Result:
+    """The first `count` frames of a seed; see `run_frames`."""
+    frames = (frame_of(seed, index) for index in range(count))
+    return run_frames(
+        seed,
+        frames,
+        folder,
+        count=count,
+        warm_up=min(count // 5, WARM_UP_FRAMES_MAX),
+        on_progress=on_progress,
+    )
+
+
+class _World:
+    """Everything that goes on between the start of the nodes and their end."""
+
+    def __init__(self, nodes: Nodes, result: Result, *, on_progress: Callable[[int], None]) -> None:
+        self._nodes = nodes
+        self._result = result
+        self._tally = result.tally
+        self._on_progress = on_progress
+        self._hostile_master = HostileMaster(nodes.folder / "truth", file_bytes=FILE_BYTES)
+        self._producer = Producer(HONEST, seed=result.seed)
+        self._misled: TriohaNode | None = None
+        self._end_offset = -1
+
+    def close(self) -> None:
+        """Leave no file open."""
+        self._hostile_master.close()
+
+    @property
+    def _processes(self) -> dict[str, TriohaNode]:
+        nodes = {"master": self._nodes.master, "slave": self._nodes.slave}
+        if self._misled is not None:
+            nodes["misled"] = self._misled
+        return nodes
+
+    async def run(self, frames: Iterable[Frame], warm_up: int, stack: ExitStack) -> None:
+        """Warm up, note the nodes' health, send the frames, and compare."""
+        to_master, for_slave = trio.open_memory_channel[Frame](0)
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(self._hostile_master.run, for_slave, self._tally)
+            # Not in a worker thread: the kernel ends a node with the thread that made it.
+            self._misled = self._nodes.start_misled(stack, port)
+            self._producer.use(self._nodes.master.listen_address)
+            produced = trio.Event()
+
+            async def produce() -> None:
+                await self._producer.run()
+                produced.set()
+
+            nursery.start_soon(produce)
+            nursery.start_soon(self._watch_nodes, nursery.cancel_scope)
+            await self._wait_replicated()
+            first = self._health()
+            if warm_up:
+                await self._send(
+                    (frame_of(WARM_UP_SEED, index) for index in range(warm_up)), to_master, is_last=False
+                )
+                self._tally.start_counting()
+            before = await self._health_without_strangers(first)
+            await self._send(frames, to_master, is_last=True)
+            after = await self._health_as_before(before)
+            self._result.health = {name: (before[name], after[name]) for name in before}
+            self._producer.stop()
+            await produced.wait()
+            await self._judge_running()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_nodes(self, run: trio.CancelScope) -> None:
+        """End the run as soon as a node has ended."""
+        while True:
+            for name, node in self._processes.items():
+                if not node.is_running:
+                    suspects = tuple(self._tally.in_flight)
+                    log = self._nodes.log_file(name).read_text(errors="replace")
+                    last = " | ".join(line.strip() for line in log.splitlines()[-3:])
+                    self._tally.findings.append(Finding(f"the node {name!r} ended: {last}", suspects))
+                    run.cancel()
+                    return
+            await trio.sleep(0.05)
+
+    async def _wait_replicated(self) -> None:
+        """The honest producer's puts are answered PUT_OK: the slave is there."""
+        deadline_s = trio.current_time() + HANG_S
+        while not self._producer.promises:
+            assert trio.current_time() < deadline_s, f"no put is answered PUT_OK: {self._producer.statuses}"
+            await trio.sleep(0.02)
+        # What was answered before the slave was there says nothing.
+        self._producer.statuses.clear()
+
+    async def _send(
+        self, frames: Iterable[Frame], to_hostile_master: trio.MemorySendChannel[Frame], *, is_last: bool
+    ) -> None:
+        """Hand all frames to their lanes, and return when the last of them is judged."""
+        channels: dict[Lane, trio.MemorySendChannel[Any]] = {}
+        batches = {Lane.MASTER: Batches(), Lane.SLAVE: Batches()}
+        async with trio.open_nursery() as aside, trio.open_nursery() as lanes:
+            for lane, workers in WORKERS.items():
+                send, receive = trio.open_memory_channel[Any](LANE_BUFFER)
+                channels[lane] = send
+                for _ in range(workers):
+                    lanes.start_soon(self._work, lane, receive.clone(), aside)
+                receive.close()
+            send, receive = trio.open_memory_channel[Frame](math.inf)
+            channels[Lane.TRANSFER] = send
+            lanes.start_soon(self._transfer, receive, to_hostile_master, is_last)
+            for frame in frames:
+                channel = channels[frame.lane]
+                if frame.lane in batches:
+                    for batch in batches[frame.lane].add(frame):
+                        await channel.send(batch)
+                else:
+                    await channel.send(frame)
+                if frame.index % 100 == 0:
+                    # Others get their turn, too, where no channel is full.
+                    await trio.lowlevel.checkpoint()
+                    self._on_progress(self._tally.done)
+            for lane, grouped in batches.items():
+                for batch in grouped.rest():
+                    await channels[lane].send(batch)
+            for send in channels.values():
+                send.close()
+
+    async def _transfer(
+        self,
+        frames: trio.MemoryReceiveChannel[Frame],
+        to_hostile_master: trio.MemorySendChannel[Frame],
+        is_last: bool,
+    ) -> None:
+        async for frame in frames:
+            await to_hostile_master.send(frame)
+        if is_last:
+            to_hostile_master.close()
+
+    async def _work(self, lane: Lane, frames: trio.MemoryReceiveChannel[Any], aside: trio.Nursery) -> None:
+        nodes = self._nodes
+        try:
+            match lane:
+                case Lane.MASTER | Lane.SLAVE:
+                    node = nodes.master if lane is Lane.MASTER else nodes.slave
+                    port = int(node.listen_address.rpartition(":")[2])
+                    await attack(Target(str(lane), port), frames, self._tally, aside)
+                case Lane.HA_MASTER | Lane.HA_SLAVE:
+                    node = nodes.master if lane is Lane.HA_MASTER else nodes.slave
+                    await besiege(Target(str(lane), node.ha_port), frames, self._tally, aside)
+                case Lane.CLIENT:
+                    await answer_client(frames, self._tally)
+                case Lane.FEED:
+                    await answer_feed(frames, self._tally)
+        except NodeGone as gone:
+            self._tally.find(str(gone), *self._tally.in_flight)
+            # `_watch_nodes` ends the run if the node has ended; else nobody serves this lane any more.
+            await frames.aclose()
+
+    # -- judging -------------------------------------------------------------------------------------------
+
+    def _health(self) -> dict[str, Health]:
+        return {name: Health.of(node.pid) for name, node in self._processes.items()}
+
+    async def _health_without_strangers(self, first: dict[str, Health]) -> dict[str, Health]:
+        """The nodes' health as soon as they have no more connections than at `first`."""
+        deadline_s = trio.current_time() + SETTLE_WITHIN_S
+        while True:
+            now = self._health()
+            if all(now[name].sockets <= first[name].sockets for name in now) or (
+                trio.current_time() > deadline_s  # judged at the end of the run
+            ):
+                return now
+            await trio.sleep(0.1)
+
+    async def _health_as_before(self, before: dict[str, Health]) -> dict[str, Health]:
+        """The nodes' health as soon as it is where it was; what does not come back is a violation."""
+        deadline_s = trio.current_time() + SETTLE_WITHIN_S
+        while True:
+            now = self._health()
+            grown = [
+                f"{name}: {problem}"
+                for name, health in now.items()
+                for problem in health.growth_beyond(before[name], files_max=self._files_max(name))
+            ]
+            if not grown or trio.current_time() > deadline_s:
+                self._result.violations += grown
+                return now
+            await trio.sleep(0.1)
+
+    def _files_max(self, name: str) -> int:
+        """How many files may be open beyond those before: one for each that the store has."""
+        return sum(1 for path in (self._nodes.folder / name).rglob("*") if path.is_file())
+
+    async def _judge_running(self) -> None:
+        """All that is asked of nodes that are still there: equal ends, one and the same honest slave."""
+        nodes = self._nodes
+        master, slave = nodes.master, nodes.slave
+        end_offset = (await trio.to_thread.run_sync(master.status)).max_offset
+        await trio.to_thread.run_sync(lambda: slave.wait(max_offset=end_offset, within_s=HANG_S))
+        await trio.to_thread.run_sync(lambda: master.wait(ack_offset=end_offset, within_s=HANG_S))
+        status: BrokerStatus = await trio.to_thread.run_sync(slave.status)
+        violations = self._result.violations
+        if status.client is None or status.client.reconnects:
+            violations.append(f"the honest slave was disconnected: {status.client}")
+        assert self._misled is not None
+        misled = self._misled
+        true_end = self._hostile_master.max_offset
+        await trio.to_thread.run_sync(lambda: misled.wait(max_offset=true_end, within_s=HANG_S))
+        for name, node in self._processes.items():
+            told: BrokerStatus = await trio.to_thread.run_sync(node.status)
+            violations += self._judge_ended(name, told)
+            self._result.reasons.update(
+                {f"{name}: HA {reason}": number for reason, number in told.ended_connections.items()}
+            )
+            if told.dispatch_fault:
+                violations.append(f"{name}: dispatch fault: {told.dispatch_fault}")
+        self._end_offset = end_offset
+
+    def _judge_ended(self, name: str, status: BrokerStatus) -> list[str]:
+        """Every HA connection that was made is counted as ended, by its reason, once."""
+        if name == "misled":
+            return []
+        lane = Lane.HA_MASTER if name == "master" else Lane.HA_SLAVE
+        made, ended = self._tally.ha_connections[lane], sum(status.ended_connections.values())
+        # One that is reset may be gone before it is accepted.
+        if made - self._tally.ha_resets[lane] <= ended <= made:
+            return []
+        return [f"{name}: {made} HA connections were made by strangers, {ended} are counted as ended"]
+
+    def judge_stopped(self) -> None:
+        """Stop the nodes, and judge what they leave behind."""
+        result = self._result
+        result.honest = dict(self._producer.statuses)
+        result.violations += [
+            f"{number} honest puts were answered {status}"
+            for status, number in self._producer.statuses.items()
+            if status != PUT_OK
+        ]
+        if not self._producer.statuses[PUT_OK]:
+            result.violations.append("no honest put was answered PUT_OK")
+        if self._end_offset < 0:
+            return
+        for node in self._processes.values():
+            node.stop()
+        folder = self._nodes.folder
+        stores = [folder / "master", folder / "slave"]
+        result.violations += check_promises(self._producer.promises, stores, copies=2, when="at the end")
+        result.violations += check_logs_equal(stores, end_offset=self._end_offset)
+        true_end = self._hostile_master.max_offset
+        result.violations += check_logs_equal(
+            [self._hostile_master.root, folder / "misled"], end_offset=true_end
+        )
+        shape = Shape(log_file_bytes=FILE_BYTES, queues=QUEUES, index=INDEX)
+        for name, end_offset in (("master", self._end_offset), ("misled", true_end)):
+            result.violations += check_rebuilt(folder / name, shape)
+            result.violations += check_clean_store(
+                folder / name, file_bytes=FILE_BYTES, end_offset=end_offset
+            )
+
+
+def _reasons(files: Iterable[Path]) -> Iterator[str]:
+    """Why remoting connections were closed, numbers left out."""
+    for file in files:
+        for line in file.read_text(errors="replace").splitlines():
+            found = _CLOSED_REASON.search(line)
+            if found is not None:
+                reason = next(group for group in found.groups() if group is not None)
+                yield f"{file.stem}: {_NUMBERS.sub('N', reason)[:60]}"

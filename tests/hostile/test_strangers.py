@@ -1,0 +1,155 @@
+"""The judges: what a broken node would do is found, and so is what it keeps."""
+
+import os
+import random
+import socket
+from functools import partial
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.hostile import strangers
+from tests.hostile.bench import shrunk
+from tests.hostile.frame import Frame, Lane, Outcome
+from tests.hostile.health import Health
+from tests.hostile.requesting import good_call
+from tests.hostile.requests import REQUESTS
+from tests.hostile.strangers import PROBE_CODE, Target, play, talk
+from tests.hostile.tally import Tally
+from trioha.ha.frames import REPORT
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import response_to
+
+
+def request_frame(*, index=5, outcome=Outcome.ANSWERED, refused=False):
+    call = good_call(random.Random(index), index, row=REQUESTS[0])
+    call.opaque = index
+    return Frame(
+        1,
+        index,
+        Lane.MASTER,
+        "good",
+        "a request",
+        outcome,
+        (call.encode(),),
+        opaque=index,
+        must_be_refused=refused,
+    )
+
+
+async def answering(stream, *, answer):
+    """A node that answers as `answer` says, and what nobody serves as every node does."""
+    decoder = FrameDecoder()
+    async with stream:
+        async for data in stream:
+            decoder.feed(data)
+            while (command := decoder.next_command()) is not None:
+                if command.code == PROBE_CODE:
+                    await stream.send_all(
+                        encode(response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+                    )
+                elif await answer(stream, command) is False:
+                    return
+
+
+async def judged(serve, act):
+    tally = Tally()
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        await act(Target("node", listeners[0].socket.getsockname()[1]), tally)
+        nursery.cancel_scope.cancel()
+    return [finding.what for finding in tally.findings]
+
+
+def answer_with(code=ResponseCode.SUCCESS, *, remark=None, times=1, opaque=None):
+    async def answer(stream, command):
+        response = response_to(command, code, remark=remark)
+        await stream.send_all(encode(response, opaque=opaque) * times)
+
+    return answer
+
+
+async def hang_up(stream, command):
+    return False
+
+
+async def no_answer(stream, command):
+    return None
+
+
+@pytest.fixture(autouse=True)
+def short_hang(monkeypatch):
+    monkeypatch.setattr(strangers, "HANG_S", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused", "found"),
+    [
+        (answer_with(), False, []),
+        (answer_with(ResponseCode.SYSTEM_ERROR, remark="request header field d is missing"), True, []),
+        (answer_with(), True, ["node took what it must refuse, code 0"]),
+        (answer_with(ResponseCode.FLUSH_SLAVE_TIMEOUT), True, ["node took what it must refuse, code 12"]),
+        (
+            answer_with(ResponseCode.SYSTEM_ERROR, remark="ValueError: invalid literal"),
+            False,
+            ["node failed: ValueError: invalid literal"],
+        ),
+        (answer_with(times=2), False, ["node answered opaque 5, never asked"]),
+        (
+            answer_with(opaque=6),
+            False,
+            ["node answered opaque 6, never asked", "node did not answer within 0.3 s"],
+        ),
+        (hang_up, False, ["node closed a connection that had to stay"]),
+        (no_answer, False, ["node did not answer within 0.3 s"]),
+    ],
+)
+async def test_an_answer_is_judged(answer, refused, found):
+    frames = [request_frame(refused=refused)]
+    act = lambda target, tally: talk(target, frames, tally)  # noqa: E731
+    assert await judged(partial(answering, answer=answer), act) == found
+
+
+async def test_a_node_that_leaves_a_connection_open_that_it_must_close_is_found():
+    frames = [request_frame(), evolve(request_frame(index=6), outcome=Outcome.CLOSED)]
+    act = lambda target, tally: talk(target, frames, tally)  # noqa: E731
+    assert await judged(partial(answering, answer=answer_with()), act) == [
+        "node did not close the connection within 0.3 s"
+    ]
+
+
+async def test_a_master_that_keeps_a_liar_is_found():
+    async def keeps(stream):
+        await trio.sleep_forever()
+
+    frame = Frame(1, 1, Lane.HA_MASTER, "ha-negative", "-2", Outcome.CLOSED, (REPORT.pack(-2),))
+    assert await judged(keeps, lambda target, tally: play(target, frame, tally)) == [
+        "node did not close the connection within 0.3 s"
+    ]
+
+
+def test_a_request_that_fails_is_made_as_small_as_it_can_be():
+    call = good_call(random.Random(3), 3, row=REQUESTS[1])
+    call.serialization = 0
+    call.ext = [*call.ext, ("z", "some--5thing")]
+    frame = Frame(1, 3, Lane.MASTER, "field", "", Outcome.ANSWERED, (call.encode(),))
+    small = shrunk(frame, lambda one: b"--5" in one.data)
+    assert b"--5" in small.data
+    assert len(small.data) <= 8 + len(b"--5")
+
+
+def test_descriptors_and_threads_that_are_kept_are_found():
+    before = Health.of(os.getpid())
+    assert before.growth_beyond(before, files_max=0) == []
+    kept = socket.socket()
+    try:
+        after = Health.of(os.getpid())
+    finally:
+        kept.close()
+    (problem,) = [line for line in after.growth_beyond(before, files_max=0) if "socket" in line]
+    assert problem.endswith("by 1")
+    more = evolve(before, private_kb=before.private_kb + 100 * 1024, threads=before.threads + 3)
+    assert len(more.growth_beyond(before, files_max=0)) == 2
