@@ -255,8 +255,13 @@ class Node(ABC):
         # What the kernel does for a process that is gone; the files are not flushed.
         for file in (*log.files, *((log._offered,) if log._offered else ())):
             file.close()
+        for sync in log._syncs:
+            sync.close()
+        for sync in store._queue_sync or ():
+            sync.close()
         store.queues.close()
         store.index.close()
+        store._checkpoint_file.close()
         store._lock.release()
         self.store = None
 

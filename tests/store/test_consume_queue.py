@@ -261,7 +261,7 @@ def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_pa
     fill(queues.find_or_make("A", 0), 7)
     fill(queues.find_or_make("B", 3), 1)
     work = queues.take_dirty()
-    assert set(work.paths) >= {
+    assert set(work.left) >= {
         tmp_path / "consumequeue/A/0" / f"{100:020d}",
         tmp_path / "consumequeue/B/3",
         tmp_path / "consumequeue",
@@ -269,7 +269,7 @@ def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_pa
     }
     queues.delete("B")
     work.run()
-    assert queues.take_dirty().paths == ()
+    assert queues.take_dirty().left == ()
     assert sorted(path.name for path in (tmp_path / "consumequeue/A/0").iterdir()) == [
         f"{0:020d}",
         f"{100:020d}",

@@ -124,7 +124,8 @@ def test_what_the_file_system_calls_a_hole_is_not_read(tmp_path, monkeypatch):
         log.append(message(b"x" * 3000))
     file = log.files[0]
     # How much it calls one depends on what it has read ahead.
-    assert log.max_offset <= _written_end(file._fd, file.size) <= file.size
+    with file._opened() as fd:
+        assert log.max_offset <= _written_end(fd, file.size) <= file.size
     read = []
     monkeypatch.setattr("trioha.store.mapped_file._written_end", lambda _fd, _size: 40_000)
     monkeypatch.setattr(

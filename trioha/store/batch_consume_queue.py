@@ -39,7 +39,9 @@ class BatchConsumeQueue:
     """The batch queue of one topic and queue id. Same theory of operation as `ConsumeQueue`."""
 
     __slots__ = (
+        "_begins_at",
         "_files",
+        "_flushed_physical_offset",
         "_max_offset",
         "_min_offset",
         "max_physical_offset",
@@ -63,6 +65,10 @@ class BatchConsumeQueue:
         self._files = EntryFiles(directory, entry_bytes=ENTRY_BYTES, file_bytes=file_bytes, cache=cache)
         self._min_offset = 0
         self._max_offset = 0
+        self._begins_at = 0
+        """Queue offset of the first message that is pending in an empty queue."""
+        self._flushed_physical_offset = -1
+        """`max_physical_offset` as of the last `flush`."""
         self.pending: list[bytes] = []
         """Encoded entries that the next `flush` writes."""
         self.max_physical_offset = -1
@@ -107,8 +113,8 @@ class BatchConsumeQueue:
             or not 0 < messages <= BATCH_SIZE_MAX
         ):
             return False
-        if not self.pending and self._files.end == self._files.start:
-            self._min_offset = base_offset
+        if not self.pending:
+            self._begins_at = base_offset
         self.pending.append(
             _ENTRY.pack(physical_offset, size, tags_code, store_timestamp_ms, base_offset, messages, -1, 0)
         )
@@ -118,14 +124,18 @@ class BatchConsumeQueue:
     def flush(self) -> None:
         """Write what is pending. Raises StoreError if the disk refuses: `discard` then."""
         if self.pending:
-            self._files.append(b"".join(self.pending))
+            was_empty = self._files.is_empty
+            self._files.append(self.pending)
+            if was_empty:
+                self._min_offset = self._begins_at
             self._max_offset = self.next_offset
+            self._flushed_physical_offset = self.max_physical_offset
             self.pending.clear()
 
     def discard(self) -> None:
-        """Forget what is pending."""
+        """Forget what is pending: the queue is as its last `flush` left it. Asks the disk nothing."""
         self.pending.clear()
-        self._find_ends()
+        self.max_physical_offset = self._flushed_physical_offset
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -179,20 +189,21 @@ class BatchConsumeQueue:
         files = self._files
         files.load(size_key="mapperFileSizeBatchConsumeQueue")
         files.cut(valid_end(files, _RECOVERY_CHUNK_ENTRIES, _leading_valid))
-        self.pending.clear()
         self._find_ends()
         self._min_offset = self._read_one(files.start).queue_offset if files.end > files.start else 0
 
     def _find_ends(self) -> None:
+        """Forget what is pending, and learn from the files where the queue ends. Raises StoreError."""
+        self._flushed_physical_offset = -1
+        self.discard()
         files = self._files
-        if files.end == files.start:
+        if files.is_empty:
             self._max_offset = self._min_offset = 0
-            self.max_physical_offset = -1
             return
         last = self._read_one(files.end - ENTRY_BYTES)
         self._max_offset = last.queue_offset + last.messages
         self._min_offset = min(self._min_offset, self._max_offset)
-        self.max_physical_offset = last.physical_offset + last.size
+        self.max_physical_offset = self._flushed_physical_offset = last.physical_offset + last.size
 
     def _first_at_or_after(self, physical_offset: int) -> int:
         """Byte of the first entry whose record is at or behind `physical_offset`, the end if none is."""
@@ -209,7 +220,6 @@ class BatchConsumeQueue:
     def truncate_dirty(self, physical_offset: int) -> None:
         """Drop every entry whose record starts at or behind `physical_offset` (spec store 5.4)."""
         self._files.cut(self._first_at_or_after(physical_offset))
-        self.pending.clear()
         self._find_ends()
 
     # -- losing the log's head ---------------------------------------------------------------------------
@@ -226,18 +236,17 @@ class BatchConsumeQueue:
         files = self._files
         first = self._first_at_or_after(log_min_offset)
         deleted = 0
-        for start in files.file_starts()[:-1]:
-            if start + files.file_bytes > first:
-                break
+        while files.has_several and files.start + files.file_bytes <= first:
             files.drop_first_file()
             deleted += 1
         return deleted
 
     def destroy(self) -> None:
-        """Delete the queue's files."""
-        self._files.destroy()
-        self.pending.clear()
-        self._find_ends()
+        """Delete the queue's files. Raises StoreError; the queue has lost its later entries then, or all."""
+        try:
+            self._files.destroy()
+        finally:
+            self._find_ends()
 
 
 def _leading_valid(data: bytes, entry_bytes: int) -> int:

@@ -20,6 +20,7 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
+from trioha.store.syncing import sync_whole
 
 CHECKPOINT_BYTES = 4096
 _FIELDS = Struct(">5q")
@@ -67,11 +68,22 @@ class Checkpoint:
             self.confirm_physical_offset,
         ).ljust(CHECKPOINT_BYTES, b"\0")
 
-    def save(self, path: Path) -> None:
+
+class CheckpointFile:
+    """The file `checkpoint` of a store in use. It stays open, so that a save needs no new descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, made if missing. Raises OSError."""
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def save(self, checkpoint: Checkpoint) -> None:
         """Write the file in place, one page, and put it on disk. Blocks. Raises OSError."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.pwrite(fd, self.encode(), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        os.pwrite(self._fd, checkpoint.encode(), 0)
+        sync_whole(self._fd)
+
+    def close(self) -> None:
+        """Give up the descriptor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

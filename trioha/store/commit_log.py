@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
 from trioha.store.inner import INNER_BATCH, MultiDispatch, give_offsets
-from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile, sync_directory
+from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile
 from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
@@ -45,6 +45,7 @@ from trioha.store.record import (
 )
 from trioha.store.scan import store_timestamp_ms
 from trioha.store.status import PutStatus
+from trioha.store.syncing import sync_directory
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -148,6 +149,10 @@ class CommitLog:
         self._files: list[MappedFile] = files or []
         self._start_offset = self._files[0].start_offset if self._files else 0
         self._offered: MappedFile | None = None
+        self._held: list[MappedFile] = []
+        """Files with a descriptor: the last one, and those with bytes that are not on disk."""
+        self._syncs: list[FileSync] = []
+        """Syncs that were asked for and have not run yet."""
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each topic and queue that has messages."""
         self.multi_dispatch = MultiDispatch()
@@ -209,12 +214,17 @@ class CommitLog:
         return self._files[-1].end_offset if self._files else self._start_offset
 
     def start_at(self, offset: int) -> None:
-        """Let an empty log begin at `offset`, a file start: a replica begins where its master does."""
+        """Let an empty log begin at `offset`, a file start: a replica begins where its master does.
+
+        Raises StoreError if a file that was made for it cannot be deleted; it begins where it did then.
+        """
         assert self.is_empty, "only an empty log can begin elsewhere"
         assert offset % self.file_bytes == 0, f"{offset} is no start of a file of {self.file_bytes} bytes"
-        while self._files:
-            self._files.pop().remove()
         self.discard_offer()
+        while self._files:
+            self._files[-1].remove()
+            self._files.pop()
+        self._held.clear()
         self._landmarks.clear()
         self._start_offset = offset
         for mark in (self.appended, self.flushed):
@@ -506,24 +516,30 @@ class CommitLog:
         return last if last is not None and offset < last.end_offset else None
 
     def _add_file(self, start_offset: int) -> MappedFile:
-        offered, self._offered = self._offered, None
+        offered = self._offered
         if offered is not None and offered.start_offset == start_offset:
-            file = offered
+            file, self._offered = offered, None
         else:
-            if offered is not None:
-                offered.remove()
+            self.discard_offer()
             file = MappedFile.create(self.directory, start_offset=start_offset, size=self.file_bytes)
         self._files.append(file)
+        self._held.append(file)
         return file
 
     def offer_next_file(self, file: MappedFile) -> None:
-        """Take a file that was made ahead; one that came too late is closed, its bytes are in use already."""
+        """Take a file that was made ahead; one that came too late is closed, its bytes are in use already.
+
+        Raises StoreError if one that is not needed cannot be deleted.
+        """
         if self._offered is None and file.start_offset == self.next_file_offset:
             self._offered = file
         elif any(known.start_offset == file.start_offset for known in self._files):
             file.close()
         else:
-            file.remove()
+            try:
+                file.remove()
+            finally:
+                file.close()
 
     @property
     def has_offer(self) -> bool:
@@ -531,18 +547,20 @@ class CommitLog:
         return self._offered is not None
 
     def discard_offer(self) -> None:
-        """Delete a file that was made ahead and is not needed."""
-        offered, self._offered = self._offered, None
-        if offered is not None:
-            offered.remove()
+        """Delete a file that was made ahead and is not needed. Raises StoreError if it cannot be."""
+        if self._offered is not None:
+            self._offered.remove()
+            self._offered = None
 
     def delete_first_file(self) -> None:
         """Delete the oldest file, which must not be the last: the log begins behind it then.
 
-        Slices of it that are being sent stay valid.
+        Slices of it that are being sent stay valid. Raises StoreError if it cannot be deleted, with nothing
+        changed.
         """
         assert len(self._files) > 1, "the last file is never deleted"
-        self._files.pop(0).remove()
+        self._files[0].remove()
+        del self._files[0]
         self._start_offset = self._files[0].start_offset
 
     def set_aside(self, directory: Path) -> None:
@@ -582,14 +600,50 @@ class CommitLog:
             raise
 
     def sync_work(self, start_offset: int, end_offset: int) -> FileSync:
-        """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk. Raises OSError."""
-        return FileSync(
+        """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk.
+
+        It needs no new descriptor for bytes that are not flushed: their files have theirs.
+        """
+        self._syncs = [sync for sync in self._syncs if not sync.is_closed]
+        sync = FileSync(
             file for file in self._files if file.start_offset < end_offset and start_offset < file.end_offset
         )
+        self._syncs.append(sync)
+        self._release_flushed()
+        return sync
+
+    def _release_flushed(self) -> None:
+        """Give up the descriptors of files that are full and on disk: no write or sync comes any more."""
+        flushed_offset, last = self.flushed.offset, self._files[-1] if self._files else None
+        held = self._held
+        self._held = [file for file in held if file is last or file.end_offset > flushed_offset]
+        for file in held:
+            if file is not last and file.end_offset <= flushed_offset:
+                file.release()
+
+    def hold_last_file(self) -> None:
+        """Keep a descriptor for the file that is written to. Raises StoreError if there is none."""
+        if self._files:
+            self._files[-1].hold()
+            self._held = [self._files[-1]]
 
     def close(self) -> None:
-        """Delete what was made ahead and close all files. Flush first."""
-        self.discard_offer()
+        """Delete what was made ahead and close all files. Flush first.
+
+        No sync may be running; those that were asked for and never ran are given up.
+        """
+        for sync in self._syncs:
+            sync.close()
+        self._syncs.clear()
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            try:
+                offered.remove()
+            except StoreError as error:
+                # The next start finds it empty and removes it.
+                log.warning("file made ahead stays", path=error.path, reason=error.reason)
+                offered.close()
+        self._held.clear()
         for file in self._files:
             file.close()
         self._files.clear()
@@ -606,7 +660,7 @@ def _encoded_topic(topic: str) -> tuple[bytes, bool, bool]:
 
 
 def list_files(directory: Path, *, size: int) -> list[MappedFile]:
-    """Open a log's files, oldest first; raises StoreError for one of another length or a missing one between.
+    """Map a log's files, oldest first; raises StoreError for one of another length or a missing one between.
 
     Other names are left alone, and so are folders (spec store 1). An empty last file is one that was being
     made when the process ended: it is removed.
@@ -624,6 +678,7 @@ def list_files(directory: Path, *, size: int) -> list[MappedFile]:
     try:
         for path in paths:
             file = MappedFile.open(path, size=size)
+            file.release()
             files.append(file)
             expected = files[0].start_offset + (len(files) - 1) * size
             if file.start_offset != expected:

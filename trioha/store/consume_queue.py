@@ -35,6 +35,10 @@ BLANK_SIZE = 0x7FFFFFFF
 
 _ENTRY = Struct(">qiq")
 _PRE_BLANK = _ENTRY.pack(0, BLANK_SIZE, 0)
+_BLANKS_TOGETHER = 256
+_PRE_BLANKS = _PRE_BLANK * _BLANKS_TOGETHER
+_QUEUE_OFFSET_MAX = ((1 << 63) - 1) // ENTRY_BYTES
+"""Behind it no entry has a place in a file."""
 _RECOVERY_FILES = 3
 _RECOVERY_CHUNK_ENTRIES = 3277
 """Entries read at once when the end is looked for: 64 KiB, so that a small queue costs one small read."""
@@ -83,11 +87,19 @@ def leading_valid(data: bytes, entry_bytes: int) -> int:
     return count
 
 
+def _blanks(count: int) -> list[bytes]:
+    """`count` pre-blanks; however many, they take little memory until they are written."""
+    return [_PRE_BLANKS] * (count // _BLANKS_TOGETHER) + [_PRE_BLANK * (count % _BLANKS_TOGETHER)]
+
+
 class ConsumeQueue:
     """The queue of one topic and queue id."""
 
     __slots__ = (
+        "_begins_at",
         "_files",
+        "_first_physical_offset",
+        "_flushed_physical_offset",
         "_min_offset",
         "gaps",
         "max_physical_offset",
@@ -106,6 +118,12 @@ class ConsumeQueue:
             directory, entry_bytes=ENTRY_BYTES, file_bytes=rounded_file_bytes(file_bytes), cache=cache
         )
         self._min_offset = 0
+        self._begins_at: int | None = None
+        """Queue offset of the first entry of an empty queue, once `flush` has written it; None for 0."""
+        self._flushed_physical_offset = -1
+        """`max_physical_offset` as of the last `flush`."""
+        self._first_physical_offset = -1
+        """Where the record of the entry at `min_offset` is; -1 if that is not known."""
         self.next_offset = 0
         """Queue offset that the next entry will have: `max_offset` plus what is pending."""
         self.pending: list[bytes] = []
@@ -131,16 +149,13 @@ class ConsumeQueue:
     # -- writing ---------------------------------------------------------------------------------------
 
     def put(self, *, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
-        """Note one message; False if it is here already (spec store 3.1). Readers see it after `flush`.
-
-        Raises StoreError if the disk refuses.
-        """
+        """Note one message; False if it is here already (spec store 3.1). Readers see it after `flush`."""
         if physical_offset + size <= self.max_physical_offset or queue_offset < 0:
             return False
         if queue_offset != self.next_offset:
             if queue_offset < self.next_offset:
                 return False
-            if self.next_offset == self._files.start // ENTRY_BYTES and not self.pending:
+            if self._files.is_empty and not self.pending and queue_offset <= _QUEUE_OFFSET_MAX:
                 self._begin_at(queue_offset)
             else:
                 self._bridge(queue_offset)
@@ -151,12 +166,8 @@ class ConsumeQueue:
 
     def _begin_at(self, queue_offset: int) -> None:
         """Begin an empty queue in the file that `queue_offset` belongs to, pre-blanks before it."""
-        position = queue_offset * ENTRY_BYTES
-        start = position - position % self._files.file_bytes
-        self._files.restart(start)
-        if position > start:
-            self.pending.append(_PRE_BLANK * ((position - start) // ENTRY_BYTES))
-        self._min_offset = self.next_offset = queue_offset
+        self.pending += _blanks(queue_offset % (self._files.file_bytes // ENTRY_BYTES))
+        self._begins_at = self.next_offset = queue_offset
 
     def _bridge(self, queue_offset: int) -> None:
         """Some entries before this one never came: the queue was damaged, or the record's number is wrong.
@@ -175,7 +186,7 @@ class ConsumeQueue:
             found=queue_offset,
         )
         if missing <= self._files.file_bytes // ENTRY_BYTES:
-            self.pending.append(_PRE_BLANK * missing)
+            self.pending += _blanks(missing)
             self.next_offset = queue_offset
 
     def flush(self) -> None:
@@ -184,20 +195,25 @@ class ConsumeQueue:
         Raises StoreError if the disk refuses: `discard` then, or call again when there is space.
         """
         if self.pending:
+            begin = self._begins_at
+            if begin is None:
+                self._files.append(self.pending)
+            else:
+                position = begin * ENTRY_BYTES
+                self._files.append(self.pending, start=position - position % self._files.file_bytes)
+                self._min_offset = begin
+                self._begins_at = None
             # The dispatcher leaves this to the flush, for all entries at once.
             physical_offset, size, _ = _ENTRY.unpack(self.pending[-1][-ENTRY_BYTES:])
-            self.max_physical_offset = physical_offset + size
-            self._files.append(self.pending[0] if len(self.pending) == 1 else b"".join(self.pending))
+            self.max_physical_offset = self._flushed_physical_offset = physical_offset + size
             self.pending.clear()
 
     def discard(self) -> None:
-        """Forget what is pending and look at the file again for where to go on."""
+        """Forget what is pending: the queue is as its last `flush` left it. Asks the disk nothing."""
         self.pending.clear()
-        if self._files.end == self._files.start:
-            self._files.restart(0)
+        self._begins_at = None
         self.next_offset = self.max_offset
-        self._min_offset = min(self._min_offset, self.next_offset)
-        self._find_max_physical_offset()
+        self.max_physical_offset = self._flushed_physical_offset
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -232,10 +248,10 @@ class ConsumeQueue:
         # Blanks at the end are what a power cut left of a gap that was being filled.
         if files.end > files.start and self._read_one(files.end - ENTRY_BYTES).is_blank:
             files.cut(self._end_of_real_entries())
-        self.pending.clear()
-        self.next_offset = self.max_offset
-        self._min_offset = files.start // ENTRY_BYTES
         self._find_max_physical_offset()
+        self.discard()
+        self._min_offset = files.start // ENTRY_BYTES
+        self._first_physical_offset = -1
 
     def _end_of_real_entries(self) -> int:
         """Byte behind the last entry that is no blank."""
@@ -256,10 +272,10 @@ class ConsumeQueue:
 
     def _find_max_physical_offset(self) -> None:
         # Known to be nothing while the disk is asked, and if it does not answer.
-        self.max_physical_offset = -1
-        if self._files.end > self._files.start:
+        self._flushed_physical_offset = -1
+        if not self._files.is_empty:
             last = self._read_one(self._files.end - ENTRY_BYTES)
-            self.max_physical_offset = last.physical_offset + last.size
+            self._flushed_physical_offset = last.physical_offset + last.size
 
     def truncate_dirty(self, physical_offset: int) -> None:
         """Drop every entry whose record starts at or behind `physical_offset` (spec store 5.4).
@@ -273,10 +289,10 @@ class ConsumeQueue:
             files.cut(max(files.start, kept * ENTRY_BYTES))
             if files.end > files.start:
                 files.cut(self._end_of_real_entries())
-        self.pending.clear()
-        self.next_offset = self.max_offset
-        self._min_offset = max(files.start // ENTRY_BYTES, min(self._min_offset, self.next_offset))
         self._find_max_physical_offset()
+        self.discard()
+        self._first_physical_offset = -1
+        self._min_offset = max(files.start // ENTRY_BYTES, min(self._min_offset, self.next_offset))
 
     def record_from(self, physical_offset: int) -> int | None:
         """Physical offset of the queue's first record at or behind this one; None if there is none.
@@ -287,7 +303,12 @@ class ConsumeQueue:
         return None if found is None else found.physical_offset
 
     def _first_at_or_after(self, physical_offset: int, *, low: int) -> int:
-        """First queue offset from `low` on whose record is at or behind `physical_offset`; else max_offset.
+        """First queue offset from `low` on with a record at or behind `physical_offset`; else max_offset."""
+        found = self._find_from(physical_offset, low=low)
+        return self.max_offset if found is None else found.queue_offset
+
+    def _find_from(self, physical_offset: int, *, low: int) -> Entry | None:
+        """The first entry from `low` on whose record is at or behind `physical_offset`; None if none is.
 
         Blanks have no offset of their own: a probe that hits one goes on to the next real entry.
         """
@@ -300,8 +321,7 @@ class ConsumeQueue:
                 high = middle
             else:
                 low = found.queue_offset + 1
-        found = self._real_entry(low, self.max_offset)
-        return self.max_offset if found is None else found.queue_offset
+        return self._real_entry(low, self.max_offset)
 
     def _real_entry(self, queue_offset: int, end_offset: int) -> Entry | None:
         """The first entry in `[queue_offset, end_offset)` that is no blank."""
@@ -321,8 +341,13 @@ class ConsumeQueue:
 
     def correct_min_offset(self, log_min_offset: int) -> None:
         """Move `min_offset` to the first entry that the log still holds, `max_offset` if none (spec 5.5)."""
-        low = self._files.start // ENTRY_BYTES
-        self._min_offset = self._first_at_or_after(log_min_offset, low=low)
+        if self._first_physical_offset >= log_min_offset:
+            return
+        # Known to be nothing while the disk is asked, and if it does not answer.
+        self._first_physical_offset = -1
+        first = self._find_from(log_min_offset, low=self._min_offset)
+        self._min_offset = self.max_offset if first is None else first.queue_offset
+        self._first_physical_offset = -1 if first is None else first.physical_offset
 
     def delete_before(self, log_min_offset: int) -> int:
         """Delete files whose last record the log has no more, never the last file (spec store 5.8).
@@ -332,19 +357,21 @@ class ConsumeQueue:
         self.correct_min_offset(log_min_offset)
         files = self._files
         deleted = 0
-        for start in files.file_starts()[:-1]:
-            if start + files.file_bytes > self._min_offset * ENTRY_BYTES:
-                break
+        while files.has_several and files.start + files.file_bytes <= self._min_offset * ENTRY_BYTES:
             files.drop_first_file()
             deleted += 1
         return deleted
 
     def destroy(self) -> None:
-        """Delete the queue's files."""
-        self._files.destroy()
-        self.pending.clear()
-        self.next_offset = self._min_offset = 0
-        self.max_physical_offset = -1
+        """Delete the queue's files. Raises StoreError; the queue has lost its later entries then, or all."""
+        # Where the last entry's record ends is not known any more; its number keeps it from coming twice.
+        self._flushed_physical_offset = -1
+        try:
+            self._files.destroy()
+        finally:
+            self.discard()
+            self._first_physical_offset = -1
+            self._min_offset = min(self._min_offset, self.next_offset)
 
 
 def valid_end(

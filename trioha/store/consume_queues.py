@@ -152,10 +152,6 @@ class ConsumeQueues:
         for queue in self:
             queue.correct_min_offset(log_min_offset)
 
-    def delete_before(self, log_min_offset: int) -> int:
-        """Delete files that only speak of records before `log_min_offset`; returns how many (spec 5.8)."""
-        return sum(queue.delete_before(log_min_offset) for queue in self)
-
     def destroy(self) -> None:
         """Delete all queues: the log they were built from is gone (spec store 5.4)."""
         for queue in self:
@@ -219,6 +215,10 @@ class ConsumeQueues:
     def take_dirty(self) -> SyncWork:
         """All writes since the last call, to be put on disk by a worker thread (`SyncWork.run`)."""
         return self._cache.take_dirty()
+
+    def give_back(self, work: SyncWork) -> None:
+        """What `work` has left is to be synced with the next one."""
+        self._cache.give_back(work)
 
     def close(self) -> None:
         """Close all files. Sync first."""

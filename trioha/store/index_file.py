@@ -16,7 +16,6 @@ entries, so that a full disk is an error of `put` and not the end of the process
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import sys
 from array import array
@@ -28,7 +27,9 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.mapped_file import make_whole, sync_directory
+from trioha.store.mapped_file import hint_at, make_whole
+from trioha.store.mapping import map_file
+from trioha.store.syncing import SharedDescriptor, sync_directory
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -76,10 +77,12 @@ class IndexFile:
     """An open index file. Every number of its header is a property here; `put` writes them back."""
 
     def __init__(self, path: Path, shape: IndexShape, *, fd: int) -> None:
+        """Takes `fd` over, but for an OSError."""
         self.path = path
         self.shape = shape
-        self._fd = fd
-        self._view = memoryview(mmap.mmap(fd, shape.file_bytes))
+        self._view = map_file(fd, shape.file_bytes)
+        self.descriptor: SharedDescriptor | None = SharedDescriptor(fd)
+        """Of a file that is being filled; reading needs none, and neither does writing what has its space."""
         self._words = self._view.cast("I")
         header: tuple[int, ...] = _HEADER.unpack_from(self._view)
         self.begin_timestamp_ms, self.end_timestamp_ms = header[:2]
@@ -96,19 +99,27 @@ class IndexFile:
     @classmethod
     def open(cls, path: Path, shape: IndexShape) -> IndexFile:
         """Open an existing file; raises StoreError if its length is not what `shape` says."""
+        fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise StoreError(f"cannot be opened: {error.strerror}", path=path) from error
-        found = os.fstat(fd).st_size
-        if found != shape.file_bytes:
-            os.close(fd)
-            raise StoreError(
-                f"has {found} bytes, the configuration says {shape.file_bytes}",
-                path=path,
-                hint="maxHashSlotNum and maxIndexNum must be what the store was made with",
-            )
-        return cls(path, shape, fd=fd)
+            found = os.fstat(fd).st_size
+            if found != shape.file_bytes:
+                raise StoreError(
+                    f"has {found} bytes, the configuration says {shape.file_bytes}",
+                    path=path,
+                    hint="maxHashSlotNum and maxIndexNum must be what the store was made with",
+                )
+            file = cls(path, shape, fd=fd)
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"cannot be opened: {error.strerror}", path=path, hint=hint_at(error)
+                ) from error
+            raise
+        file.release()
+        return file
 
     @classmethod
     def create(
@@ -116,26 +127,23 @@ class IndexFile:
     ) -> IndexFile:
         """Make an empty file that continues one that ended at these values (spec store 4.1).
 
-        Raises StoreError if there is no space for the slots.
+        Raises StoreError if there is no space for the slots, or no descriptor; there is no such file then.
         """
+        fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = make_whole(path, lambda fd: _prepare(fd, shape))
-        except FileExistsError as error:
-            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
+            sync_directory(path.parent)
+            file = cls(path, shape, fd=fd)
         except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+                path.unlink(missing_ok=True)
             raise StoreError(
                 f"no {shape.entries_at} bytes could be reserved: {error.strerror}",
                 path=path,
-                hint="free disk space",
+                hint=hint_at(error),
             ) from error
-        try:
-            file = cls(path, shape, fd=fd)
-            sync_directory(path.parent)
-        except OSError as error:
-            os.close(fd)
-            path.unlink(missing_ok=True)
-            raise StoreError(f"cannot be created: {error.strerror}", path=path) from error
         file.begin_timestamp_ms = file.end_timestamp_ms = end_timestamp_ms
         file.begin_physical_offset = file.end_physical_offset = end_physical_offset
         file._write_header()
@@ -252,10 +260,12 @@ class IndexFile:
             max(end - self._reserved_bytes, RESERVE_BYTES), self.shape.file_bytes - self._reserved_bytes
         )
         try:
-            _reserve(self._fd, self._reserved_bytes, size)
+            if self.descriptor is None:
+                self.descriptor = SharedDescriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+            _reserve(self.descriptor.fd, self._reserved_bytes, size)
         except OSError as error:
             raise StoreError(
-                f"no {size} bytes could be reserved: {error.strerror}", path=self.path, hint="free disk space"
+                f"no {size} bytes could be reserved: {error.strerror}", path=self.path, hint=hint_at(error)
             ) from error
         self._reserved_bytes += size
 
@@ -290,21 +300,25 @@ class IndexFile:
 
     # -- ending ----------------------------------------------------------------------------------------
 
+    def release(self) -> None:
+        """Give up the descriptor: the file is full, or only read."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            descriptor.release()
+
     def close(self) -> None:
         """Give up the file; the map goes with the last slice of it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._words.release()
-            self._view.release()
+        self.release()
+        self._words.release()
+        self._view.release()
 
     def remove(self) -> None:
-        """Close and delete the file. Raises StoreError."""
-        self.close()
+        """Delete the file and close it. Raises StoreError if it cannot be deleted, with nothing changed."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot be deleted: {error.strerror}", path=self.path) from error
+        self.close()
 
 
 def _swap(words: array[int]) -> None:

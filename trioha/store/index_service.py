@@ -7,6 +7,7 @@ order they are put: UNIQ_KEY, then each part of KEYS; each is hashed as `topic#k
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import compress, islice, takewhile
@@ -60,6 +61,8 @@ class IndexService:
         self._files = files
         self._now_ms = now_ms
         self._unsynced: dict[Path, None] = {}
+        self._last_record_keys: int | None = None if files else 0
+        """Keys that the record at `end_physical_offset` has in the index; None if that is not known."""
 
     @classmethod
     def open(
@@ -112,11 +115,13 @@ class IndexService:
         if index >= len(self._files):
             return None
         redispatch_offset = self._files[index].begin_physical_offset
-        for file in self._files[index:]:
+        # From the end on, so that an error leaves no hole.
+        for file in reversed(self._files[index:]):
             log.info("index file is built again", file=file.path.name)
             self._unsynced.pop(file.path, None)
             file.remove()
-        del self._files[index:]
+            self._files.pop()
+            self._last_record_keys = None if self._files else 0
         return redispatch_offset
 
     def cut(self, physical_offset: int) -> int | None:
@@ -170,22 +175,39 @@ class IndexService:
         hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
         if physical_offsets and physical_offsets[0] == again and self._files:
-            wanted = self._not_yet_in(hashes, physical_offsets, again)
+            if self._last_record_keys is None:
+                wanted = self._not_yet_in(hashes, physical_offsets, again)
+            else:
+                # An earlier call wrote so many of them before the disk refused the others.
+                wanted = [number >= self._last_record_keys for number in range(len(hashes))]
             hashes = list(compress(hashes, wanted))
             physical_offsets = list(compress(physical_offsets, wanted))
             store_timestamps_ms = list(compress(store_timestamps_ms, wanted))
         # None is made for records that are in already: what comes again is looked for in the last one.
         file = self._files[-1] if self._files else self._current()
         done = 0
+        end_before = again
         while done < len(hashes):
             file = self._current()
             part = slice(done, done + file.room)
-            file.put(hashes[part], physical_offsets[part], store_timestamps_ms[part])
+            offsets = physical_offsets[part]
+            file.put(hashes[part], offsets, store_timestamps_ms[part])
             self._unsynced[file.path] = None
-            done += len(hashes[part])
+            self._count_last_keys(offsets, before=end_before)
+            end_before = offsets[-1]
+            done += len(offsets)
         if file.is_full and file.end_physical_offset < last_record_offset:
             # The broker makes the next file for any record behind a full one, whether it has keys or not.
             self._current()
+
+    def _count_last_keys(self, physical_offsets: Sequence[int], *, before: int) -> None:
+        """Keys of records at `physical_offsets` are in now; the last record before them was at `before`."""
+        last = physical_offsets[-1]
+        keys = len(physical_offsets) - bisect_left(physical_offsets, last)
+        if keys < len(physical_offsets) or last != before:
+            self._last_record_keys = keys
+        elif self._last_record_keys is not None:
+            self._last_record_keys += keys
 
     def _not_yet_in(self, hashes: Sequence[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
         """Which keys to put when the record at `again`, the last one indexed, comes again.
@@ -209,6 +231,8 @@ class IndexService:
         last = self._files[-1] if self._files else None
         if last is not None and not last.is_full:
             return last
+        if last is not None:
+            last.release()
         file = IndexFile.create(
             self.directory / self._next_name(),
             self.shape,
@@ -255,18 +279,25 @@ class IndexService:
         """Delete files that only know records before `log_min_offset`, never the newest; returns how many."""
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
-            file = self._files.pop(0)
-            self._unsynced.pop(file.path, None)
+            file = self._files[0]
             file.remove()
+            self._unsynced.pop(file.path, None)
+            del self._files[0]
             deleted += 1
         return deleted
 
     def take_dirty(self) -> IndexSync:
         """What has changed since the last call, to be put on disk by a worker thread."""
-        work = SyncWork(tuple(self._unsynced))
+        opened = {file.path: file.descriptor for file in self._files if file.descriptor is not None}
+        work = SyncWork(self._unsynced, opened=opened)
         self._unsynced.clear()
         full_until_ms = max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
         return IndexSync(work=work, index_msg_timestamp_ms=full_until_ms)
+
+    def give_back(self, work: SyncWork) -> None:
+        """What `work` has left is to be synced with the next one."""
+        work.close()
+        self._unsynced = dict.fromkeys(work.left) | self._unsynced
 
     def close(self) -> None:
         """Close all files. Sync first."""

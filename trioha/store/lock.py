@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from trioha.errors import StoreError
+from trioha.store.mapped_file import DISK_FULL
+from trioha.store.syncing import sync_directory, sync_whole
 
 LOCK_TEXT = b"lock"
 
@@ -55,9 +57,27 @@ class AbortFile:
         return self.path.exists()
 
     def create(self) -> None:
-        """Mark the store as in use, with the process id as 5.3 does."""
-        self.path.write_text(str(os.getpid()))
+        """Mark the store as in use, with the process id as 5.3 does.
+
+        It is on disk when this returns, and so is its name: what is written to the store from then on can
+        not outlive the mark in a power cut. Blocks. Raises OSError.
+        """
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            number = str(os.getpid()).encode()
+            try:
+                os.pwrite(fd, number, 0)
+                os.ftruncate(fd, len(number))
+            except OSError as error:
+                # The file's existence says it all, and a full disk is no reason not to open a store.
+                if error.errno not in DISK_FULL:
+                    raise
+            sync_whole(fd)
+        finally:
+            os.close(fd)
+        sync_directory(self.path.parent)
 
     def remove(self) -> None:
-        """Mark the store as cleanly closed."""
+        """Mark the store as cleanly closed, once all else is on disk. Blocks. Raises OSError."""
         self.path.unlink(missing_ok=True)
+        sync_directory(self.path.parent)

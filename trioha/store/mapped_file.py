@@ -6,18 +6,20 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
 
 from trioha.errors import StoreError
+from trioha.net.border import is_shortage
+from trioha.store.mapping import map_file
+from trioha.store.syncing import SharedDescriptor, sync_data, sync_whole
 
 FILE_NAME_DIGITS = 20
 
 _ZERO_CHUNK = bytes(1 << 20)
 
-_fdatasync = getattr(os, "fdatasync", os.fsync)
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def file_name(start_offset: int) -> str:
@@ -30,16 +32,20 @@ class MappedFile:
 
     `view` is the whole file. Slices of it stay usable after `close`: the mapping goes when the last of them
     does, so a connection that still sends from a closed file reads what it read before.
+
+    A file that is written to, or has bytes that are not on disk, keeps a descriptor; `release` gives it up.
+    Reading needs none. So a log has two or three open files, however many it consists of.
     """
 
-    __slots__ = ("_fd", "path", "size", "start_offset", "view")
+    __slots__ = ("_descriptor", "path", "size", "start_offset", "view")
 
     def __init__(self, path: Path, *, fd: int, size: int, start_offset: int) -> None:
+        """Takes `fd` over, but for an OSError."""
         self.path = path
         self.size = size
         self.start_offset = start_offset
-        self._fd = fd
-        self.view = memoryview(mmap.mmap(fd, size))
+        self.view = map_file(fd, size)
+        self._descriptor: SharedDescriptor | None = SharedDescriptor(fd)
 
     def __repr__(self) -> str:
         return f"<MappedFile {self.path.name}, {self.size} bytes>"
@@ -52,11 +58,9 @@ class MappedFile:
     @classmethod
     def open(cls, path: Path, *, size: int) -> MappedFile:
         """Map an existing file of exactly `size` bytes; raises StoreError for one of another length."""
+        fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise StoreError(f"cannot be opened: {error.strerror}", path=path) from error
-        try:
             found = os.fstat(fd).st_size
             if found != size:
                 raise StoreError(
@@ -65,8 +69,13 @@ class MappedFile:
                     hint="mappedFileSizeCommitLog must be what the store was made with",
                 )
             return cls(path, fd=fd, size=size, start_offset=int(path.name))
-        except BaseException:
-            os.close(fd)
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"cannot be opened: {error.strerror}", path=path, hint=hint_at(error)
+                ) from error
             raise
 
     @classmethod
@@ -77,20 +86,56 @@ class MappedFile:
         would end the process. The file gets its name when it is whole: RocketMQ does not load a store with a
         file of another length, as a `kill -9` in the middle would leave one. An existing file of that name is
         taken as it is, which lets a worker thread prepare a file that the log may meanwhile make itself.
-        Raises StoreError if there is no space.
+        Raises StoreError if there is no space, or no descriptor, for it; try again when there is.
         """
         path = directory / file_name(start_offset)
+        fd = folder = -1
         try:
+            folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
             if not path.exists():
-                os.close(make_whole(path, lambda fd: _reserve(fd, size)))
-                sync_directory(directory)
-        except FileExistsError:
-            return cls.open(path, size=size)
+                with suppress(FileExistsError):
+                    fd = make_whole(path, lambda fd: _reserve(fd, size))
+            # Also of a file that was there: who made it may have failed to.
+            sync_whole(folder)
+            if fd < 0:
+                return cls.open(path, size=size)
+            file = cls(path, fd=fd, size=size, start_offset=start_offset)
+            fd = -1
         except OSError as error:
             raise StoreError(
-                f"no {size} bytes could be reserved: {error.strerror}", path=path, hint="free disk space"
+                f"no {size} bytes could be reserved: {error.strerror}", path=path, hint=hint_at(error)
             ) from error
-        return cls.open(path, size=size)
+        else:
+            return file
+        finally:
+            for opened in (fd, folder):
+                if opened >= 0:
+                    os.close(opened)
+
+    def hold(self) -> None:
+        """Keep a descriptor from now on: bytes will be written. Raises StoreError if there is none."""
+        if self._descriptor is None:
+            try:
+                self._descriptor = SharedDescriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+            except OSError as error:
+                raise StoreError(
+                    f"cannot be opened: {error.strerror}", path=self.path, hint=hint_at(error)
+                ) from error
+
+    def release(self) -> None:
+        """Give up the descriptor: all bytes are on disk, and no more will be written."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            descriptor.release()
+
+    def share(self) -> SharedDescriptor:
+        """The file's descriptor, for a user that may outlive the file, and has to release it.
+
+        Raises StoreError if the file held none, and there is none.
+        """
+        self.hold()
+        assert self._descriptor is not None
+        return self._descriptor.share()
 
     def write(self, at: int, *pieces: memoryview) -> None:
         """Write `pieces`, one behind the other, at index `at` by the system call.
@@ -99,10 +144,13 @@ class MappedFile:
         the kernel read and clear many around it. `view` shows it at once. Raises StoreError if the disk
         refuses it; an unknown part may be written then.
         """
+        self.hold()
+        assert self._descriptor is not None
+        fd = self._descriptor.fd
         left = [piece for piece in pieces if piece]
         while left:
             try:
-                written = os.pwritev(self._fd, left, at)
+                written = os.pwritev(fd, left, at)
             except OSError as error:
                 raise StoreError(f"cannot be written at {at}: {error.strerror}", path=self.path) from error
             at += written
@@ -113,7 +161,20 @@ class MappedFile:
 
     def sync(self) -> None:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
-        _fdatasync(self._fd)
+        with self._opened() as fd:
+            sync_data(fd)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The descriptor if there is one, else one for the moment. Raises OSError."""
+        if self._descriptor is not None:
+            yield self._descriptor.fd
+            return
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def used_bytes(self, start: int = 0) -> int:
         """Index behind the last byte from `start` on that is not zero; `start` if there is none.
@@ -121,7 +182,8 @@ class MappedFile:
         Space that was reserved and never written is passed without reading it, where the file system can
         tell; the rest is read from the end, a MiB at a time. Raises OSError.
         """
-        end = _written_end(self._fd, self.size)
+        with self._opened() as fd:
+            end = _written_end(fd, self.size)
         while end > start:
             piece = max(start, end - len(_ZERO_CHUNK))
             # Bytes compare at memory speed, views one item at a time.
@@ -131,56 +193,68 @@ class MappedFile:
             end = piece
         return start
 
-    def duplicate(self) -> int:
-        """A descriptor of its own for the file, which outlives `close`; the caller closes it."""
-        return os.dup(self._fd)
-
     def close(self) -> None:
         """Give up the descriptor and `view`; the mapping ends with them, or with the last slice of it."""
-        if self._fd < 0:
-            return
-        os.close(self._fd)
-        self._fd = -1
+        self.release()
         view, self.view = self.view, memoryview(b"")
-        mapping = cast("mmap.mmap", view.obj)
-        view.release()
-        # The mapping has a descriptor of its own. References to it, from the frames of a traceback for
-        # instance, would keep that, and the space of a deleted file, until the next garbage collection.
-        with suppress(BufferError):
-            # Refused while slices exist: the last of them ends it.
-            mapping.close()
+        mapping = view.obj
+        if isinstance(mapping, mmap.mmap):
+            view.release()
+            # References to it, from the frames of a traceback for instance, would keep the space of a deleted
+            # file until the next garbage collection.
+            with suppress(BufferError):
+                # Refused while slices exist: the last of them ends it.
+                mapping.close()
 
     def remove(self) -> None:
-        """Close and delete the file."""
+        """Delete the file and close it. Raises StoreError if it cannot be deleted, with nothing changed."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot be deleted: {error.strerror}", path=self.path) from error
         self.close()
-        self.path.unlink(missing_ok=True)
 
 
 class FileSync:
-    """Files to put on disk in a worker thread, whatever becomes of them meanwhile: closed, moved, deleted."""
+    """Files to put on disk in a worker thread, whatever becomes of them meanwhile: closed, moved, deleted.
+
+    It holds their descriptors from the start, so it opens nothing. `run` or `close` gives them back.
+    """
 
     def __init__(self, files: Iterable[MappedFile]) -> None:
-        """Called by the owner of the files. Raises OSError if there are no descriptors left."""
-        self._fds: list[int] = []
+        """Called by the owner of the files."""
+        self._descriptors: list[SharedDescriptor] = []
         try:
             for file in files:
-                self._fds.append(file.duplicate())
-        except OSError:
+                self._descriptors.append(file.share())
+        except BaseException:
             self.close()
             raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has run, or never will."""
+        return not self._descriptors
 
     def run(self) -> None:
         """Put all dirty pages on disk. Blocks. Raises OSError."""
         try:
-            for fd in self._fds:
-                _fdatasync(fd)
+            for descriptor in self._descriptors:
+                sync_data(descriptor.fd)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Give up the descriptors; `run` does so by itself."""
-        while self._fds:
-            os.close(self._fds.pop())
+        """Give back the descriptors, if it was not to be run after all."""
+        while self._descriptors:
+            self._descriptors.pop().release()
+
+
+def hint_at(error: OSError) -> str:
+    """What to do about an error of making or opening a file."""
+    if is_shortage(error):
+        return "it is tried again; raise the limit of open files (ulimit -n) or of memory"
+    return "free disk space" if error.errno in DISK_FULL else "check the disk and the permissions"
 
 
 def _written_end(fd: int, size: int) -> int:
@@ -211,7 +285,9 @@ def make_whole(path: Path, prepare: Callable[[int], None]) -> int:
     directory = path.parent
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    except (AttributeError, OSError):
+    except (AttributeError, OSError) as error:
+        if is_shortage(error):
+            raise
         # No nameless files here: a name outside of the folder, since RocketMQ loads every file in it.
         fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=directory.parent)
     else:
@@ -222,12 +298,9 @@ def make_whole(path: Path, prepare: Callable[[int], None]) -> int:
             os.fchmod(fd, 0o644)
             os.link(name, path)
         else:
-            # With a folder to be relative to, link follows the symbolic link that /proc has for the file.
-            folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
-            finally:
-                os.close(folder)
+            # With a descriptor to be relative to, link follows the symbolic link that /proc has for the file;
+            # the path is absolute, so it does not matter which.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     except BaseException:
         os.close(fd)
         raise
@@ -247,12 +320,3 @@ def _reserve(fd: int, size: int) -> None:
         if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
             raise
         os.ftruncate(fd, size)
-
-
-def sync_directory(directory: Path) -> None:
-    """Put the directory's entries on disk, so that a file made or renamed in it outlives a crash."""
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

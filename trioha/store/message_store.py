@@ -9,10 +9,9 @@ there as long as a process uses the store, tells the next one whether to believe
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,13 +19,16 @@ import structlog
 from attrs import Factory, evolve, frozen
 
 from trioha.errors import StoreError
-from trioha.store.checkpoint import Checkpoint
+from trioha.net.border import is_shortage
+from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
+from trioha.store.entry_files import SyncWork
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
+from trioha.store.mapped_file import DISK_FULL
 from trioha.store.queue_list import load_queue_list, save_queue_list
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
@@ -68,6 +70,7 @@ class MessageStore:
         lock: StoreLock,
         abort: AbortFile,
         checkpoint: Checkpoint,
+        checkpoint_file: CheckpointFile,
         commit_log: CommitLog,
         recovered: Recovered,
         queues: ConsumeQueues,
@@ -84,9 +87,12 @@ class MessageStore:
         self._lock = lock
         self._abort = abort
         self._checkpoint = checkpoint
+        self._checkpoint_file = checkpoint_file
         self._checkpoint_lock = threading.Lock()
         self._has_failed = False
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
+        self._queue_sync: tuple[SyncWork, SyncWork] | None = None
+        """What the last `queue_sync_work` was for, queues and index; it may not have run to its end."""
         commit_log.before_restart = self._forget_derived
 
     @classmethod
@@ -141,6 +147,8 @@ class MessageStore:
             root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
         )
         opened.callback(index.close)
+        checkpoint_file = CheckpointFile(root / "checkpoint")
+        opened.callback(checkpoint_file.close)
         commit_log, recovered = open_commit_log(
             settings.commit_log_directory,
             file_bytes=settings.file_bytes,
@@ -177,6 +185,7 @@ class MessageStore:
             lock=lock,
             abort=abort,
             checkpoint=checkpoint,
+            checkpoint_file=checkpoint_file,
             commit_log=commit_log,
             recovered=recovered,
             queues=queues,
@@ -212,23 +221,44 @@ class MessageStore:
                 return
 
     def admit_puts(self) -> None:
-        """Let a log take puts that waited for its queues, if they are at its end now."""
+        """Let a log take puts that waited for its queues, if they are at its end now and can be read."""
         log_ = self.commit_log
         if log_.awaits_queues and self.dispatcher.position >= log_.max_offset:
-            self.queues.correct_min_offsets(log_.min_offset)
+            try:
+                self.queues.correct_min_offsets(log_.min_offset)
+            except StoreError as error:
+                log.error("no puts are taken until the queues can be read", reason=str(error))
+                return
             log_.queue_offsets = self.queues.queue_offsets()
             log_.awaits_queues = False
 
     def _forget_derived(self) -> None:
-        """The log is about to begin anew: delete queues and index. Raises StoreError."""
+        """The log is about to begin anew: delete queues and index.
+
+        Raises StoreError if not all can be deleted; what was is built again then.
+        """
+        self.dispatcher.rewind(0)
         self.queues.destroy()
         self.index.destroy()
-        self.dispatcher.rewind(0)
 
-    def head_deleted(self, min_offset: int) -> None:
-        """The log begins at `min_offset` now: delete what only names earlier records. Raises StoreError."""
-        self.queues.delete_before(min_offset)
-        self.index.delete_before(min_offset)
+    def head_deleted(self) -> Iterator[None]:
+        """The log has lost its first files: delete, step by step, what only names records before its start.
+
+        A step is one queue, at most some 100 us, so that its caller can let others run in between; records
+        may come and go meanwhile, even the whole log. What the disk refuses is passed over, and raised as
+        StoreError when all the rest is done: call again later.
+        """
+        refused: StoreError | None = None
+        for queue in self.queues:
+            try:
+                # A queue of a log that began anew meanwhile is empty, and stays so.
+                queue.delete_before(self.commit_log.min_offset)
+            except StoreError as error:
+                refused = error
+            yield
+        self.index.delete_before(self.commit_log.min_offset)
+        if refused is not None:
+            raise refused
 
     # -- disk ---------------------------------------------------------------------------------------------
 
@@ -236,7 +266,7 @@ class MessageStore:
         """What a worker thread has to call to put log bytes on disk, and to note it in the checkpoint.
 
         `store_timestamp_ms` is that of the last record before `end_offset`. The call blocks and raises
-        OSError; so does this one, if there are no descriptors left.
+        OSError. It needs no descriptor that is not open already, so any error says that the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
 
@@ -249,19 +279,28 @@ class MessageStore:
         return sync
 
     def queue_sync_work(self) -> Callable[[], None] | None:
-        """The same for queues and index; None if nothing was written since the last call."""
+        """The same for queues and index; None if nothing was written since the last call.
+
+        There may be more files of queues than descriptors. What none can be opened for stays for the next
+        call, and until then the checkpoint says nothing new. So does all of a call's work that never ran.
+        """
+        self._take_back_sync()
         logics_ms = self.dispatcher.last_store_timestamp_ms
         index = self.index.take_dirty()
         queues = self.queues.take_dirty()
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
-        if not queues.paths and not index.work.paths and names == self._listed_queues:
+        if not queues.left and not index.work.left and names == self._listed_queues:
             return None
+        self._queue_sync = queues, index.work
 
         def sync() -> None:
             queues.run()
+            index.work.run()
+            if left := len(queues.left) + len(index.work.left):
+                log.warning("out of file descriptors: files of queues are synced later", files=left)
+                return
             if names != self._listed_queues:
                 self._save_queue_list(names)
-            index.work.run()
             self._save_checkpoint(
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
                 index_msg_timestamp_ms=max(
@@ -271,27 +310,43 @@ class MessageStore:
 
         return sync
 
+    def _take_back_sync(self) -> bool:
+        """Note what the last `queue_sync_work` has not put on disk for the next one; whether there is any."""
+        if self._queue_sync is None:
+            return False
+        queues, index = self._queue_sync
+        self._queue_sync = None
+        self.queues.give_back(queues)
+        self.index.give_back(index)
+        return bool(queues.left or index.left)
+
     def _save_checkpoint(self, **changes: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for a full disk.
 
         An older checkpoint is still true: the next start looks at more than it must.
         """
-        path = self.settings.root / "checkpoint"
         with self._checkpoint_lock:
             self._checkpoint = evolve(self._checkpoint, **changes)
             try:
-                self._checkpoint.save(path)
+                self._checkpoint_file.save(self._checkpoint)
             except OSError as error:
-                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                if error.errno not in DISK_FULL:
                     raise
-                log.warning("checkpoint cannot be written", path=str(path), reason=error.strerror)
+                log.warning(
+                    "checkpoint cannot be written",
+                    path=str(self._checkpoint_file.path),
+                    reason=error.strerror,
+                )
 
     def _save_queue_list(self, names: frozenset[tuple[str, int]]) -> None:
-        """Blocks; called by worker threads. Raises OSError, but not for a full disk: it comes again."""
+        """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
+
+        It comes again then.
+        """
         try:
             save_queue_list(self.settings.root, names)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in DISK_FULL and not is_shortage(error):
                 raise
             log.warning("list of queues cannot be written", reason=error.strerror)
         else:
@@ -305,8 +360,9 @@ class MessageStore:
         """Put everything on disk, mark the store as cleanly closed and give it up.
 
         `abort` stays, as in the broker, where queues and index are not at the log's end: where dispatch waits
-        at a bad record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`. Raises StoreError if
-        the disk refuses: the store then stays marked as in need of recovery.
+        at a bad record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`; and where there are
+        no descriptors to put them on disk with. Raises StoreError if the disk refuses: the store then stays
+        marked as in need of recovery.
         """
         log_ = self.commit_log
         try:
@@ -318,12 +374,13 @@ class MessageStore:
             log_.flushed.advance(log_.max_offset)
             if (sync_queues := self.queue_sync_work()) is not None:
                 sync_queues()
+            synced = not self._take_back_sync()
             self._save_checkpoint(
                 physic_msg_timestamp_ms=max(
                     log_.last_store_timestamp_ms, self._checkpoint.physic_msg_timestamp_ms
                 )
             )
-            if dispatched:
+            if dispatched and synced:
                 self._abort.remove()
         except OSError as error:
             raise StoreError(f"cannot be closed: {error.strerror}", path=self.settings.root) from error
@@ -336,8 +393,11 @@ class MessageStore:
         The store stays marked as in need of recovery, as one whose process was killed.
         """
         self.commit_log.close()
+        for work in self._queue_sync or ():
+            work.close()
         self.queues.close()
         self.index.close()
+        self._checkpoint_file.close()
         self._lock.release()
 
     def _dispatch_at_close(self) -> bool:

@@ -9,14 +9,13 @@ from the log. Without the file nothing is missed: the store was RocketMQ's.
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
 
-from trioha.store.mapped_file import sync_directory
+from trioha.store.syncing import sync_directory, sync_whole
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +47,6 @@ def save_queue_list(root: Path, queues: Iterable[QueueName]) -> None:
     with temporary.open("wb") as file:
         file.write(json.dumps(by_topic).encode())
         file.flush()
-        os.fsync(file.fileno())
+        sync_whole(file.fileno())
     temporary.replace(root / FILE_NAME)
     sync_directory(root)

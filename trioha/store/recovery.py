@@ -179,6 +179,7 @@ def _recover(
         for file in commit_log.files:
             file.sync()
             on_progress(len(files), len(files))
+    commit_log.hold_last_file()
     commit_log.appended.move_to(end_offset)
     commit_log.flushed.move_to(end_offset)
     if cut_bytes:

@@ -5,12 +5,16 @@ are deleted from the oldest on whose last write is older than `file_reserved_s`;
 however young. At most ten go in a run, never the last, and, unless the disk is that full, none that a
 connected replica has not got yet. Above `full_ratio` the log takes no puts (SERVICE_NOT_AVAILABLE); reads and
 replication go on, and puts are taken again by themselves when there is space.
+
+What the disk refuses ends nothing: it is counted, logged once a minute, and tried again at the next look.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -18,11 +22,18 @@ import structlog
 import trio
 from attrs import frozen
 
+from trioha.errors import StoreError
+from trioha.net.border import is_shortage
 from trioha.store.commit_log import CommitLog
+from trioha.store.mapped_file import MappedFile
 
 log = structlog.get_logger(__name__)
 
 FILES_PER_RUN_MAX = 10
+SLICE_S = 0.001
+"""So long queues are cleaned before other tasks get a turn."""
+REPORT_INTERVAL_S = 60.0
+"""Errors of the disk are logged once in so long."""
 
 
 @frozen
@@ -54,30 +65,43 @@ class Retention:
         settings: RetentionSettings,
         *,
         needed_from: Callable[[], int] = lambda: 2**63 - 1,
-        on_deleted: Callable[[int], None] = lambda _: None,
+        on_deleted: Callable[[], Iterable[None]] = lambda: (),
         used_ratio: Callable[[Path], float] | None = None,
     ) -> None:
-        """`needed_from` gives the lowest offset that a connected replica still needs; `on_deleted` is told
-        the log's new first offset; `used_ratio` says how full the disk of a folder is, 0 to 1."""
+        """`needed_from` gives the lowest offset that a connected replica still needs; `on_deleted` deletes
+        what was built from files that the log has lost, one short step for each item that it gives, and
+        raises StoreError at its end if the disk refused some; `used_ratio` says how full the disk of a
+        directory is, 0 to 1."""
         self._log = commit_log
         self._settings = settings
         self._needed_from = needed_from
         self._on_deleted = on_deleted
         self._used_ratio = used_ratio or _used_ratio
+        self.errors = 0
+        """How often the disk did not answer, or refused to delete."""
+        self._reported_s = -math.inf
+        self._cleaned_offset = commit_log.min_offset
+        """Start of the log when `on_deleted` last did all of its work."""
 
     async def run(self) -> None:
-        """Look at the disk for ever."""
+        """Look at the disk for ever. What it refuses is tried again at the next look."""
         while True:
-            ratio = await trio.to_thread.run_sync(self._used_ratio, self._log.directory)
-            self.apply(ratio, now=datetime.now().astimezone())
+            try:
+                ratio = await trio.to_thread.run_sync(self._used_ratio, self._log.directory)
+                self.apply(ratio, now=datetime.now().astimezone())
+            except (OSError, RuntimeError) as error:
+                if not isinstance(error, OSError) and not is_shortage(error):
+                    raise
+                self._report(error)
+            await self.clean()
             await trio.sleep(self._settings.interval_s)
 
     def apply(self, ratio: float, *, now: datetime) -> None:
-        """Delete what may go and say whether puts are taken, for a disk that is `ratio` full."""
+        """Delete what may go and say whether puts are taken, for a disk that is `ratio` full.
+
+        A file that the disk refuses to delete stays, and so do those after it; `clean` has to follow.
+        """
         settings = self._settings
-        force = ratio > settings.force_ratio and settings.clean_forcibly
-        if force or ratio > settings.disk_max_used_ratio or now.hour in settings.delete_when:
-            self._delete(force=force, now_s=now.timestamp())
         is_full = ratio > settings.full_ratio
         if is_full != self._log.disk_is_full:
             self._log.disk_is_full = is_full
@@ -87,17 +111,56 @@ class Retention:
                 )
             else:
                 log.info("the disk has space again: puts are taken", used=f"{ratio:.0%}")
+        force = ratio > settings.force_ratio and settings.clean_forcibly
+        if force or ratio > settings.disk_max_used_ratio or now.hour in settings.delete_when:
+            try:
+                self._delete(force=force, now_s=now.timestamp())
+            except (OSError, StoreError) as error:
+                self._report(error)
 
     def _delete(self, *, force: bool, now_s: float) -> None:
         needed_from = self._needed_from()
         for file in self._log.files[:-1][:FILES_PER_RUN_MAX]:
-            if not force:
-                age_s = now_s - file.path.stat().st_mtime
-                if age_s < self._settings.file_reserved_s or file.end_offset > needed_from:
-                    break
+            if not force and (
+                file.end_offset > needed_from or now_s - _written_s(file) < self._settings.file_reserved_s
+            ):
+                break
             self._log.delete_first_file()
             log.info("log file deleted", path=str(file.path), forced=force, min_offset=self._log.min_offset)
-            self._on_deleted(self._log.min_offset)
+
+    async def clean(self) -> None:
+        """Delete what was built from files that are gone, in slices that leave the thread to others.
+
+        Cancelled, or where the disk refuses, it leaves the rest to the next call.
+        """
+        min_offset = self._log.min_offset
+        if min_offset == self._cleaned_offset:
+            return
+        slice_end_s = time.perf_counter() + SLICE_S
+        try:
+            for _ in self._on_deleted():
+                if time.perf_counter() >= slice_end_s:
+                    await trio.lowlevel.checkpoint()
+                    slice_end_s = time.perf_counter() + SLICE_S
+        except StoreError as error:
+            self._report(error)
+        else:
+            self._cleaned_offset = min_offset
+
+    def _report(self, error: Exception) -> None:
+        self.errors += 1
+        now_s = trio.current_time()
+        if now_s - self._reported_s >= REPORT_INTERVAL_S:
+            self._reported_s = now_s
+            log.error("old files cannot be looked at or deleted yet", reason=str(error), errors=self.errors)
+
+
+def _written_s(file: MappedFile) -> float:
+    """When the file was last written, seconds since 1970; 0 if an operator has deleted it. Raises OSError."""
+    try:
+        return file.path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _used_ratio(directory: Path) -> float:

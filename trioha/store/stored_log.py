@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.store.mapped_file import FILE_NAME_DIGITS
+from trioha.store.mapping import map_file
 from trioha.store.record import BLANK_BYTES, Blank, Record, decode_record, describe_fault
 from trioha.store.scan import ScanEnd, is_blank, scan_records
 
@@ -159,4 +160,4 @@ def _one(view: memoryview, at: int, offset: int) -> ScanEnd:
 
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return map_file(file.fileno(), os.fstat(file.fileno()).st_size, read_only=True)

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Sequence
 
 from trioha.errors import ConfigError
+from trioha.numbers import I32, I64, parse_int
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -171,10 +172,11 @@ class DelayLevels:
         broker has it.
         """
         try:
-            level = int(delay)
+            level = parse_int(delay, I32)
         except ValueError:
             return None
         if level <= 0:
             return None
         delay_ms = self.delay_ms(min(level, self.max_level))
-        return store_timestamp_ms + (1000 if delay_ms is None else delay_ms)
+        # A master's record may claim any time; its entry holds 64 bits.
+        return min(store_timestamp_ms + (1000 if delay_ms is None else delay_ms), I64.high)

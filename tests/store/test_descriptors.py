@@ -1,0 +1,414 @@
+"""What a store needs of the process's file descriptors, and what it does without any."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log, open_store
+from trioha.net.descriptors import lowest_free_descriptor
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch_service import DispatchService
+from trioha.store.flush import FlushService
+from trioha.store.index_file import IndexShape
+from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.record import Record
+from trioha.store.status import PutStatus
+from trioha.store.stored_log import StoredLog
+from trioha.store.syncing import SharedDescriptor, sync_data, sync_directory, sync_whole
+
+
+def open_descriptors(root: Path) -> int:
+    """Descriptors of this process for files below `root`."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            count += str(descriptor.readlink()).startswith(f"{root}/")
+        except FileNotFoundError:
+            # The one that the listing itself had.
+            continue
+    return count
+
+
+def path_of(fd: int) -> str:
+    """The file that a descriptor is for."""
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """The system gives this process no more descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = lowest_free_descriptor(0)
+    assert free is not None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def many_files(root: Path, *, open_files_max: int = 16) -> MessageStore:
+    """A store of some 60 log files, 300 queues and 25 index files."""
+    store = MessageStore.open(
+        StoreSettings(
+            root=root,
+            commit_log_directory=root / "commitlog",
+            file_bytes=4096,
+            message_bytes_max=4096,
+            store_host=HOST,
+            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920, open_files_max=open_files_max),
+            index=IndexShape(hash_slots=53, index_num=25),
+        )
+    )
+    if store.commit_log.is_empty:
+        for number in range(600):
+            properties = f"KEYS\x01key{number}".encode()
+            store.commit_log.append(message(bytes(300), queue_id=number % 300, properties=properties))
+    return store
+
+
+def test_a_log_holds_no_descriptor_for_files_that_are_only_read(tmp_path):
+    store = many_files(tmp_path)
+    log = store.commit_log
+    store.dispatcher.dispatch(log.max_offset, records_max=10_000)
+    assert (len(log.files), len(store.queues), len(store.index.files)) == (60, 300, 25)
+    # Sixteen of queues; lock, checkpoint, the last index file, and log files that are not on disk yet.
+    assert open_descriptors(tmp_path) == 16 + 3 + len(log.files)
+    for _ in range(3):
+        store.sync_work(log.flushed.offset, log.max_offset, store_timestamp_ms=0)()
+        log.flushed.advance(log.max_offset)
+        log.append(message(bytes(300)))
+    assert open_descriptors(tmp_path) == 16 + 3 + 1
+    before = log_bytes(log)
+    store.close()
+    assert open_descriptors(tmp_path) == 0
+    # Just opened it holds the last log file's.
+    for clean in (True, False):
+        (tmp_path / "abort").unlink(missing_ok=True) if clean else (tmp_path / "abort").touch()
+        again = many_files(tmp_path)
+        assert log_bytes(again.commit_log) == before
+        assert open_descriptors(tmp_path) <= 16 + 2 + 1 + (not clean)
+        again.close()
+
+
+def test_a_stored_log_is_read_without_descriptors(tmp_path):
+    many_files(tmp_path).close()
+    with StoredLogOf(tmp_path) as stored:
+        assert open_descriptors(tmp_path) == 0
+        assert sum(isinstance(item, Record) for item in stored.records(0)) == 600
+        with pytest.raises(TypeError, match="read-only"):
+            stored._files[0][0] = 1
+
+
+class StoredLogOf:
+    """`StoredLog.open`, as long as it is looked at."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __enter__(self) -> StoredLog:
+        return StoredLog.open(self.root)
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def test_a_sync_reaches_its_file_whatever_became_of_it(tmp_path, monkeypatch):
+    log, _ = open_log(tmp_path / "log")
+    log.append(message())
+    path = log.files[0].path
+    inode = path.stat().st_ino
+    sync = log.sync_work(0, log.max_offset)
+    log.set_aside(tmp_path / "aside")
+    log.append(message())
+    # Descriptors that are opened now get other numbers than the one that the sync holds.
+    others = [os.open(tmp_path, os.O_RDONLY) for _ in range(10)]
+    synced = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(os.fstat(fd).st_ino), fdatasync(fd)))
+    sync.run()
+    for fd in others:
+        os.close(fd)
+    assert synced == [inode]
+    log.close()
+    assert open_descriptors(tmp_path) == 0
+
+
+def test_a_sync_that_never_ran_holds_nothing_once_the_log_is_closed(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    log.sync_work(0, log.max_offset)
+    log.close()
+    assert open_descriptors(tmp_path) == 0
+
+
+def test_a_shared_descriptor_is_closed_by_its_last_user(tmp_path):
+    fd = os.open(tmp_path, os.O_RDONLY)
+    first = SharedDescriptor(fd)
+    second = first.share()
+    first.release()
+    assert os.fstat(fd).st_ino == tmp_path.stat().st_ino
+    second.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    with pytest.raises(AssertionError, match="released more often"):
+        first.release()
+    with pytest.raises(AssertionError, match="cannot be shared"):
+        first.share()
+
+
+# -- without descriptors ---------------------------------------------------------------------------------
+
+
+async def flushed(store: MessageStore) -> None:
+    await FlushService(store, sync_flush=True, interval_s=0.5, on_flushed=lambda *_: None).flush()
+
+
+async def test_without_descriptors_what_is_stored_gets_on_disk_and_is_promised(tmp_path):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+    # A worker thread is there before.
+    await trio.to_thread.run_sync(os.getpid)
+    with no_descriptors_left():
+        result = store.commit_log.append(message())
+        await flushed(store)
+    assert store.commit_log.flushed.offset == result.end_offset
+    assert Checkpoint.load(tmp_path / "checkpoint").physic_msg_timestamp_ms == result.store_timestamp_ms
+    store.close()
+
+
+def test_without_descriptors_a_put_that_needs_a_file_is_refused_and_taken_later(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message(bytes(FILE_BYTES // 2)))
+    before = log_bytes(log)
+    with no_descriptors_left():
+        refused = log.append(message(bytes(FILE_BYTES // 2)))
+        assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert "Too many open files" in refused.reason
+        assert log.append(message(bytes(100))).status is PutStatus.PUT_OK
+    assert log_bytes(log).startswith(before)
+    assert log.append(message(bytes(FILE_BYTES // 2))).status is PutStatus.PUT_OK
+    log.close()
+
+
+def test_a_file_whose_directory_could_not_be_synced_is_synced_when_it_is_tried_again(tmp_path, monkeypatch):
+    log, _ = open_log(tmp_path)
+    synced = []
+
+    def fail_once(fd):
+        synced.append(os.fstat(fd).st_ino)
+        if len(synced) == 1:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("trioha.store.mapped_file.sync_whole", fail_once)
+    assert log.append(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert log.append(message()).status is PutStatus.PUT_OK
+    assert synced == [tmp_path.stat().st_ino] * 2
+    log.close()
+
+
+async def test_without_descriptors_dispatch_goes_on_with_those_that_queues_have(tmp_path):
+    store = open_store(tmp_path)
+    log = store.commit_log
+    for queue_id in range(20):
+        log.append(message(queue_id=queue_id))
+    store.dispatcher.dispatch(log.max_offset)
+    with no_descriptors_left():
+        for queue_id in range(40):
+            log.append(message(queue_id=queue_id))
+        store.dispatcher.dispatch(log.max_offset)
+        found = [store.reads.get("Orders", queue_id, 0).max_offset for queue_id in range(40)]
+    assert found == [2] * 20 + [1] * 20
+    store.close()
+
+
+async def test_without_descriptors_queues_are_synced_later_and_the_checkpoint_waits(tmp_path, autojump_clock):
+    store = many_files(tmp_path)
+    store.dispatcher.dispatch(store.commit_log.max_offset, records_max=10_000)
+    log = store.commit_log
+    works = []
+
+    async def sync(work):
+        await trio.lowlevel.checkpoint()
+        works.append(work)
+        if len(works) == 1:
+            with no_descriptors_left():
+                work()
+            assert Checkpoint.load(tmp_path / "checkpoint").logics_msg_timestamp_ms == 0
+        else:
+            work()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(DispatchService(store, sync_flush=False, sync=sync).run)
+        await trio.sleep(1.5)
+        assert len(works) == 1
+        await trio.sleep(1)
+        assert len(works) == 2
+        nursery.cancel_scope.cancel()
+    found = Checkpoint.load(tmp_path / "checkpoint").logics_msg_timestamp_ms
+    assert found == log.last_store_timestamp_ms
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_queue_sync_that_never_ran_is_made_up_for_at_the_close(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    taken = store.queue_sync_work()
+    assert taken is not None
+    synced = set()
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(path_of(fd)), fsync(fd)))
+    store.close()
+    assert str(tmp_path / "consumequeue/Orders/0" / f"{0:020d}") in synced
+
+
+def test_a_close_without_descriptors_does_not_call_the_store_clean(tmp_path):
+    store = many_files(tmp_path, open_files_max=4)
+    store.dispatcher.dispatch(store.commit_log.max_offset, records_max=10_000)
+    with no_descriptors_left():
+        store.close()
+    assert (tmp_path / "abort").exists()
+    again = many_files(tmp_path)
+    assert [again.reads.max_offset("Orders", queue_id) for queue_id in range(300)] == [2] * 300
+    again.close()
+    assert not (tmp_path / "abort").exists()
+
+
+# -- what a sync asks for ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_sync(monkeypatch):
+    """A platform with F_FULLFSYNC; what was asked of it, and what it answers."""
+    asked: list[tuple[str, int]] = []
+    answers: dict[str, int] = {}
+
+    def fake_fcntl(fd, command):
+        assert command == 51
+        asked.append(("F_FULLFSYNC", fd))
+        if answers:
+            raise OSError(answers["errno"], os.strerror(answers["errno"]))
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", fake_fcntl)
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd, name=name: asked.append((name, fd)), raising=False)
+    return asked, answers
+
+
+def test_where_there_is_f_fullfsync_it_is_asked_for_instead_of_fsync(full_sync):
+    asked, _ = full_sync
+    sync_data(7)
+    sync_whole(8)
+    assert asked == [("F_FULLFSYNC", 7), ("F_FULLFSYNC", 8)]
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOTSUP, errno.EINVAL])
+def test_a_file_system_that_refuses_f_fullfsync_is_asked_for_fsync(full_sync, refusal):
+    asked, answers = full_sync
+    answers["errno"] = refusal
+    sync_data(7)
+    sync_whole(8)
+    assert asked == [("F_FULLFSYNC", 7), ("fdatasync", 7), ("F_FULLFSYNC", 8), ("fsync", 8)]
+
+
+def test_a_disk_that_fails_f_fullfsync_has_failed(full_sync):
+    asked, answers = full_sync
+    answers["errno"] = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_data(7)
+    assert asked == [("F_FULLFSYNC", 7)]
+
+
+def test_everything_that_a_store_puts_on_disk_is_put_there_by_the_one_sync(tmp_path, full_sync):
+    asked, _ = full_sync
+    store = open_store(tmp_path)
+    store.commit_log.append(message(properties=b"KEYS\x01key"))
+    store.close()
+    sync_directory(tmp_path)
+    assert {what for what, _ in asked} == {"F_FULLFSYNC"}
+
+
+# -- abort -----------------------------------------------------------------------------------------------
+
+
+def test_abort_is_on_disk_before_queues_change_and_goes_when_all_else_is_on_disk(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+    store.close()
+    for file in sorted((tmp_path / "consumequeue").rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    steps = []
+    abort, entry = tmp_path / "abort", tmp_path / "consumequeue/Orders/0" / f"{0:020d}"
+
+    def fsync(fd):
+        path = path_of(fd).removeprefix(f"{tmp_path}").lstrip("/")
+        steps.append((path, abort.exists(), entry.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = open_store(tmp_path)
+    assert steps[:2] == [("abort", True, False), ("", True, False)]
+    assert entry.exists()
+    steps.clear()
+    store.close()
+    assert steps[-1] == ("", False, True)
+    assert all(there for _, there, _ in steps[:-1])
+
+
+def test_a_store_on_a_full_disk_can_be_opened(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+
+    def full(fd, data, at):
+        if path_of(fd).endswith("/abort"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store = open_store(tmp_path)
+    assert (tmp_path / "abort").exists()
+    store.close()
+
+
+def test_a_log_that_cannot_delete_its_first_file_is_as_it_was(tmp_path, monkeypatch):
+    log, _ = open_log(tmp_path)
+    while len(log.files) < 3:
+        log.append(message(bytes(20_000)))
+    before = log_bytes(log)
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(Exception, match="cannot be deleted: Permission denied"):
+        log.delete_first_file()
+    assert (log.min_offset, log_bytes(log), len(log.files)) == (0, before, 3)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    log.delete_first_file()
+    assert (log.min_offset, log_bytes(log)) == (FILE_BYTES, before[FILE_BYTES:])
+    log.close()
+
+
+def test_an_oversized_log_is_mapped_where_python_keeps_a_descriptor_too(tmp_path, monkeypatch):
+    """Where a mapping cannot be put over another one, it is an ordinary one."""
+    monkeypatch.setattr("trioha.store.mapping._MAP_NORESERVE", {})
+    log, _ = open_log(tmp_path)
+    assert isinstance(log, CommitLog)
+    result = log.append(message())
+    assert result.status is PutStatus.PUT_OK
+    log.close()

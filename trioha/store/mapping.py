@@ -1,0 +1,68 @@
+"""Map a file into memory without keeping a descriptor for it.
+
+A mapping needs none: the kernel keeps the file as long as the mapping lives. Python's `mmap` keeps one all
+the same before 3.13, a duplicate that cannot be given up without the mapping. With a descriptor for each file
+of a log a store of 500 GiB would need most of the 1,024 that a process usually has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Final, cast
+
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = {"linux": 0x4000, "darwin": 0x40}
+"""The platforms where a mapping is put over another one."""
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+def map_file(fd: int, size: int, *, read_only: bool = False) -> memoryview:
+    """The first `size` bytes of an open file, as memory that is shared with it; `fd` may be closed then.
+
+    The view's `obj` is the `mmap.mmap`. The mapping ends with the last slice of the view. Raises OSError.
+    """
+    access = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
+    if sys.version_info >= (3, 13):
+        return memoryview(mmap.mmap(fd, size, access=access, trackfd=False))
+    return _map_over(fd, size, read_only=read_only) or memoryview(mmap.mmap(fd, size, access=access))
+
+
+def _map_over(fd: int, size: int, *, read_only: bool) -> memoryview | None:
+    """An anonymous mapping, which has no descriptor, with the file put in its place.
+
+    The kernel replaces the pages in one step, and what Python does with the mapping, unmapping it at the end
+    included, goes by its address. None where this platform cannot do it.
+    """
+    no_reserve = _MAP_NORESERVE.get(sys.platform)
+    if no_reserve is None:
+        return None
+    try:
+        # No page of it is ever touched; without a reservation it costs address space only.
+        mapping = mmap.mmap(
+            -1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | no_reserve, prot=_READ_WRITE
+        )
+    except OSError:
+        return None
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    protection = mmap.PROT_READ if read_only else _READ_WRITE
+    if _mmap()(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    view = memoryview(mapping)
+    return view.toreadonly() if read_only else view
+
+
+@cache
+def _mmap() -> Callable[[int, int, int, int, int, int], int | None]:
+    """The C library's `mmap(address, length, protection, flags, fd, offset)`."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+    )  # fmt: skip
+    return cast("Callable[[int, int, int, int, int, int], int | None]", function)
