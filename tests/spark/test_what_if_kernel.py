@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trioha.config.model import AckMode, BrokerRole, FlushDiskType
 from trioha.errors import ConfigError
+from trioha.recording.events import PutStatus
 from trioha_spark.whatif.costs import Costs
 from trioha_spark.whatif.figures import figures
 from trioha_spark.whatif.kernel import Outcome, Puts, simulate
@@ -50,6 +51,21 @@ def p(outcome: Outcome, name: str = "p50") -> float:
     found = figures([outcome]).latency_ms
     assert found is not None
     return found[name]
+
+
+def test_slave_that_owes_an_ack_for_too_long_is_not_waited_for() -> None:
+    """Its link takes 20 s each way: a put each second times out, until the slave has owed an ack for 15 s."""
+    puts = Puts(np.full(30, 1200), np.arange(30) * 1.0)
+    outcome = simulate(evolve(PAIR, rtt_s=40.0), STEADY, puts, seed=1)
+    waited = int(PutStatus.FLUSH_SLAVE_TIMEOUT)
+    refused = int(PutStatus.SLAVE_NOT_AVAILABLE)
+    assert outcome.status.tolist() == [waited] * 15 + [refused] * 15
+    patient = simulate(evolve(PAIR, rtt_s=40.0, silence_ms_max=60_000), STEADY, puts, seed=1)
+    assert set(patient.status.tolist()) == {waited}
+    (axis,) = setting_axes(["haMaxTimeSlaveNotCatchup=5000"])
+    (point,) = grid(evolve(PAIR, rtt_s=40.0), [axis])
+    sooner = simulate(point.scenario, STEADY, puts, seed=1)
+    assert sooner.status.tolist() == [waited] * 5 + [refused] * 25
 
 
 scenarios = st.builds(

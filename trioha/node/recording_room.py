@@ -37,6 +37,7 @@ async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path
                 "trioha.haTransferBatchMax": config.ha_transfer_batch_max,
                 "trioha.haAckMode": config.ha_ack_mode.value,
                 "haMaxGapNotInSync": config.ha_max_gap_not_in_sync,
+                "haMaxTimeSlaveNotCatchup": config.ha_max_time_slave_not_catchup,
                 "slaveTimeout": config.slave_timeout,
                 "syncFlushTimeout": config.sync_flush_timeout,
                 "inSyncReplicas": config.in_sync_replicas,

@@ -182,6 +182,7 @@ _KEYS: Final = {
     "transfer_batch_bytes_max": "trioha.haTransferBatchMax",
     "ack_mode": "trioha.haAckMode",
     "gap_bytes_max": "haMaxGapNotInSync",
+    "silence_ms_max": "haMaxTimeSlaveNotCatchup",
     "bandwidth_bytes_per_s": "bandwidthBytesPerSecond",
     "rtt_s": "rttSeconds",
     "writers": "writers",

@@ -16,6 +16,7 @@ dispatcher; processes that share cores.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -124,6 +125,11 @@ class _Simulation:
         count = len(puts.bytes)
         self._sizes: list[int] = puts.bytes.tolist()
         self._appended_offset = 0
+        self._rule = scenario.sync_rule
+        self._ends: list[int] = []
+        """End of each put that was appended."""
+        self._appended_s: list[float] = []
+        """When."""
         self._next = 0
         """The next put to be asked for."""
         self._came_s = [0.0] * count
@@ -198,6 +204,8 @@ class _Simulation:
             return
         self._appended_offset += self._sizes[number]
         self._end_offset[number] = self._appended_offset
+        self._ends.append(self._appended_offset)
+        self._appended_s.append(self._clock.now_s)
         for slave in self._slaves:
             self._wake(slave)
         if self._disk is not None:
@@ -209,8 +217,19 @@ class _Simulation:
 
     def _in_sync(self) -> int:
         """Slaves that a put may wait for."""
-        least = self._appended_offset - self._scenario.gap_bytes_max
-        return sum(slave.ack_offset > least for slave in self._slaves)
+        return sum(self._is_in_sync(slave) for slave in self._slaves)
+
+    def _is_in_sync(self, slave: Slave) -> bool:
+        lag_bytes = self._appended_offset - slave.ack_offset
+        if lag_bytes <= 0:
+            return True
+        oldest = bisect_right(self._ends, slave.ack_offset)
+        return self._rule.is_in_sync(
+            lag_bytes=lag_bytes,
+            now_ns=_ns(self._clock.now_s),
+            acked_ns=_ns(slave.ack_s[-1]) if slave.ack_s else 0,
+            oldest_ns=_ns(self._appended_s[oldest]),
+        )
 
     def _need(self, in_sync: int) -> int:
         scenario = self._scenario
@@ -373,6 +392,10 @@ class _Simulation:
         self._waited_s[wait.number] = self._clock.now_s - self._came_s[wait.number]
         self._status[wait.number] = wait.status
         self._answered()
+
+
+def _ns(at_s: float) -> int:
+    return round(at_s * 1e9)
 
 
 def _times(spread: Spread, *, random: np.random.Generator) -> Iterator[float]:

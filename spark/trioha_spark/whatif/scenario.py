@@ -16,6 +16,7 @@ from trioha.errors import ConfigError, StoreError
 from trioha.numbers import Range, parse_int
 from trioha.recording.layout import SESSION_FILE
 from trioha.recording.reader import Session
+from trioha.recording.sync import SyncRule
 
 _Names = TypeVar("_Names", bound=Enum)
 
@@ -32,6 +33,7 @@ MODELLED: Final = {
     "trioha.haTransferBatchMax": "transfer_batch_bytes_max",
     "trioha.haAckMode": "ack_mode",
     "haMaxGapNotInSync": "gap_bytes_max",
+    "haMaxTimeSlaveNotCatchup": "silence_ms_max",
 }
 """Settings that the model knows, by their broker.conf keys, with their fields in `Scenario`."""
 
@@ -64,6 +66,8 @@ class Scenario:
     transfer_batch_bytes_max: int = 1 << 20
     ack_mode: AckMode = AckMode.WRITTEN
     gap_bytes_max: int = 256 << 20
+    silence_ms_max: int = 15_000
+    """haMaxTimeSlaveNotCatchup: how long a slave that owes an acknowledgement counts as in sync."""
     bandwidth_bytes_per_s: float | None = None
     """Of each slave's link, each way; None for that of the recording."""
     rtt_s: float = 0.0
@@ -77,6 +81,11 @@ class Scenario:
     def copies_needed(self) -> int:
         """Slaves that must hold a put (design section 4)."""
         return max(1, self.in_sync_replicas - 1) if self.role is BrokerRole.SYNC_MASTER else 0
+
+    @property
+    def sync_rule(self) -> SyncRule:
+        """When a slave counts as in sync."""
+        return SyncRule(self.gap_bytes_max, self.silence_ms_max * 10**6)
 
     @property
     def is_sync_flush(self) -> bool:

@@ -1,0 +1,20 @@
+"""What a node records of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trioha.config.broker import BrokerConfig
+from trioha.node.recording_room import recording
+from trioha.recording.reader import open_session
+from trioha.recording.sync import SyncRule
+
+
+async def test_recorded_settings_say_when_a_slave_is_in_sync(tmp_path: Path) -> None:
+    config = BrokerConfig(
+        record_dir=tmp_path, ha_max_gap_not_in_sync=1 << 20, ha_max_time_slave_not_catchup=7_000
+    )
+    async with recording(config) as (_, path):
+        assert path is not None
+    settings = open_session(path).identity.settings
+    assert SyncRule.of(settings) == SyncRule(1 << 20, 7_000 * 10**6)

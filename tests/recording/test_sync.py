@@ -1,0 +1,54 @@
+"""When a slave is in sync, as a recording shows it: the same as its master had it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trioha.recording.sync import SyncRule
+
+S = 10**9
+RULE = SyncRule(gap_bytes_max=1000, silence_ns_max=15 * S)
+
+
+def in_sync(*, lag: int, now: float, acked: float | None, oldest: float | None) -> bool:
+    return RULE.is_in_sync(
+        lag_bytes=lag,
+        now_ns=round(now * S),
+        acked_ns=None if acked is None else round(acked * S),
+        oldest_ns=None if oldest is None else round(oldest * S),
+    )
+
+
+def test_slave_without_a_lag_is_in_sync_however_silent() -> None:
+    assert in_sync(lag=0, now=1e6, acked=0, oldest=None)
+    assert in_sync(lag=-5, now=1e6, acked=0, oldest=0)
+
+
+def test_slave_that_lacks_the_gap_is_not() -> None:
+    assert in_sync(lag=999, now=1, acked=1, oldest=1)
+    assert not in_sync(lag=1000, now=1, acked=1, oldest=1)
+
+
+def test_slave_that_owes_an_ack_for_its_time_is_not() -> None:
+    assert in_sync(lag=1, now=114.999, acked=0, oldest=100)
+    assert not in_sync(lag=1, now=115, acked=0, oldest=100)
+    # It acknowledges something all the time: it is behind, not silent.
+    assert in_sync(lag=1, now=115, acked=101, oldest=100)
+    assert not in_sync(lag=1, now=116, acked=101, oldest=100)
+
+
+def test_what_is_not_known_does_not_count() -> None:
+    assert in_sync(lag=1, now=1e6, acked=None, oldest=None)
+    assert not in_sync(lag=1, now=15, acked=0, oldest=None)
+    assert not in_sync(lag=1, now=15, acked=None, oldest=0)
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 0, 1.5, True, 10**30, [], "٣"])
+def test_settings_that_are_missing_or_nonsense_are_the_defaults(value: object) -> None:
+    assert SyncRule.of({}) == SyncRule()
+    assert SyncRule.of({"haMaxGapNotInSync": value, "haMaxTimeSlaveNotCatchup": value}) == SyncRule()
+
+
+def test_settings_are_those_of_the_session() -> None:
+    told = {"haMaxGapNotInSync": 4096, "haMaxTimeSlaveNotCatchup": "7000"}
+    assert SyncRule.of(told) == SyncRule(4096, 7 * S)
