@@ -279,13 +279,25 @@ async def test_ha_status_says_what_the_connections_say(tmp_path, nursery, autoju
         assert info.extras.put_statuses == {"PUT_OK": 1}
 
 
-async def test_a_peer_that_has_not_reported_is_not_in_sync(tmp_path, nursery, autojump_clock):
+async def test_a_peer_that_has_not_asked_for_anything_is_no_connection_and_then_a_probe(
+    tmp_path, nursery, autojump_clock
+):
     broker = Broker(tmp_path, need=1)
     nursery.start_soon(broker.group_commit.run)
-    async with connected(broker.master):
-        info = broker.processor._info.ha_status()
-        assert (info.in_sync_slaves, info.connections[0].in_sync) == (0, False)
-        assert info.connections[0].state == "HANDSHAKE"
+    for host in ("10.0.0.8", "10.0.0.9", "10.0.0.8", "2001:db8::1"):
+        async with connected(broker.master, host=host) as (peer, _):
+            info = broker.processor._info.ha_status()
+            assert (info.in_sync_slaves, info.connections) == (0, ())
+            if host == "10.0.0.9":
+                await peer.report(-2)
+            await peer.stream.aclose()
+            await settled()
+    answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
+    extras = HaRuntimeInfo.from_json(answer.body).extras
+    assert extras.probes == {
+        "10.0.0.8": {"EOF": 2}, "10.0.0.9": {"BAD_SIZE": 1}, "2001:db8::1": {"EOF": 1},
+    }  # fmt: skip
+    assert extras.ended_connections == {}
 
 
 async def test_every_answer_to_ha_status_is_of_its_moment(broker, autojump_clock):

@@ -19,6 +19,7 @@ from trioha.ha.admission import (
     client_context,
     server_context,
 )
+from trioha.ha.probes import ProbeCount
 from trioha.recording.events import CloseReason
 
 
@@ -71,14 +72,11 @@ def test_the_allow_list_takes_addresses_and_networks_of_both_families(allowed, h
 
 def test_connections_are_capped_for_all_and_for_each_peer():
     admission = Admission(AdmissionSettings(connections_max=3, connections_per_peer_max=2))
-    admission.opened("a.1")
-    admission.opened("a.1")
-    assert "of this peer" in admission.refusal("a.1")
-    assert admission.refusal("b.1") is None
-    admission.opened("b.1")
-    assert "haConnectionsMax" in admission.refusal("c.1")
-    admission.closed("a.1")
-    assert admission.refusal("a.1") is None
+    with admission.place("a.1"):
+        with admission.place("a.1"), admission.place("b.1"):
+            assert "of this peer" in admission.refusal("a.1").reason
+            assert "haConnectionsMax" in admission.refusal("c.1").reason
+        assert admission.refusal("a.1") is None
 
 
 async def test_a_peer_that_is_not_allowed_gets_nothing_and_is_counted(log):
@@ -86,18 +84,19 @@ async def test_a_peer_that_is_not_allowed_gets_nothing_and_is_counted(log):
     master, _, _ = make_master(log, admission=settings)
     async with listening(master) as port, dialled(port) as peer:
         await gets_nothing(peer)
-        assert master.statistics().closed == {"NOT_ALLOWED": 1}
-        assert master.connections() == []
+        assert master.statistics().probes == (ProbeCount("127.0.0.1", CloseReason.NOT_ALLOWED, 1),)
+        assert (master.statistics().closed, master.connections()) == ({}, [])
 
 
 async def test_one_connection_too_many_gets_nothing_and_the_others_stay(log):
     master, _, _ = make_master(log, admission=AdmissionSettings(connections_per_peer_max=1))
     async with listening(master) as port:
-        async with dialled(port) as first, dialled(port) as second:
+        async with dialled(port) as first:
             await first.report(0)
             with trio.fail_after(10):
                 await first.next_frame()
-            await gets_nothing(second)
+            async with dialled(port) as second:
+                await gets_nothing(second)
             assert len(master.connections()) == 1
         with trio.fail_after(10):
             while master.connections():  # noqa: ASYNC110 - bounded
@@ -211,8 +210,11 @@ async def test_without_a_certificate_of_the_authority_a_peer_gets_nothing(log, t
                 await plain.read(100)
             assert len(plain.buffer) < 20
         with trio.fail_after(10):
-            while master.statistics().closed.get("NOT_ALLOWED", 0) < 2:  # noqa: ASYNC110 - bounded
+            while not master.statistics().probes:  # noqa: ASYNC110 - bounded
                 await trio.sleep(0.01)
+            while sum(one.count for one in master.statistics().probes) < 2:  # noqa: ASYNC110 - bounded
+                await trio.sleep(0.01)
+        assert {one.reason for one in master.statistics().probes} == {CloseReason.NOT_ALLOWED}
 
 
 async def test_a_slave_does_not_follow_a_master_with_another_name(log, tmp_path, authority):

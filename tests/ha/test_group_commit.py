@@ -8,6 +8,7 @@ import trio
 from tests.ha.support import Events, connected, make_master, settled
 from tests.store.support import message, open_log
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.meter import LagClock
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import Kind
 from trioha.store.status import PutStatus
@@ -41,7 +42,9 @@ def made(*, need=1, sync_flush=False, gap_bytes_max=1000, **options):
 
 
 def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
-    replicas.acknowledge(connection_id or ord(replica), replica=replica, ack_offset=ack_offset)
+    replicas.acknowledge(
+        connection_id or ord(replica), replica=replica, ack_offset=ack_offset, lag_clock=LagClock()
+    )
 
 
 async def outcome(commit, end_offset, *, request_id=1, start_offset=None):
@@ -271,7 +274,13 @@ async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offse
 
 def observe(replicas, connection_id, claim_offset):
     """First report of a connection that is behind."""
-    replicas.acknowledge(connection_id, replica=chr(connection_id), ack_offset=claim_offset, is_behind=True)
+    replicas.acknowledge(
+        connection_id,
+        replica=chr(connection_id),
+        ack_offset=claim_offset,
+        is_behind=True,
+        lag_clock=LagClock(),
+    )
 
 
 async def test_an_observer_holds_up_no_put_that_needs_all_in_sync(make, autojump_clock):
@@ -305,17 +314,48 @@ async def test_auto_mode_does_not_wait_for_an_observer(make, autojump_clock):
     assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
 
 
-async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_one(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    acknowledge(replicas, "a", 100)
-    # Owes nothing, however long it says nothing.
-    await trio.sleep(1000)
-    assert await outcome(commit, 150) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
-    await trio.sleep(11.9)
-    assert await outcome(commit, 200) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
-    assert await outcome(commit, 250) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
-    acknowledge(replicas, "a", 150)
-    assert await outcome(commit, 300) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+@pytest.mark.parametrize("asked_every_s", [None, 0.1])
+async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_one(
+    tmp_path, autojump_clock, asked_every_s
+):
+    log, _ = open_log(tmp_path)
+    stored = log.append(message())
+    master, replicas, _ = make_master(log)
+
+    async def ask():
+        while asked_every_s is not None:
+            replicas.eligible_count(log.max_offset + 1)
+            master.connections()
+            await trio.sleep(asked_every_s)
+
+    async def until(at_s):
+        await trio.sleep_until(at_s)
+        return replicas.eligible_count(log.max_offset)
+
+    async with connected(master) as (peer, _), trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await peer.report(stored.end_offset)
+        # It owes nothing, however long it says no more than that.
+        for _ in range(100):
+            await trio.sleep(10)
+            await peer.report(stored.end_offset)
+        assert replicas.eligible_count(log.max_offset) == 1
+        first = log.append(message())
+        appended_s = trio.current_time()
+        # Whether anybody asks meanwhile or not, its time begins with the append.
+        assert await until(appended_s + 14.9) == 1
+        second = log.append(message())
+        assert await until(appended_s + 15) == 0
+        await peer.report(first.end_offset)
+        await settled()
+        assert replicas.eligible_count(log.max_offset) == 1
+        # The second append is as old as that, its time is counted from the ack before it.
+        assert await until(appended_s + 29.9) == 1
+        assert await until(appended_s + 30) == 0
+        await peer.report(second.end_offset)
+        await settled()
+        assert replicas.eligible_count(log.max_offset) == 1
+        nursery.cancel_scope.cancel()
 
 
 # -- claims: what a connection says before anything was sent on it -----------------------------------------
@@ -325,7 +365,11 @@ def claim(replicas, connection_id, ack_offset, *, replica=None):
     """First report of a connection, of a named replica or of one that is told by its connection."""
     name = replica or f"connection {connection_id}"
     replicas.acknowledge(
-        connection_id, replica=name, ack_offset=ack_offset, is_lasting_name=replica is not None
+        connection_id,
+        replica=name,
+        ack_offset=ack_offset,
+        is_lasting_name=replica is not None,
+        lag_clock=LagClock(),
     )
 
 
@@ -334,7 +378,7 @@ async def test_a_claim_releases_no_put_that_was_already_waiting(make, autojump_c
     claim(replicas, 1, 50)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, claim, replicas, 2, 100)
-        nursery.start_soon(after, 2, partial(replicas.acknowledge, 2, replica="connection 2", ack_offset=500))
+        nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 2", 500, connection_id=2))
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
@@ -343,7 +387,7 @@ async def test_the_connections_that_were_there_still_release_it(make, autojump_c
     claim(replicas, 1, 50)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, claim, replicas, 2, 100)
-        nursery.start_soon(after, 2, partial(replicas.acknowledge, 1, replica="connection 1", ack_offset=100))
+        nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 1", 100, connection_id=1))
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
 
 
@@ -360,7 +404,7 @@ async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(make, 
         nursery.start_soon(put, 100, 0)
         nursery.start_soon(after, 1, claim, replicas, 2, 100)
         nursery.start_soon(put, 200, 1.5)
-        nursery.start_soon(after, 2, partial(replicas.acknowledge, 2, replica="connection 2", ack_offset=200))
+        nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 2", 200, connection_id=2))
     assert results == {100: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 200: (PutStatus.PUT_OK, 0.5)}
     # Nothing waits any more: the next connection needs no generation of its own.
     claim(replicas, 3, 200)
@@ -378,7 +422,7 @@ async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when
         nursery.start_soon(
             after,
             2,
-            partial(replicas.acknowledge, 2, replica="10.0.0.1", ack_offset=100, is_lasting_name=True),
+            partial(claim, replicas, 2, 100, replica="10.0.0.1"),
         )
         assert await outcome(commit, 100, start_offset=90) == (PutStatus.PUT_OK, 2.0)
 
@@ -398,12 +442,10 @@ async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_on
     claim(replicas, 1, 50)
     claim(replicas, 2, 50)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            after, 0.5, partial(replicas.acknowledge, 1, replica="connection 1", ack_offset=100)
-        )
+        nursery.start_soon(after, 0.5, partial(acknowledge, replicas, "connection 1", 100, connection_id=1))
         # The same slave again: it asks from before the put, gets it, and acks it.
         nursery.start_soon(after, 1, claim, replicas, 3, 20)
-        nursery.start_soon(after, 2, partial(replicas.acknowledge, 3, replica="connection 3", ack_offset=100))
+        nursery.start_soon(after, 2, partial(claim, replicas, 3, 100))
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 

@@ -83,12 +83,34 @@ async def test_a_push_larger_than_the_socket_takes_arrives_whole(tmp_path):
         stored = log.append(message(body=bytes(range(256)) * 12_000))
         master.push()
         (connection,) = master._connections.values()
-        assert connection._unsent
+        assert not connection._outbox.is_empty
         later = log.append(message())
         master.push()
         offset, body = await peer.next_frame()
         assert (offset, body) == (stored.physical_offset, bytes(log.read(offset, stored.size)))
         assert (await peer.next_frame())[0] == later.physical_offset
+
+
+async def test_a_heartbeat_that_was_due_goes_behind_a_push_that_the_socket_did_not_take(tmp_path):
+    log, _ = open_log(tmp_path, file_bytes=1 << 25)
+    log.append(message())
+    master, _, _ = make_master(log, settings=evolve(SETTINGS, transfer_batch_bytes=4_000_000))
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        (wait,) = log.appended.waits
+        # The heartbeat's time has come, but the writer has not had its turn yet.
+        wait.end()
+        stored = log.append(message(body=bytes(range(256)) * 12_000))
+        master.push()
+        (connection,) = master._connections.values()
+        assert not connection._outbox.is_empty
+        with trio.fail_after(5):
+            offset, body = await peer.next_frame()
+            assert (offset, len(body)) == (stored.physical_offset, stored.size)
+            assert body == bytes(log.read(offset, stored.size))
+            assert await peer.next_frame() == (stored.end_offset, b"")
+            later = log.append(message())
+            assert (await peer.next_frame())[0] == later.physical_offset
 
 
 async def test_nothing_is_pushed_of_a_log_that_began_anew(log):

@@ -555,7 +555,9 @@ async def test_slave_that_serves_slaves_gives_each_connection_a_number_of_its_ow
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
-        async with connected(master):
+        async with connected(master) as (peer, _):
+            await peer.report(0)
+            await settled()
             states = {(conn, state) for _, conn, _, _, _, state in events.of(Kind.STATE)}
         nursery.cancel_scope.cancel()
-    assert states == {(1, HaState.TRANSFER), (2, HaState.HANDSHAKE)}
+    assert states == {(1, HaState.TRANSFER), (2, HaState.HANDSHAKE), (2, HaState.TRANSFER)}

@@ -280,6 +280,7 @@ async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
         ha_address="127.0.0.1:10912",
         client=HaClientExtras("TRANSFER", 600, 2, "GAP: its log begins at 5"),
         put_statuses={"SERVICE_NOT_AVAILABLE": 4},
+        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
     )
     info = HaRuntimeInfo(False, 0, 0, client=SlaveClientStatus("m:1", 639, 9, 5, 6), extras=extras)
     answer = response_to(request(HA_STATUS), 0, body=info.to_json())
@@ -298,6 +299,7 @@ async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
         max_offset=639,
         flushed_offset=580,
         ha_address="127.0.0.1:10912",
+        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
         in_sync_slaves=None,
         connections=(),
         client=SlaveClientStatus("m:1", 639, 9, 5, 6, 600, "TRANSFER", 2, "GAP: its log begins at 5"),

@@ -17,7 +17,10 @@ class _Ack:
     """The first report."""
     offset: int
     is_proven: bool
-    owes_since_s: float = math.inf
+    seen_offset: int
+    """The log's end when it was last sent bytes, or came."""
+    owes_since_s: float
+    """Since when it has owed an acknowledgement, infinity if it owes none."""
 
 
 @define
@@ -27,13 +30,24 @@ class AckModel:
     gap_bytes_max: int
     _acks: dict[int, _Ack] = field(factory=dict)
 
-    def acknowledge(self, connection: int, *, replica: str, offset: int, is_behind: bool) -> None:
+    def acknowledge(
+        self, connection: int, *, replica: str, offset: int, is_behind: bool, max_offset: int
+    ) -> None:
         """A connection acknowledged; `is_behind`: with bytes left to send it."""
         ack = self._acks.get(connection)
         if ack is None:
-            self._acks[connection] = _Ack(replica, offset, offset, not is_behind)
+            ack = _Ack(replica, offset, offset, not is_behind, max_offset, math.inf)
+            self._acks[connection] = ack
         else:
-            ack.offset, ack.is_proven, ack.owes_since_s = offset, True, math.inf
+            ack.offset, ack.is_proven = offset, True
+        ack.owes_since_s = trio.current_time() if offset < ack.seen_offset else math.inf
+
+    def sent(self, connection: int, *, max_offset: int) -> None:
+        """A connection was sent bytes of a log that ended at `max_offset`."""
+        ack = self._acks[connection]
+        ack.seen_offset = max(ack.seen_offset, max_offset)
+        if math.isinf(ack.owes_since_s) and ack.offset < ack.seen_offset:
+            ack.owes_since_s = trio.current_time()
 
     def forget(self, connection: int) -> None:
         """A connection ended."""
@@ -60,11 +74,7 @@ class AckModel:
         """Those that a put may wait for: near enough, and not silent for 15 s while they are behind."""
         now_s = trio.current_time()
         near = [ack for ack in self._acks.values() if end_offset - ack.offset < self.gap_bytes_max]
-        behind = [ack for ack in near if ack.offset < end_offset]
-        for ack in behind:
-            ack.owes_since_s = min(ack.owes_since_s, now_s)
-        silent = {id(ack) for ack in behind if ack.owes_since_s <= now_s - 15}
-        return [ack for ack in near if id(ack) not in silent]
+        return [ack for ack in near if ack.offset >= end_offset or now_s - ack.owes_since_s < 15]
 
     def eligible(self, end_offset: int) -> int:
         """How many replicas a put that ends there may wait for."""

@@ -66,7 +66,7 @@ def _wall_ns() -> int:
 def _inline(rng: random.Random) -> Callable[..., object]:
     """In place of a worker thread: the call itself, after a while. A crash before that leaves it undone."""
 
-    async def run_sync(function: Callable[[], object]) -> object:
+    async def run_sync(function: Callable[[], object], **_options: object) -> object:
         await trio.sleep(rng.choice((0.0, 0.001, 0.05, 0.5)))
         return function()
 

@@ -164,9 +164,17 @@ class MasterNode(Node):
             replica = f"{conn}" if self.plan.distinct_by_connection else address.partition(":")[0]
             max_offset = self.log.max_offset
             start_offset = offset or max_offset - max_offset % self.log.file_bytes
-            self.acks.acknowledge(conn, replica=replica, offset=offset, is_behind=start_offset < max_offset)
+            self.acks.acknowledge(
+                conn,
+                replica=replica,
+                offset=offset,
+                is_behind=start_offset < max_offset,
+                max_offset=max_offset,
+            )
             for put in self.pending:
                 self._note_copies(put)
+        elif kind == Kind.TRANSFER:
+            self.acks.sent(conn, max_offset=self.log.max_offset)
         elif kind == Kind.CLOSED:
             self.acks.forget(conn)
 

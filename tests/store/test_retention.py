@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trio
 
-from tests.ha.support import connected, make_master
+from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, message, open_log
 from trioha.recording.events import CloseReason
 from trioha.store.retention import Retention, RetentionSettings
@@ -113,6 +113,76 @@ async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_
         while await far.receive_some(65536):
             pass
     assert reasons == [CloseReason.REQUEST_BELOW_MIN]
+
+
+async def test_an_observer_keeps_no_file_that_it_was_sent(log, autojump_clock):
+    master, _, _ = make_master(log)
+    cleaner = retention(log, needed_from=master.needed_from)
+    async with connected(master) as (peer, _):
+        await peer.report(100)
+        await taken(peer, log.max_offset)
+        cleaner.apply(0.80, now=NOW)
+        assert (master.needed_from(), log.min_offset) == (100, 0)
+        # It says that it is there, and never more than where it began.
+        for _ in range(3):
+            await trio.sleep(5)
+            await peer.report(100)
+        cleaner.apply(0.80, now=NOW)
+        assert (master.needed_from(), log.min_offset) == (log.max_offset, 3 * FILE_BYTES)
+        stored = log.append(message())
+        assert (await peer.next_frame())[0] == stored.physical_offset
+
+
+async def test_a_replica_that_acknowledges_keeps_what_it_has_not_acknowledged(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, _):
+        await peer.report(100)
+        await taken(peer, log.max_offset)
+        for acknowledged in range(200, 1000, 100):
+            await trio.sleep(14)
+            await peer.report(acknowledged)
+            await settled()
+            assert master.needed_from() == acknowledged
+        # Stuck: from here on it is judged by what it was sent, as an observer is.
+        for _ in range(3):
+            await trio.sleep(5)
+            assert master.needed_from() in {900, log.max_offset}
+            await peer.report(900)
+        assert master.needed_from() == log.max_offset
+
+
+async def test_a_stuck_peer_keeps_what_it_was_not_sent_yet(log, autojump_clock):
+    master, _, _ = make_master(log)
+    near, far = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+
+        async def serve():
+            await master.serve_stream(near, host="10.0.0.1", port=1)
+
+        nursery.start_soon(serve)
+        await far.send_all((100).to_bytes(8, "big"))
+        assert await far.receive_some(100)
+        await trio.sleep(16)
+        assert 100 < master.needed_from() == master.connections()[0].sent_offset < log.max_offset
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_empty_slave_keeps_what_it_gets_and_not_all_that_was_before(log, autojump_clock):
+    master, _, _ = make_master(log)
+    async with connected(master) as (peer, _):
+        await settled()
+        assert master.needed_from() > log.max_offset
+        await peer.report(0)
+        await settled()
+        assert master.needed_from() == log.files[-1].start_offset
+
+
+async def taken(peer, end_offset):
+    """Take frames up to `end_offset`."""
+    offset = body_bytes = 0
+    while offset + body_bytes < end_offset:
+        offset, body = await peer.next_frame()
+        body_bytes = len(body)
 
 
 # -- flow control -------------------------------------------------------------------------------------------

@@ -104,6 +104,10 @@ class BrokerInfo:
         fault = dispatcher.last_fault
         max_offset = commit_log.max_offset
         slave = None if self._slave is None else self._slave.status()
+        statistics = self._master.statistics()
+        probes: dict[str, dict[str, int]] = {}
+        for one in statistics.probes:
+            probes.setdefault(one.host, {})[one.reason.name] = one.count
         connections = tuple(
             ConnectionStatus(
                 address=connection.address,
@@ -158,7 +162,8 @@ class BrokerInfo:
                 ha_address=identity.ha_address,
                 client=client_extras,
                 put_statuses=self._puts.statuses,
-                ended_connections=self._master.statistics().closed,
+                ended_connections=statistics.closed,
+                probes=probes,
                 settings=identity.settings,
                 files=len(commit_log.files),
                 warnings=identity.warnings,

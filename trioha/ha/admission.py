@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
@@ -31,6 +33,17 @@ class AdmissionSettings:
     """trioha.haConnectionsPerPeer: open at a time, of one address."""
 
 
+@frozen
+class Refusal:
+    """Why a peer gets no connection."""
+
+    reason: str
+    is_for_want_of_places: bool = False
+    """Whether it would get one if another connection ended."""
+    is_of_peer: bool = False
+    """Whether that must be one of the same address."""
+
+
 class Admission:
     """Counts the connections that are open and says who may have one more."""
 
@@ -38,26 +51,34 @@ class Admission:
         self._settings = settings
         self._open: Counter[str] = Counter()
 
-    def refusal(self, host: str) -> str | None:
+    def refusal(self, host: str) -> Refusal | None:
         """Why a peer at the IP address `host` gets no connection now; None if it may have one."""
         settings = self._settings
         if settings.allowed and not _is_in(host, settings.allowed):
-            return "not in trioha.haAllowedPeers"
-        if self._open.total() >= settings.connections_max:
-            return f"{settings.connections_max} connections are open (trioha.haConnectionsMax)"
+            return Refusal("not in trioha.haAllowedPeers")
         if self._open[host] >= settings.connections_per_peer_max:
-            return f"{self._open[host]} connections of this peer are open (trioha.haConnectionsPerPeer)"
+            return Refusal(
+                f"{self._open[host]} connections of this peer are open (trioha.haConnectionsPerPeer)",
+                is_for_want_of_places=True,
+                is_of_peer=True,
+            )
+        if self._open.total() >= settings.connections_max:
+            return Refusal(
+                f"{settings.connections_max} connections are open (trioha.haConnectionsMax)",
+                is_for_want_of_places=True,
+            )
         return None
 
-    def opened(self, host: str) -> None:
-        """A connection of `host` was made."""
+    @contextmanager
+    def place(self, host: str) -> Iterator[None]:
+        """Hold a place for a connection of `host`."""
         self._open[host] += 1
-
-    def closed(self, host: str) -> None:
-        """A connection of `host` ended."""
-        self._open[host] -= 1
-        if not self._open[host]:
-            del self._open[host]
+        try:
+            yield
+        finally:
+            self._open[host] -= 1
+            if not self._open[host]:
+                del self._open[host]
 
 
 def _is_in(host: str, networks: tuple[Network, ...]) -> bool:

@@ -5,12 +5,17 @@ sends the log live and die together, within a housekeeping limit that every byte
 reader, writer and limit to end the connection says why (`CloseReason`); then the others are cancelled, the
 socket is closed and what the slave acknowledged is forgotten.
 
+Until its first valid request (an offset that a log can have) a connection may be anybody's: nothing of it is
+recorded, logged or notified. With the request it is announced as a slave's, also if the request is refused.
+One that ends before that is a probe, and counted as such by the master.
+
 A connection serves one log. When that log begins anew (a slave that serves slaves has set its own aside),
 the connection ends at once (`log_restarted`): bytes of the new log must not follow bytes of the old one.
 
 The writer sends what was appended when its turn comes, all of it in one frame if it fits. Where a single put
-waits and the slave has acknowledged all before, nobody else's bytes could join the frame: `push` sends it in
-the put's own turn, and saves it the writer's.
+waits and the slave has acknowledged all before, no other put's bytes could join the frame: `push` sends it in
+the put's own turn, and saves it the writer's. Both put their bytes in one `Outbox`, which keeps them in order
+whatever the socket takes.
 
 States. HANDSHAKE from birth until the first report, which is the request; TRANSFER from then on; SHUTDOWN at
 the end. Offsets:
@@ -31,20 +36,20 @@ import structlog
 import trio
 from attrs import frozen
 
-from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header, last_report
+from trioha.ha.frames import HEADER_BYTES, OFFSET_END, ReportDecoder, encode_header, last_report
 from trioha.ha.meter import FlowControl, LagClock, Measured, RateMeter, SpreadMeter
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import StateCell
 from trioha.ha.timeouts import Timeouts
 from trioha.net.housekeeping import Housekeeping
-from trioha.net.transport import SocketTransport, send_now
+from trioha.net.outbox import Outbox
+from trioha.net.transport import SocketTransport
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
 from trioha.watermark import GIVEN_UP
 
 log = structlog.get_logger(__name__)
 
-_NOTHING = memoryview(b"")
 # Plain numbers, see group_commit.
 _TRANSFER = int(Kind.TRANSFER)
 _ACK = int(Kind.ACK)
@@ -107,6 +112,7 @@ class HaConnection:
         stream: trio.abc.Stream,
         *,
         connection_id: int,
+        host: str,
         address: str,
         replica: str,
         is_lasting_name: bool,
@@ -114,10 +120,14 @@ class HaConnection:
         replicas: Replicas,
         settings: HaSettings,
         sink: EventSink,
+        on_announced: Callable[[], None] = lambda: None,
         on_state: Callable[[HaState], None] = lambda _state: None,
     ) -> None:
-        """`on_state` is told each state that is entered, HANDSHAKE included."""
+        """`on_announced` is called with the first valid request, before anything of it is reported;
+        `on_state` from then on with each state, HANDSHAKE first."""
         self.connection_id = connection_id
+        self.host = host
+        """The peer's IP address."""
         self.address = address
         """The peer, `host:port`."""
         self.replica = replica
@@ -125,7 +135,11 @@ class HaConnection:
         self._is_lasting_name = is_lasting_name
         self.state = StateCell(HaState.HANDSHAKE)
         """Whoever wants to know of changes waits here."""
+        self.is_announced = False
+        """Whether there was a valid request; if it ends without, the connection was a probe."""
         self.request_offset = -1
+        self.start_offset = -1
+        """Where sending began; -1 before the request."""
         self.sent_offset = -1
         self.ack_offset = -1
         self.close_reason = CloseReason.NONE
@@ -134,6 +148,7 @@ class HaConnection:
         self._replicas = replicas
         self._settings = settings
         self._sink = sink
+        self._on_announced = on_announced
         self._on_state = on_state
         self._decoder = ReportDecoder()
         self._requested = trio.Event()
@@ -141,8 +156,7 @@ class HaConnection:
         self._heartbeats = Timeouts(settings.heartbeat_interval_s)
         self._is_waiting = False
         """Whether the writer waits for new bytes, or has been woken and not yet had its turn."""
-        self._unsent = _NOTHING
-        """What the socket did not take of a frame that counts as sent."""
+        self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._request_deadline_s = math.inf
         """When a peer that has not asked for anything is closed."""
         self._hint_offset = -1
@@ -184,7 +198,6 @@ class HaConnection:
 
         Cancelling closes the connection with the reason SHUTDOWN.
         """
-        self._change_state(HaState.HANDSHAKE)
         settings = self._settings
         self._request_deadline_s = trio.current_time() + settings.first_report_timeout_s
         self._housekeeping = Housekeeping(
@@ -192,19 +205,37 @@ class HaConnection:
         )
         try:
             await self._housekeeping.run(self._read_reports, self._write_log, self._heartbeats.run)
-            if not self._housekeeping.is_expired:
-                pass
-            elif trio.current_time() >= self._request_deadline_s:
-                self._end(CloseReason.NO_REQUEST)
-            else:
-                self._end(CloseReason.HOUSEKEEPING)
-                log.warning(
-                    f"ha housekeeping, found this connection[{self.address}] expired",
-                    interval_s=settings.housekeeping_interval_s,
-                )
+            if self._housekeeping.is_expired:
+                self._expire()
+        except Exception:
+            self._end(CloseReason.INTERNAL_ERROR)
+            raise
         finally:
             self._end(CloseReason.SHUTDOWN)
-            self._replicas.forget(self.connection_id)
+            try:
+                self._close()
+            finally:
+                self._outbox.close()
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(self._stream)
+        return self.close_reason
+
+    def _expire(self) -> None:
+        """The peer was silent too long, or has not asked for anything in time."""
+        if trio.current_time() >= self._request_deadline_s:
+            self._end(CloseReason.NO_REQUEST)
+            return
+        self._end(CloseReason.HOUSEKEEPING)
+        if self.is_announced:
+            log.warning(
+                f"ha housekeeping, found this connection[{self.address}] expired",
+                interval_s=self._settings.housekeeping_interval_s,
+            )
+
+    def _close(self) -> None:
+        """Forget the slave and report that the connection has ended."""
+        self._replicas.forget(self.connection_id)
+        if self.is_announced:
             self._sink.emit(
                 Kind.CLOSED,
                 conn=self.connection_id,
@@ -212,18 +243,19 @@ class HaConnection:
                 aux=self._log.max_offset,
                 flags=self.close_reason,
             )
-            self._change_state(HaState.SHUTDOWN)
-            with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(self._stream)
-        return self.close_reason
+        self._change_state(HaState.SHUTDOWN)
+
+    def end(self, reason: CloseReason) -> None:
+        """End the connection from outside of its tasks, at once: nothing is sent or acknowledged any more."""
+        self._end(reason)
+        self._housekeeping.end()
 
     def log_restarted(self) -> None:
         """End the connection: its offsets, and the slave's, are of a log that is not served any more.
 
         Not a byte is sent from now on, wherever the writer waits.
         """
-        self._end(CloseReason.LOG_RESTARTED)
-        self._housekeeping.end()
+        self.end(CloseReason.LOG_RESTARTED)
 
     def _end(self, reason: CloseReason) -> None:
         """Note why the connection ends; the first reason stays."""
@@ -232,6 +264,8 @@ class HaConnection:
 
     def _change_state(self, state: HaState) -> None:
         self.state.change_to(state)
+        if not self.is_announced:
+            return
         self._on_state(state)
         self._sink.emit(
             Kind.STATE,
@@ -240,6 +274,12 @@ class HaConnection:
             aux=self._log.max_offset,
             flags=state,
         )
+
+    def _announce(self) -> None:
+        """The first valid request is there: this is a slave's connection."""
+        self.is_announced = True
+        self._on_announced()
+        self._change_state(HaState.HANDSHAKE)
 
     # -- reports -----------------------------------------------------------------------------------------
 
@@ -258,7 +298,8 @@ class HaConnection:
             if self._hint_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
-                    await self._stream.send_all(encode_header(self._hint_offset, 0))
+                    self._outbox.put(encode_header(self._hint_offset, 0))
+                    await self._outbox.flush()
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
 
@@ -272,14 +313,22 @@ class HaConnection:
     def look_for_ack(self) -> None:
         """Take an ack that has come, without the reader's turn; whatever else came is left for the reader."""
         stream = self._stream
-        if not isinstance(stream, SocketTransport) or not stream.is_readable():
+        if (
+            self.close_reason is not CloseReason.NONE
+            or not isinstance(stream, SocketTransport)
+            or not stream.is_readable()
+        ):
             return
         data = stream.peek(RECEIVE_BYTES)
         offset = last_report(data)
         if offset is None or not self._decoder.is_between_reports:
             return
-        if self.ack_offset < offset <= self.sent_offset and self.close_reason is CloseReason.NONE:
-            stream.take_now(len(data))
+        if self.ack_offset < offset <= self.sent_offset:
+            try:
+                stream.take_now(len(data))
+            except trio.BrokenResourceError:
+                self._end(CloseReason.IO_ERROR)
+                return
             self._acknowledge(offset)
             self._hear()
 
@@ -314,9 +363,10 @@ class HaConnection:
         max_offset = commit_log.max_offset
         if offset == -1:
             return
-        if offset < 0:
+        if not 0 <= offset < OFFSET_END:
             self._refuse(offset, CloseReason.BAD_SIZE)
             return
+        self._announce()
         self._sink.emit(Kind.REQUESTED, conn=self.connection_id, offset=offset, aux=max_offset)
         if offset > max_offset and not (offset == 1 and max_offset == 0):
             # A slave that wants all history asks from 1, of an empty log too.
@@ -328,7 +378,7 @@ class HaConnection:
             self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
             return
         self.request_offset = offset
-        self.sent_offset = offset or max_offset - max_offset % commit_log.file_bytes
+        self.sent_offset = self.start_offset = offset or max_offset - max_offset % commit_log.file_bytes
         log.info(
             f"slave[{self.address}] request offset {offset}",
             start_offset=self.sent_offset,
@@ -350,12 +400,16 @@ class HaConnection:
             ack_offset=offset,
             is_lasting_name=self._is_lasting_name,
             is_behind=self.sent_offset < self._log.max_offset,
+            lag_clock=self._lag_clock,
         )
         if 0 <= self._timed_offset <= offset:
             self._ack_latency.add(trio.current_time() - self._timed_s)
             self._timed_offset = -1
 
     def _refuse(self, offset: int, reason: CloseReason) -> None:
+        self._end(reason)
+        if not self.is_announced:
+            return
         max_offset = self._log.max_offset
         log.warning(
             f"slave[{self.address}] refused: report {offset} ({reason.name})",
@@ -365,7 +419,6 @@ class HaConnection:
             max_offset=max_offset,
         )
         self._sink.emit(Kind.REFUSED, conn=self.connection_id, offset=offset, aux=max_offset, flags=reason)
-        self._end(reason)
 
     # -- log ---------------------------------------------------------------------------------------------
 
@@ -382,8 +435,8 @@ class HaConnection:
                         await trio.lowlevel.checkpoint()
                 if self.close_reason is not CloseReason.NONE:
                     break
-                if self._unsent:
-                    await self._send_rest()
+                if not self._outbox.is_empty:
+                    await self._outbox.flush()
                     continue
                 more = appended.wait_for(self.sent_offset + 1)
                 self._heartbeats.add(more, trio.current_time())
@@ -401,15 +454,14 @@ class HaConnection:
     def push(self) -> bool:
         """Send now what was appended, if the slave has acknowledged all before and the socket is free.
 
-        Says whether it was sent. What the socket does not take, the writer sends: it wakes up in any case.
+        Returns whether it was sent. What the socket does not take, the writer sends: it wakes up in any case.
         """
         if not (
             self._is_waiting
             and self.ack_offset == self.sent_offset < self._log.max_offset
-            and not self._unsent
+            and self._outbox.sends_at_once
             and self._flow is None
             and self.close_reason is CloseReason.NONE
-            and isinstance(self._stream, SocketTransport)
         ):
             return False
         offset = self.sent_offset
@@ -417,7 +469,7 @@ class HaConnection:
         if not body:
             return False
         try:
-            self._unsent = send_now(self._stream, encode_header(offset, len(body)) + body)
+            self._put(encode_header(offset, len(body)), body)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
             return False
@@ -446,8 +498,7 @@ class HaConnection:
         return body
 
     async def _send_frame(self) -> None:
-        if self._unsent:
-            await self._send_rest()
+        await self._outbox.flush()
         behind_bytes = self._log.max_offset - self.sent_offset
         body_bytes_max = self._next_batch_bytes(behind_bytes)
         if self._flow is not None:
@@ -457,7 +508,8 @@ class HaConnection:
         offset = self.sent_offset
         body = self._next_body(body_bytes_max)
         if body is not None:
-            await self._send(encode_header(offset, len(body)), body)
+            self._put(encode_header(offset, len(body)), body)
+            await self._outbox.flush()
 
     def _next_batch_bytes(self, behind_bytes: int) -> int:
         """Longest body of the next frame: doubles while the slave is far behind, is small again in step.
@@ -491,29 +543,19 @@ class HaConnection:
             aux=self._log.max_offset,
             flags=Direction.SENT,
         )
-        await self._send(encode_header(self.sent_offset, 0), memoryview(b""))
+        self._outbox.put(encode_header(self.sent_offset, 0))
+        await self._outbox.flush()
 
-    async def _send(self, header: bytes, body: memoryview) -> None:
-        """Send a frame and release `body`.
+    def _put(self, header: bytes, body: memoryview) -> None:
+        """Hand a frame to the outbox and release `body`. BrokenResourceError: the connection is gone.
 
-        Raises TooSlowError if the peer takes nothing for a whole housekeeping interval.
+        Released, not forgotten: a slice keeps the mapping of a deleted file, with its space and its
+        descriptor, and the frames of a send that was cancelled live until a garbage collection.
         """
-        if len(body) <= COPY_BYTES_MAX:
-            # Most frames fit the socket as it is and need no deadline.
-            frame = header + body
-            body.release()
-            self._unsent = send_now(self._stream, frame)
-            if self._unsent:
-                await self._send_rest()
-        else:
-            # Released, not forgotten: a slice keeps the mapping of a deleted file, with its space and its
-            # descriptor, and the frames of a send that was cancelled live until a garbage collection.
-            with body, trio.fail_after(self._settings.housekeeping_interval_s):
-                await self._stream.send_all(header)
-                await self._stream.send_all(body)
-
-    async def _send_rest(self) -> None:
-        """Send what the socket did not take at once. Raises TooSlowError as `_send`."""
-        rest, self._unsent = self._unsent, _NOTHING
-        with trio.fail_after(self._settings.housekeeping_interval_s):
-            await self._stream.send_all(rest)
+        with body:
+            if len(body) <= COPY_BYTES_MAX:
+                # Most frames fit the socket as it is.
+                self._outbox.put(header + body)
+            else:
+                self._outbox.put(header)
+                self._outbox.put(body)

@@ -23,6 +23,10 @@ REPORT_BYTES = 8
 HEADER = Struct(">qi")
 HEADER_BYTES = 12
 
+OFFSET_END = 1 << 56
+"""No log is so long (64 PiB): a first report from here on is text or another protocol, whose first byte is
+not zero, and not a slave's."""
+
 BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES
 """Longest body that fits a RocketMQ slave's 4 MiB buffer; a longer one would hang it (spec ha 2.3)."""
 

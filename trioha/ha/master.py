@@ -1,4 +1,10 @@
-"""The master's side of replication: accepts slaves and keeps what they acknowledged (spec ha 3.1)."""
+"""The master's side of replication: accepts slaves and keeps what they acknowledged (spec ha 3.1).
+
+Theory of operation. Every connection runs within the border of HA connections: what its peer causes ends that
+connection at most. It is a slave's from its first valid request on; before that it is nobody's, and if it
+ends so it was a probe (`ha.probes`). A place that such a connection holds is given to the next one that comes
+when all places are taken.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,22 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import count
 
 import structlog
 import trio
 from attrs import field, frozen
 
-from trioha.ha.admission import Admission, AdmissionSettings, identity_of
+from trioha.ha.admission import Admission, AdmissionSettings, Refusal, identity_of
 from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
+from trioha.ha.probes import ProbeCount, Probes
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import Changes, Notices
+from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import BusyPoll
+from trioha.net.descriptors import Gate, OpenGate
+from trioha.net.listen import serve_listeners
 from trioha.net.transport import SocketTransport
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
@@ -25,6 +36,8 @@ from trioha.watermark import Wait
 log = structlog.get_logger(__name__)
 
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
+OWN_ENDS = frozenset((CloseReason.SHUTDOWN, CloseReason.LOG_RESTARTED))
+"""Ends that say nothing of the peer: it may have been about to ask."""
 LOOPBACK_PREFIXES = ("127.", "::1", "::ffff:127.")
 
 
@@ -33,14 +46,16 @@ class MasterStatistics:
     """What happened at the HA port since the node started."""
 
     accepted: int
-    """Connections accepted."""
+    """Connections accepted, probes included."""
     closed: dict[str, int] = field(factory=dict)
-    """Connections ended, by `CloseReason` name."""
+    """Connections of slaves that ended, by `CloseReason` name."""
+    probes: tuple[ProbeCount, ...] = ()
+    """Connections that ended without a valid request, refused ones included."""
 
 
 @frozen
 class ConnectionChange:
-    """A connection entered a state: HANDSHAKE when it was made, SHUTDOWN when it has ended."""
+    """A slave's connection entered a state: HANDSHAKE with its request, SHUTDOWN when it has ended."""
 
     connection_id: int
     address: str
@@ -78,6 +93,9 @@ class HaMaster:
         self._tls = tls
         self._ids = connection_ids or count(1)
         self._connections: dict[int, HaConnection] = {}
+        self.probes = Probes(sink)
+        """Counts connections that are no slave's."""
+        self._border = ConnectionBorder("HA connection")
         self._closed: Counter[str] = Counter()
         self._accepted = 0
         self._busy_poll = BusyPoll(settings.busy_poll_s) if settings.busy_poll_s else None
@@ -87,8 +105,8 @@ class HaMaster:
         commit_log.on_restart(self._end_connections)
 
     def connections(self) -> list[ConnectionStatus]:
-        """Every connection that is open now, oldest first."""
-        return [connection.status() for connection in self._connections.values()]
+        """Every slave's connection that is open now, oldest first."""
+        return [connection.status() for connection in self._connections.values() if connection.is_announced]
 
     def changes(self) -> AbstractContextManager[Changes[ConnectionChange]]:
         """Of all connections, from now on: `with master.changes() as changes: async for change in changes`.
@@ -108,7 +126,15 @@ class HaMaster:
 
         For a put that waits alone; see `HaConnection.push`.
         """
-        self._pushed = [connection for connection in self._connections.values() if connection.push()]
+        self._pushed = pushed = []
+        connection = None
+        # A put calls this, and must not fail with a slave's connection.
+        with self._border.around("a push") as crossing:
+            for connection in self._connections.values():
+                if connection.push():
+                    pushed.append(connection)
+        if crossing.error is not None and connection is not None:
+            connection.end(CloseReason.INTERNAL_ERROR)
 
     def look_for_acks(self, wait: Wait) -> None:
         """Look for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
@@ -116,55 +142,108 @@ class HaMaster:
         if self._busy_poll is None or not pushed:
             return
 
+        connection = pushed[0]
+
         def look() -> bool:
+            nonlocal connection
             for connection in pushed:
                 connection.look_for_ack()
             return wait.outcome is not None
 
-        self._busy_poll.until(look)
+        with self._border.around("a look for acks") as crossing:
+            self._busy_poll.until(look)
+        if crossing.error is not None:
+            connection.end(CloseReason.INTERNAL_ERROR)
 
     def needed_from(self) -> int:
-        """Lowest offset that a connected slave has not acknowledged; beyond every log if there is none."""
-        acks = (connection.ack_offset for connection in self._connections.values())
-        return min((ack for ack in acks if ack >= 0), default=2**63 - 1)
+        """Lowest offset that a connected slave still needs; beyond every log if there is none.
+
+        A replica may ask again for what it has not acknowledged. Where an acknowledgement has been due for
+        haMaxTimeSlaveNotCatchup (an observer never gives one, a slave may be stuck), only bytes that were not
+        sent yet are kept for it: they are bounded, since a slave that takes nothing is disconnected.
+        """
+        return min(
+            (
+                connection.sent_offset
+                if self._replicas.is_silent(connection.connection_id)
+                else max(connection.ack_offset, connection.start_offset)
+                for connection in self._connections.values()
+                if connection.start_offset >= 0
+            ),
+            default=2**63 - 1,
+        )
 
     def statistics(self) -> MasterStatistics:
         """What happened since the start."""
-        return MasterStatistics(accepted=self._accepted, closed=dict(self._closed))
+        return MasterStatistics(
+            accepted=self._accepted, closed=dict(self._closed), probes=self.probes.counts()
+        )
 
     async def serve(
         self,
         listeners: list[trio.SocketListener],
         *,
+        gate: Gate | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept slaves for ever; cancelling closes every connection."""
+        """Accept slaves for ever; cancelling closes every connection.
+
+        Connections wait in the kernel's backlog while `gate` is closed; without one it is always open.
+        """
         async with trio.open_nursery() as nursery:
-            await nursery.start(trio.serve_listeners, self._serve_socket, listeners)
+            nursery.start_soon(self.probes.run)
+            await nursery.start(
+                partial(
+                    serve_listeners,
+                    self._serve_socket,
+                    listeners,
+                    gate=gate or OpenGate(),
+                    border=self._border,
+                )
+            )
             task_status.started()
 
     async def _serve_socket(self, stream: trio.SocketStream) -> None:
+        """One accepted connection, from its first moment on; the accept loop closes `stream`."""
         try:
-            peer = stream.socket.getpeername()
+            host, port = stream.socket.getpeername()[:2]
         except OSError:
             # Gone before it was served.
-            await trio.aclose_forcefully(stream)
             return
-        host, port = peer[0], peer[1]
+        self._accepted += 1
+        with self._border.around(_address(host, port)) as crossing:
+            await self._serve_peer(stream, host=host, port=port)
+        if crossing.error is not None:
+            self.probes.note(host, CloseReason.INTERNAL_ERROR, detail="see its traceback")
+
+    async def _serve_peer(self, stream: trio.SocketStream, *, host: str, port: int) -> None:
         refusal = self._admission.refusal(host)
+        if refusal is not None and refusal.is_for_want_of_places:
+            refusal = self._take_place(refusal, host)
         if refusal is not None:
-            self._count_refused(f"{host}:{port}", refusal)
-            await trio.aclose_forcefully(stream)
+            self.probes.note(host, CloseReason.NOT_ALLOWED, detail=refusal.reason)
             return
-        self._admission.opened(host)
-        try:
+        with self._admission.place(host):
             transport = SocketTransport.take_over(stream)
-            if self._tls is None:
-                await self.serve_stream(transport, host=host, port=port)
-            else:
-                await self._serve_tls(transport, self._tls, host=host, port=port)
-        finally:
-            self._admission.closed(host)
+            try:
+                if self._tls is None:
+                    await self.serve_stream(transport, host=host, port=port)
+                else:
+                    await self._serve_tls(transport, self._tls, host=host, port=port)
+            finally:
+                await trio.aclose_forcefully(transport)
+
+    def _take_place(self, refusal: Refusal, host: str) -> Refusal | None:
+        """End the oldest connection that has not asked for anything, for one that comes when all are taken.
+
+        Returns the refusal if there is none. Its place is free when its task has had its turn.
+        """
+        for connection in self._connections.values():
+            is_of_peer = connection.host == host or not refusal.is_of_peer
+            if is_of_peer and not connection.is_announced and connection.close_reason is CloseReason.NONE:
+                connection.end(CloseReason.NO_REQUEST)
+                return None
+        return refusal
 
     async def _serve_tls(
         self, transport: SocketTransport, context: ssl.SSLContext, *, host: str, port: int
@@ -174,33 +253,43 @@ class HaMaster:
         try:
             with trio.fail_after(min(self._settings.first_report_timeout_s, TLS_HANDSHAKE_TIMEOUT_S)):
                 await stream.do_handshake()
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            self._count_refused(f"{host}:{port}", f"TLS: {error.__cause__ or 'no handshake in time'}")
-            await trio.aclose_forcefully(stream)
+        except trio.TooSlowError:
+            self.probes.note(host, CloseReason.NO_REQUEST, detail="TLS: no handshake in time")
+            return
+        except (trio.BrokenResourceError, ssl.SSLError) as error:
+            # trio keeps the error of the ssl module as the cause of its own; an end of the stream has none.
+            cause = error.__cause__ or error
+            is_refusal = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+            reason = CloseReason.NOT_ALLOWED if is_refusal else CloseReason.EOF
+            self.probes.note(host, reason, detail=f"TLS: {cause}")
             return
         identity = identity_of(stream.getpeercert())
         await self.serve_stream(stream, host=host, port=port, identity=identity)
-
-    def _count_refused(self, address: str, reason: str) -> None:
-        self._closed[CloseReason.NOT_ALLOWED.name] += 1
-        log.warning("HA connection refused", peer=address, reason=reason)
 
     async def serve_stream(
         self, stream: trio.abc.Stream, *, host: str, port: int, identity: str | None = None
     ) -> CloseReason:
         """Serve one slave over any stream until its connection ends; says why it did.
 
-        `identity` is what its certificate says it is.
-        A fault of our own in one connection ends that connection, with its traceback in the log.
+        `identity` is what its certificate says it is. A fault of this program ends the connection, with
+        INTERNAL_ERROR and its traceback in the log.
         """
         connection_id = next(self._ids)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _address(host, port)
         replica, is_lasting_name = self._replica_name(
             host=host, connection_id=connection_id, identity=identity
         )
+
+        named = {} if identity is None else {"certificate": identity}
+
+        def announce() -> None:
+            self._sink.fact("connection", conn=connection_id, address=address, role="master", **named)
+            log.info("slave connected", address=address, connection=connection_id)
+
         connection = HaConnection(
             stream,
             connection_id=connection_id,
+            host=host,
             address=address,
             replica=replica,
             is_lasting_name=is_lasting_name,
@@ -208,30 +297,34 @@ class HaMaster:
             replicas=self._replicas,
             settings=self._settings,
             sink=self._sink,
+            on_announced=announce,
             on_state=lambda state: self._notices.tell(
                 ConnectionChange(connection_id, address, replica, state)
             ),
         )
-        self._accepted += 1
         self._connections[connection_id] = connection
-        named = {} if identity is None else {"certificate": identity}
-        self._sink.fact("connection", conn=connection_id, address=address, role="master", **named)
-        log.info("slave connected", address=address, connection=connection_id)
         try:
-            await connection.run()
-        except* Exception:
-            log.exception("connection ended by a fault of this node", address=address)
+            with self._border.around(address):
+                await connection.run()
         finally:
             del self._connections[connection_id]
-            self._closed[connection.close_reason.name] += 1
-            log.info(
-                "slave disconnected",
-                address=address,
-                connection=connection_id,
-                reason=connection.close_reason.name,
-                ack_offset=connection.ack_offset,
-            )
+            self._count_end(connection)
         return connection.close_reason
+
+    def _count_end(self, connection: HaConnection) -> None:
+        reason = connection.close_reason
+        if not connection.is_announced:
+            if reason not in OWN_ENDS:
+                self.probes.note(connection.host, reason)
+            return
+        self._closed[reason.name] += 1
+        log.info(
+            "slave disconnected",
+            address=connection.address,
+            connection=connection.connection_id,
+            reason=reason.name,
+            ack_offset=connection.ack_offset,
+        )
 
     def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> tuple[str, bool]:
         """What makes a replica distinct, and whether it is known by that on its next connection, too.
@@ -243,3 +336,7 @@ class HaMaster:
         if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
             return f"connection {connection_id}", False
         return host, True
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -76,6 +76,11 @@ class LagClock:
         if not notes:
             self._interval_s = NOTE_INTERVAL_S
 
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest byte that is not acknowledged was seen, None if all are."""
+        return self._notes[0][1] if self._notes else None
+
     def age_s(self, now_s: float) -> float:
         """Age of the oldest byte that is not acknowledged, 0 if all are."""
         return now_s - self._notes[0][1] if self._notes else 0.0

@@ -14,8 +14,10 @@ known by a name that lasts (address or certificate).
 Not every peer that takes the log is a replica: an observer, or a tap, reports where it began and nothing
 more, and on the wire nothing else tells it from a slave. So a replica is judged by what it acknowledges. It
 is eligible (a put may wait for it) while its lag is below the gap and it has not owed an acknowledgement for
-haMaxTimeSlaveNotCatchup. It is in sync (it counts where the number of replicas decides what a put needs) once
-it has also proved itself: acknowledged bytes that were sent on its connection, or come with the whole log.
+haMaxTimeSlaveNotCatchup: it owes one from its last acknowledgement on, or from when the oldest byte that it
+has not acknowledged was there to be sent, whichever is later. It is in sync (it counts where the number of
+replicas decides what a put needs) once it has also proved itself: acknowledged bytes that were sent on its
+connection, or come with the whole log.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import trio
 from attrs import define, field
 
+from trioha.ha.meter import LagClock
 from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
 
 SILENCE_S_MAX = 15.0
@@ -35,10 +38,17 @@ class _Holder:
 
     replica: str
     ack_offset: int
+    acked_s: float
+    """When `ack_offset` was reported."""
+    lag_clock: LagClock
+    """Since when it has not acknowledged what; the connection's own."""
     is_proven: bool
     """Whether it has acknowledged bytes that it was sent, or had them all when it came."""
-    owes_since_s: float | None = None
-    """When it was first seen to be behind after its last acknowledgement; None if it was not."""
+
+    def owes_for_s(self, now_s: float) -> float:
+        """How long it has owed an acknowledgement without giving any; 0 if it owes none."""
+        oldest_s = self.lag_clock.oldest_s
+        return 0.0 if oldest_s is None else now_s - max(oldest_s, self.acked_s)
 
 
 @define(eq=False)
@@ -92,22 +102,27 @@ class Replicas:
         *,
         replica: str,
         ack_offset: int,
+        lag_clock: LagClock,
         is_lasting_name: bool = False,
         is_behind: bool = False,
     ) -> None:
         """The replica behind this connection holds the log up to `ack_offset`; the first call is its claim.
 
-        `is_lasting_name` says that `replica` is the same slave on every connection, `is_behind`, of a claim,
-        that there are bytes to send it.
+        `lag_clock`, always the connection's own, has `ack_offset` already. `is_lasting_name` says that
+        `replica` is the same slave on every connection, `is_behind`, of a claim, that there are bytes to send
+        it.
         """
         holder = self._holders.get(connection_id)
+        now_s = trio.current_time()
         if holder is None:
-            self._holders[connection_id] = _Holder(replica, ack_offset, is_proven=not is_behind)
+            self._holders[connection_id] = _Holder(
+                replica, ack_offset, now_s, lag_clock, is_proven=not is_behind
+            )
             self._admit(connection_id, claim_offset=ack_offset, is_lasting_name=is_lasting_name)
         else:
             holder.ack_offset = ack_offset
+            holder.acked_s = now_s
             holder.is_proven = True
-            holder.owes_since_s = None
         for generation in self._generations:
             if connection_id in generation.connections:
                 generation.acknowledge(replica, self._ack_of(replica, generation))
@@ -152,6 +167,12 @@ class Replicas:
         holder = self._holders.get(connection_id)
         return holder is not None and self._is_eligible(holder, end_offset, trio.current_time())
 
+    def is_silent(self, connection_id: int) -> bool:
+        """Whether this connection has owed an acknowledgement for haMaxTimeSlaveNotCatchup: a replica that is
+        stuck, or an observer, which never acknowledges."""
+        holder = self._holders.get(connection_id)
+        return holder is not None and holder.owes_for_s(trio.current_time()) >= self._silence_s_max
+
     def eligible_count(self, end_offset: int) -> int:
         """How many distinct replicas a put that ends at `end_offset` may wait for."""
         now_s = trio.current_time()
@@ -168,8 +189,4 @@ class Replicas:
         lag_bytes = end_offset - holder.ack_offset
         if lag_bytes >= self._gap_bytes_max:
             return False
-        if lag_bytes <= 0:
-            return True
-        if holder.owes_since_s is None:
-            holder.owes_since_s = now_s
-        return now_s - holder.owes_since_s < self._silence_s_max
+        return lag_bytes <= 0 or holder.owes_for_s(now_s) < self._silence_s_max

@@ -11,9 +11,12 @@ from __future__ import annotations
 import select
 import socket
 
+import structlog
 import trio
 
 from trioha.net.busy_poll import BusyPoll
+
+log = structlog.get_logger(__name__)
 
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
@@ -30,9 +33,14 @@ class SocketTransport(trio.abc.Stream):
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        except OSError as error:
+            # macOS refuses options of a socket whose peer has reset it. The next send or receive says so,
+            # too, as the end of a connection that it is.
+            log.debug("socket options refused", reason=error.strerror)
         self._socket = sock
         self._calls = 0
         self.busy_poll: BusyPoll | None = None
@@ -111,8 +119,11 @@ class SocketTransport(trio.abc.Stream):
             return b""
 
     def take_now(self, count: int) -> None:
-        """Take the first `count` bytes that `peek` showed."""
-        self._socket.recv(count)
+        """Take the first `count` bytes that `peek` showed. Raises BrokenResourceError if they are gone."""
+        try:
+            self._socket.recv(count)
+        except OSError as error:
+            raise self._translated(error) from error
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""

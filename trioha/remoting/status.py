@@ -256,6 +256,9 @@ class BrokerStatus:
     """On a slave: its connection to the master."""
     ended_connections: Mapping[str, int] = Factory(dict)
     """How many HA connections ended for which reason since the start; empty where unknown."""
+    probes: Mapping[str, Mapping[str, int]] = Factory(dict)
+    """Connections at the HA port that asked for nothing since the start, by host and reason; `other` stands
+    for hosts beyond the number that is told apart. Only trioha says it."""
     put_statuses: Mapping[str, int] = Factory(dict)
     """How many puts ended with each PutMessageStatus since the start; empty where unknown."""
     dispatched_offset: int | None = None
@@ -297,6 +300,7 @@ class HaExtras:
     client: HaClientExtras | None = None
     put_statuses: Mapping[str, int] = Factory(dict)
     ended_connections: Mapping[str, int] = Factory(dict)
+    probes: Mapping[str, Mapping[str, int]] = Factory(dict)
     dispatched_offset: int | None = None
     dispatch_fault: str = ""
     settings: BrokerSettings = BrokerSettings()
@@ -468,6 +472,9 @@ def _extras_to_text(extras: HaExtras) -> str:
         told += f',"dispatchFault":{_quote(extras.dispatch_fault)}'
     if extras.files is not None:
         told += f',"files":{extras.files:d}'
+    if extras.probes:
+        hosts = [f"{_quote(host)}:{_counts_to_text(reasons)}" for host, reasons in extras.probes.items()]
+        told += f',"probes":{{{",".join(hosts)}}}'
     return (
         f'{{{told},"minOffset":{extras.min_offset:d},"flushedOffset":{extras.flushed_offset:d},'
         f'"putStatuses":{_counts_to_text(extras.put_statuses)},'
@@ -511,6 +518,7 @@ def _counts_to_text(counts: Mapping[str, int]) -> str:
 
 def _extras_from_json(fields: JsonFields) -> HaExtras:
     client = fields.inner("client")
+    probes = fields.inner("probes")
     return HaExtras(
         version=fields.text("version") or "",
         role=fields.text("role") or ROLE_UNKNOWN,
@@ -532,6 +540,7 @@ def _extras_from_json(fields: JsonFields) -> HaExtras:
         else None,
         put_statuses=fields.inner("putStatuses").integers(),
         ended_connections=fields.inner("endedConnections").integers(),
+        probes={str(host): probes.inner(str(host)).integers() for host in probes},
         dispatched_offset=fields.optional_integer("dispatchedOffset"),
         dispatch_fault=fields.text("dispatchFault") or "",
         settings=BrokerSettings.from_json(fields.inner("settings")),

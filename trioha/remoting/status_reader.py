@@ -233,6 +233,7 @@ def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras, table: Bro
         client=None if info.master else info.client,
         put_statuses=extras.put_statuses,
         ended_connections=extras.ended_connections,
+        probes=extras.probes,
         dispatched_offset=extras.dispatched_offset,
         dispatch_fault=extras.dispatch_fault,
         settings=extras.settings,
