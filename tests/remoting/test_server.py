@@ -29,6 +29,7 @@ from trioha.remoting.command import (
     response_to,
 )
 from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits, serve
+from trioha.remoting.server_connection import REQUEST_BYTES
 
 PEER_ADDRESS = Address("192.0.2.1", 4711)
 
@@ -249,15 +250,18 @@ async def test_a_peer_that_breaks_the_protocol_is_closed_and_counted(garbage: by
     assert [entry["log_level"] for entry in logs] == ["warning"]
 
 
-async def test_half_a_frame_and_silence_ends_after_the_idle_timeout(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize("sent", [0, 20])
+async def test_silence_ends_after_the_idle_timeout_and_half_a_frame_before(
+    sent: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = RemotingServer(echo)
     async with served_stream(server) as stream:
-        await stream.send_all(encode(request(28), opaque=1)[:20])
+        if sent:
+            await stream.send_all(encode(request(28), opaque=1)[:sent])
         assert await stream.receive_some(100) == b""
-        assert trio.current_time() == 120.0
-    assert server.statistics.idle_closes == 1
+        assert trio.current_time() == (30.0 if sent else 120.0)
+    assert server.statistics.idle_closes == (not sent)
+    assert server.statistics.frame_timeouts == (sent > 0)
     assert server.statistics.connections_open == 0
 
 
@@ -297,7 +301,9 @@ async def test_a_peer_that_reads_nothing_stops_itself_and_is_closed() -> None:
     assert server.statistics.requests < 100
 
 
-@pytest.mark.parametrize("limits", [ServerLimits(in_flight_max=3), ServerLimits(in_flight_bytes_max=30)])
+@pytest.mark.parametrize(
+    "limits", [ServerLimits(in_flight_max=3), ServerLimits(in_flight_bytes_max=4 * REQUEST_BYTES)]
+)
 async def test_a_connection_is_not_read_beyond_its_requests_in_flight(limits: ServerLimits) -> None:
     go = trio.Event()
     started: list[int] = []

@@ -9,7 +9,7 @@ from trioha.broker.send import SendProcessor
 from trioha.broker.updates import StatusUpdates
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.server import Peer
+from trioha.remoting.serving import Peer
 from trioha.remoting.updates import Updates
 
 

@@ -18,7 +18,7 @@ from trioha.remoting.send import (
     refused_send,
     send_response,
 )
-from trioha.remoting.server import Peer
+from trioha.remoting.serving import Peer
 from trioha.store.commit_log import Message
 from trioha.store.properties import encode_properties, join_properties, parse_properties
 from trioha.store.record import TRANSACTION_MASK, Host

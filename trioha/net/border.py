@@ -78,8 +78,11 @@ class ConnectionBorder:
             crossing.error = _first(group)
             self.report(crossing.error, peer)
 
-    def report(self, error: Exception, peer: str) -> None:
-        """Count and log an exception that ended the connection of `peer`, or one request of it."""
+    def report(self, error: Exception, peer: str, *, what: str = "", **facts: object) -> None:
+        """Count and log an exception that ended the connection of `peer`, or one request of it.
+
+        `what` says in the log line what it ended, if not the connection; `facts` are logged with it.
+        """
         if is_shortage(error):
             self.shortages += 1
             key = (type(error).__name__, "shortage", getattr(error, "errno", 0) or 0)
@@ -100,11 +103,11 @@ class ConnectionBorder:
         self._reported_s[key] = now_s
         repeated = self._unreported.pop(key, 0)
         if key[1] == "shortage":
-            log.warning(f"{self.kind} closed: {str(error) or 'out of memory'}", peer=peer, repeated=repeated)
+            ended = what or f"{self.kind} closed"
+            log.warning(f"{ended}: {str(error) or 'out of memory'}", peer=peer, repeated=repeated, **facts)
         else:
-            log.error(
-                f"{self.kind} closed by a fault of this program", peer=peer, repeated=repeated, exc_info=error
-            )
+            ended = what or f"{self.kind} closed by a fault of this program"
+            log.error(ended, peer=peer, repeated=repeated, exc_info=error, **facts)
 
 
 def _first(error: BaseException) -> Exception:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import select
 import socket
+from typing import Protocol, runtime_checkable
 
 import structlog
 import trio
@@ -28,7 +29,24 @@ UNSENT_BYTES_MAX = 1 << 20
 peers, a log transfer wants the socket full."""
 
 
-class SocketTransport(trio.abc.Stream):
+@runtime_checkable
+class DirectStream(Protocol):
+    """A stream that says at once what it has: nothing is received before its reader is ready for it."""
+
+    async def take_turn(self) -> None:
+        """Let other tasks run, if it is their turn."""
+        ...
+
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        """Bytes that have come, at most `max_bytes`; none at the end of the stream, None for none yet."""
+        ...
+
+    async def until_readable(self) -> None:
+        """Return when bytes have come, or the end of the stream, or a fault."""
+        ...
+
+
+class SocketTransport(trio.abc.HalfCloseableStream):
     """A connected, non-blocking TCP socket as a stream, for one reading and one writing task."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -52,8 +70,16 @@ class SocketTransport(trio.abc.Stream):
 
     @classmethod
     def take_over(cls, stream: trio.SocketStream) -> SocketTransport:
-        """The socket of a trio stream, which must not be used any more."""
-        return cls(socket.socket(fileno=stream.socket.detach()))
+        """The socket of a trio stream, which must not be used any more.
+
+        Raises OSError where the peer is gone already and the system says so; the socket is closed then.
+        """
+        sock = socket.socket(fileno=stream.socket.detach())
+        try:
+            return cls(sock)
+        except BaseException:
+            sock.close()
+            raise
 
     @property
     def local_address(self) -> str | None:
@@ -78,7 +104,7 @@ class SocketTransport(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`; if cancelled, an unknown part of it was sent and the stream is of no use."""
-        await self._take_turn()
+        await self.take_turn()
         with memoryview(data) as whole:
             sent = 0
             while sent < len(whole):
@@ -97,14 +123,19 @@ class SocketTransport(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Some bytes, at most `max_bytes`; none at the end of the stream."""
-        await self._take_turn()
-        while True:
-            try:
-                return self._socket.recv(65536 if max_bytes is None else max_bytes)
-            except (BlockingIOError, InterruptedError):
-                await self._until_readable()
-            except OSError as error:
-                raise self._translated(error) from error
+        await self.take_turn()
+        while (data := self.receive_now(65536 if max_bytes is None else max_bytes)) is None:
+            await self.until_readable()
+        return data
+
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        """Bytes that have come, at most `max_bytes`; none at the end of the stream, None for none yet."""
+        try:
+            return self._socket.recv(max_bytes)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise self._translated(error) from error
 
     def is_readable(self) -> bool:
         """Whether receiving would not have to wait: bytes have come, the end of the stream, or a fault."""
@@ -127,7 +158,7 @@ class SocketTransport(trio.abc.Stream):
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""
-        await self._take_turn()
+        await self.take_turn()
         while True:
             try:
                 received = self._socket.recv_into(buffer)
@@ -138,7 +169,7 @@ class SocketTransport(trio.abc.Stream):
                     and self.busy_poll.until(self.is_readable)
                 ):
                     continue
-                await self._until_readable()
+                await self.until_readable()
             except OSError as error:
                 raise self._translated(error) from error
             else:
@@ -153,13 +184,23 @@ class SocketTransport(trio.abc.Stream):
             self._socket.close()
         await trio.lowlevel.checkpoint()
 
-    async def _until_readable(self) -> None:
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent; what the peer sends can still be received."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise self._translated(error) from error
+        await trio.lowlevel.checkpoint()
+
+    async def until_readable(self) -> None:
+        """Return when bytes have come, or the end of the stream, or a fault."""
         try:
             await trio.lowlevel.wait_readable(self._socket)
         except OSError as error:
             raise self._translated(error) from error
 
-    async def _take_turn(self) -> None:
+    async def take_turn(self) -> None:
+        """Let other tasks run after every `CALLS_PER_TURN` calls."""
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
             self._calls = 0

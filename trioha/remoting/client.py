@@ -5,7 +5,8 @@ whatever the outbox holds in a single send; another reads, and wakes the request
 Responses come in any order. A response that nobody waits for any more is counted and forgotten; what the
 server asks of us is counted, and handed to `on_request` if there is one. When the connection ends, every
 waiting request fails with `ConnectionLostError`, and so does every later one: a new connection is a new
-client.
+client. A fault of this program ends the connection in the same way, at its border, where it is logged: it
+never comes out of `open_client` as a group of exceptions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import trio
 from attrs import define, frozen
 
 from trioha.errors import LocalProtocolError, PeerError, RemoteProtocolError
+from trioha.net.border import ConnectionBorder
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
@@ -28,6 +30,8 @@ RECEIVE_BYTES_MAX = 256 * 1024
 SEND_TIMEOUT_S = 10.0
 """A server that takes nothing for so long is gone."""
 OPAQUE_MAX = 2**31 - 1
+BORDER = ConnectionBorder("connection to a remoting server")
+"""Of all clients of this process."""
 
 
 class RequestTimeoutError(PeerError):
@@ -162,9 +166,12 @@ class RemotingClient:
     async def _run(self) -> None:
         """Read and write until the connection ends, then fail whoever waits."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, nursery.cancel_scope)
-                nursery.start_soon(self._write, nursery.cancel_scope)
+            with BORDER.around(self._address) as crossing:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, nursery.cancel_scope)
+                    nursery.start_soon(self._write, nursery.cancel_scope)
+            if crossing.error is not None:
+                self._lose(f"a fault of this program: {type(crossing.error).__name__}: {crossing.error}")
         finally:
             self._lose("the connection was closed")
 
@@ -235,9 +242,8 @@ async def open_client(
     """
     where = parse_address(address) if isinstance(address, str) else address
     stream = await _connect(where, connect_timeout_s)
-    local_host, local_port = stream.socket.getsockname()[:2]
     client = RemotingClient(
-        stream, str(where), local_address=Address(local_host, local_port), frame_bytes_max=frame_bytes_max
+        stream, str(where), local_address=_local_address(stream), frame_bytes_max=frame_bytes_max
     )
     block_error: Exception | None = None
     async with stream, trio.open_nursery() as nursery:
@@ -261,6 +267,20 @@ async def _connect(address: Address, timeout_s: float) -> trio.SocketStream:
         ) from None
     except OSError as error:
         raise ConnectionLostError(f"cannot connect: {_reason(error)}", address=str(address)) from error
+    except ValueError as error:
+        # What the encoding of host names raises for a name that it cannot hold.
+        raise ConnectionLostError(
+            f"cannot connect: {address.host[:80]!r} is not a host name", address=str(address)
+        ) from error
+
+
+def _local_address(stream: trio.SocketStream) -> Address | None:
+    try:
+        host, port = stream.socket.getsockname()[:2]
+    except OSError:
+        # Reset already; the reader finds that, too.
+        return None
+    return Address(host, port)
 
 
 def _reason(error: BaseException) -> str:

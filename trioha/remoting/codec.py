@@ -46,6 +46,8 @@ _I32 = Struct(">i")
 _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
 _TLS_HANDSHAKE = 0x16
+_CUT_BYTES_MAX = 128 * 1024
+"""How much of a block that is cut already is kept beside the rest of it."""
 
 _raw_decode = JSONDecoder(strict=False).raw_decode
 _languages_by_name = {language.name: language for language in LanguageCode}
@@ -132,7 +134,17 @@ class FrameDecoder:
     more: every further call raises it again.
     """
 
-    __slots__ = ("_at", "_data", "_error", "_frame_bytes_max", "_header_bytes_max", "_rest", "_wanted_bytes")
+    __slots__ = (
+        "_at",
+        "_data",
+        "_error",
+        "_frame_bytes_max",
+        "_header_bytes_max",
+        "_rest",
+        "_wanted_bytes",
+        "frame_bytes",
+        "header_bytes",
+    )
 
     def __init__(
         self, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
@@ -147,11 +159,20 @@ class FrameDecoder:
         self._wanted_bytes = 4
         """What must be buffered before there is anything to decide: a length field, then a whole frame."""
         self._error: RemoteProtocolError | None = None
+        self.frame_bytes = 0
+        """Of the command that was returned last: its whole frame."""
+        self.header_bytes = 0
+        """And its header."""
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes fed and not yet returned as commands."""
         return len(self._data) - self._at + len(self._rest)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Size of the frame that is being received, as far as is known: of its length field, or all of it."""
+        return self._wanted_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes as they come, cut anywhere."""
@@ -199,8 +220,16 @@ class FrameDecoder:
             )
         header = data[start + 8 : header_end]
         body = data[header_end:end]
-        self._at = end
+        if end == len(data):
+            # Not kept until the next bytes come: a connection may be silent for long after a large frame.
+            self._data, self._at = b"", 0
+        elif end > _CUT_BYTES_MAX:
+            self._data, self._at = data[end:], 0
+        else:
+            self._at = end
         self._wanted_bytes = 4
+        self.frame_bytes = end - start
+        self.header_bytes = header_end - start - 8
         serialization = type_word >> 24
         if serialization == 0:
             return _decode_json_header(header, body)

@@ -1,0 +1,291 @@
+"""Exceptions planted in every part of server and client: they end one connection, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from inspect import iscoroutinefunction
+
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream
+from trioha.net.border import ConnectionBorder
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.transport import SocketTransport
+from trioha.remoting import codec, server_connection
+from trioha.remoting.client import ConnectionLostError, RemotingClient, open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand, SerializeType, request, response_to
+from trioha.remoting.memory import ClientMemory, MemoryAccount
+from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server_connection import ServerConnection
+
+PLACES: list[tuple[object, str]] = [
+    (FrameDecoder, "feed"),
+    (FrameDecoder, "next_command"),
+    (FrameDecoder, "_check_length"),
+    (codec, "_decode_json_header"),
+    (codec, "_decode_binary_header"),
+    (server_connection, "encode_head"),
+    (server_connection, "send_now"),
+    (ServerConnection, "__init__"),
+    (ServerConnection, "_receive"),
+    (ServerConnection, "_handle"),
+    (ServerConnection, "_done"),
+    (ServerConnection, "_await_answer"),
+    (ServerConnection, "_end_turn"),
+    (ServerConnection, "_note_unfinished"),
+    (ServerConnection, "_has_room"),
+    (ClientMemory, "open_account"),
+    (MemoryAccount, "readable_bytes"),
+    (MemoryAccount, "may_hold"),
+    (Housekeeping, "__init__"),
+    (SocketTransport, "receive_now"),
+    (SocketTransport, "send_now"),
+    (SocketTransport, "take_over"),
+]
+BUGS: list[Callable[[], Exception]] = [
+    lambda: RuntimeError("planted"),
+    lambda: ExceptionGroup("planted", [ValueError("one"), ExceptionGroup("inner", [KeyError("two")])]),
+]
+SHORTAGES: list[Callable[[], Exception]] = [MemoryError, lambda: OSError(errno.EMFILE, "Too many open files")]
+
+
+class Plant:
+    """Raises once, at the first call after it was armed."""
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self.error = error
+        self.is_armed = False
+        self.has_raised = False
+
+    def into(self, monkeypatch: pytest.MonkeyPatch, place: object, name: str) -> None:
+        original = getattr(place, name)
+
+        def bear_fruit() -> None:
+            if self.is_armed:
+                self.is_armed = False
+                self.has_raised = True
+                raise self.error()
+
+        def planted(*args: object, **kwargs: object) -> object:
+            bear_fruit()
+            return original(*args, **kwargs)
+
+        async def planted_async(*args: object, **kwargs: object) -> object:
+            try:
+                bear_fruit()
+            except BaseException:
+                for argument in args:
+                    if isinstance(argument, Coroutine):
+                        argument.close()
+                raise
+            return await original(*args, **kwargs)
+
+        monkeypatch.setattr(place, name, planted_async if iscoroutinefunction(original) else planted)
+
+
+async def answer(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    await trio.lowlevel.checkpoint()
+    return response_to(asked, 0, body=asked.body)
+
+
+def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+    return answer(asked, peer) if asked.code == 2 else response_to(asked, 0, body=asked.body)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[RemotingServer, str]]:
+    """A server on loopback in this nursery: what leaves it fails the test."""
+    server = RemotingServer(echo)
+
+    async def serve(task_status: trio.TaskStatus[object]) -> None:
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(serve)
+            yield server, f"{host}:{port}"
+            assert not nursery.cancel_scope.cancel_called
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - counters have no event
+        await trio.sleep(0.002)
+
+
+@pytest.mark.parametrize("error", BUGS + SHORTAGES, ids=["bug", "bugs", "memory", "descriptors"])
+@pytest.mark.parametrize(("place", "name"), PLACES, ids=[name for _, name in PLACES])
+async def test_an_exception_anywhere_in_a_connection_ends_no_other(
+    place: object, name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = Plant(error)
+    plant.into(monkeypatch, place, name)
+    is_bug = error in BUGS
+    with capture_logs() as logs:
+        async with serving() as (server, address), open_client(address) as honest:
+            assert (await honest.request(request(1, body=b"before"))).body == b"before"
+            host, _, port = address.rpartition(":")
+            plant.is_armed = True
+            async with await trio.open_tcp_stream(host, int(port)) as hostile:
+                for serialize_type in SerializeType:
+                    for code in (1, 2):
+                        if plant.has_raised:
+                            break
+                        with suppress(trio.BrokenResourceError):
+                            frame = encode(request(code, serialize_type=serialize_type), opaque=code)
+                            await hostile.send_all(frame)
+                            await trio.testing.wait_all_tasks_blocked(0.002)
+                await until(lambda: plant.has_raised)
+                await until(lambda: reported(server) == 1)
+                statistics = server.statistics
+                assert (statistics.bugs, statistics.shortages) == (is_bug, not is_bug)
+                # Those who were there, and those who come.
+                assert (await honest.request(request(2, body=b"after"))).body == b"after"
+                async with open_client(address) as newcomer:
+                    assert (await newcomer.request(request(1, body=b"new"))).body == b"new"
+            await until(lambda: server.statistics.connections_open == 1)
+            assert server.statistics.held_bytes == 0
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert len(errors) == is_bug
+    assert all("exc_info" in entry for entry in errors)
+
+
+def reported(server: RemotingServer) -> int:
+    statistics = server.statistics
+    return statistics.bugs + statistics.shortages
+
+
+@pytest.mark.parametrize("name", ["getpeername", "setsockopt"])
+async def test_a_peer_that_was_reset_before_it_is_served_is_counted_as_broken(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS does it: calls on the accepted socket fail."""
+
+    class Reset(socket.socket):
+        def setsockopt(self, *args: object) -> None:  # type: ignore[override]
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def gone(_: object) -> tuple[str, int]:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async with serving() as (server, address):
+        if name == "setsockopt":
+            monkeypatch.setattr("trioha.net.transport.socket.socket", Reset)
+        else:
+            monkeypatch.setattr("trioha.remoting.server._host_and_port", gone)
+        host, _, port = address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            assert await stream.receive_some() == b""
+        monkeypatch.undo()
+        async with open_client(address) as client:
+            assert (await client.request(request(1))).code == 0
+        assert server.statistics.broken_connections == 1
+        assert (server.statistics.bugs, server.statistics.shortages) == (0, 0)
+
+
+async def test_a_bug_of_one_kind_is_logged_once_a_minute_and_counted_each_time() -> None:
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        raise KeyError("b")
+
+    server = RemotingServer(handler)
+    ours, theirs = trio.testing.memory_stream_pair()
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
+            decoder = FrameDecoder()
+            for opaque in range(100):
+                await ours.send_all(encode(request(10), opaque=opaque))
+                received = await read_command(ours, decoder)
+                assert received is not None
+                assert (received.opaque, received.code) == (opaque, 1)
+            nursery.cancel_scope.cancel()
+    assert len(logs) == 1
+    assert server.statistics.handler_errors == server.statistics.bugs == 100
+
+
+async def test_peers_that_break_the_protocol_again_and_again_do_not_fill_the_log(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    server = RemotingServer(echo)
+    with capture_logs() as logs:
+        for minute in range(2):
+            for _ in range(100):
+                async with served_stream(server) as stream:
+                    await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+                    assert await stream.receive_some(100) == b""
+            await trio.sleep(60)
+            assert server.statistics.protocol_errors == 100 * (minute + 1)
+    assert len(logs) == 61
+    assert [entry["count"] for entry in logs if "count" in entry] == [70]
+
+
+# The client.
+
+CLIENT_PLACES: list[tuple[object, str]] = [
+    (FrameDecoder, "feed"),
+    (FrameDecoder, "next_command"),
+    (codec, "_decode_json_header"),
+    (RemotingClient, "_take"),
+]
+
+
+@pytest.mark.parametrize("error", BUGS + SHORTAGES, ids=["bug", "bugs", "memory", "descriptors"])
+@pytest.mark.parametrize(("place", "name"), CLIENT_PLACES, ids=[name for _, name in CLIENT_PLACES])
+async def test_an_exception_in_the_client_is_one_clear_error_for_its_callers(
+    place: object, name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = Plant(error)
+    plant.into(monkeypatch, place, name)
+    monkeypatch.setattr("trioha.remoting.client.BORDER", ConnectionBorder("client"))
+    reasons: list[str] = []
+
+    async def ask(client: RemotingClient) -> None:
+        with pytest.raises(ConnectionLostError) as caught:
+            await client.request(request(1))
+        reasons.append(caught.value.reason)
+
+    with trio.fail_after(5), capture_logs() as logs:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            client = RemotingClient(ours, "192.0.2.1:10911")
+            nursery.start_soon(client._run)
+            for _ in range(3):
+                nursery.start_soon(ask, client)
+            await trio.testing.wait_all_tasks_blocked()
+            plant.is_armed = True
+            await theirs.send_all(encode(response_to(request(1), 0)))
+        assert not client.is_connected
+        with pytest.raises(ConnectionLostError):
+            await client.request(request(1))
+    assert len(reasons) == 3
+    assert len(set(reasons)) == 1
+    assert len(logs) == 1
+
+
+async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_block_around_it() -> None:
+    def fail(command: RemotingCommand) -> None:
+        raise ZeroDivisionError("planted")
+
+    with capture_logs() as logs:
+        async with serving() as (server, address), open_client(address) as client:
+            client.on_request = fail
+            assert (await client.request(request(1))).code == 0
+            assert server.push(1, encode(request(907, oneway=True)))
+            assert "ZeroDivisionError" in await client.wait_lost()
+            with pytest.raises(ConnectionLostError, match="ZeroDivisionError"):
+                await client.request(request(1))
+    assert [entry["log_level"] for entry in logs] == ["error"]
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "a..b", "\ud800", "é" * 64, "x" * 300])
+async def test_a_host_that_no_name_can_be_is_a_peer_that_cannot_be_reached(host: str) -> None:
+    with trio.fail_after(20), pytest.raises(ConnectionLostError, match="cannot connect"):
+        async with open_client(f"{host}:10911"):
+            raise AssertionError("not reached")

@@ -1,0 +1,224 @@
+"""Stopping: no new connections, no new requests, and an answer to every request in flight."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from tests.remoting.streams import MemoryTransport, transport_pair
+from trioha.remoting.address import Address
+from trioha.remoting.client import ConnectionLostError, open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.remoting.server_connection import LINGER_S
+
+
+def sleeper(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+    """Answers after as many seconds as the request's code says, 0 at once."""
+    return wait(asked) if asked.code else response_to(asked, 0, body=asked.body)
+
+
+async def wait(asked: RemotingCommand) -> RemotingCommand:
+    await trio.sleep(asked.code)
+    return response_to(asked, 0, body=asked.body)
+
+
+@asynccontextmanager
+async def connected(
+    server: RemotingServer, *, capacity_bytes: int = 64 * 1024
+) -> AsyncIterator[MemoryTransport]:
+    """Our end of a connection in memory that `server` serves."""
+    ours, theirs = transport_pair(capacity_bytes)
+
+    async def run() -> None:
+        await server.serve_stream(theirs, Address("192.0.2.1", 4711))
+        await theirs.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield ours
+        nursery.cancel_scope.cancel()
+
+
+async def answers_until_end(stream: MemoryTransport) -> list[tuple[int, float]]:
+    """Opaque and moment of each answer until the server ends the connection; then ours ends, too."""
+    decoder = FrameDecoder()
+    answers = []
+    while data := await stream.receive_some():
+        decoder.feed(data)
+        while (command := decoder.next_command()) is not None:
+            answers.append((command.opaque, trio.current_time()))
+    await stream.aclose()
+    return answers
+
+
+async def test_requests_in_flight_are_answered_when_they_are_ready_and_then_the_connection_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    server = RemotingServer(sleeper)
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(b"".join(encode(request(code), opaque=code) for code in (2, 0, 1)))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        assert await answers_until_end(stream) == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert trio.current_time() == 2.0
+    assert server.statistics.cut_connections == 0
+
+
+async def test_what_is_not_ready_in_time_is_cut_and_counted(autojump_clock: trio.testing.MockClock) -> None:
+    server = RemotingServer(sleeper)
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(encode(request(1), opaque=1) + encode(request(20), opaque=2))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        assert await answers_until_end(stream) == [(1, 1.0)]
+        assert trio.current_time() == 3.0
+    assert server.statistics.cut_connections == 1
+    assert server.statistics.connections_open == 0
+
+
+async def test_nothing_is_read_any_more(autojump_clock: trio.testing.MockClock) -> None:
+    """Neither a new request nor the rest of one; and the handler never sees them."""
+    server = RemotingServer(sleeper)
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        half = encode(request(0), opaque=9)
+        await stream.send_all(encode(request(2), opaque=1) + half[:20])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        await trio.sleep(1)
+        await stream.send_all(half[20:] + encode(request(0), opaque=10))
+        assert await answers_until_end(stream) == [(1, 2.0)]
+    assert server.statistics.requests == 1
+
+
+async def test_a_request_that_waits_for_room_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
+    server = RemotingServer(sleeper, limits=ServerLimits(in_flight_max=1))
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(encode(request(1), opaque=1) + encode(request(0), opaque=2))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        assert await answers_until_end(stream) == [(1, 1.0)]
+
+
+async def test_an_idle_connection_ends_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    server = RemotingServer(sleeper)
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        assert await answers_until_end(stream) == []
+        assert trio.current_time() == 0.0
+
+
+async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    server = RemotingServer(sleeper)
+    async with connected(server) as stream:
+        await stream.send_all(encode(request(1)))
+        await trio.testing.wait_all_tasks_blocked()
+        await server.drain()
+        assert trio.current_time() == 1.0 + LINGER_S
+    assert server.statistics.cut_connections == 0
+
+
+async def test_answers_that_the_peer_reads_slowly_are_flushed(autojump_clock: trio.testing.MockClock) -> None:
+    server = RemotingServer(sleeper)
+    body = bytes(range(256)) * 100
+    async with connected(server, capacity_bytes=10_000) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(encode(request(0, body=body)))
+        nursery.start_soon(server.drain)
+        await trio.testing.wait_all_tasks_blocked()
+        decoder = FrameDecoder()
+        while (answer := decoder.next_command()) is None:
+            await trio.sleep(0.5)
+            decoder.feed(await stream.receive_some())
+        assert answer.body == body
+        await stream.aclose()
+    assert server.statistics.cut_connections == 0
+
+
+async def test_a_oneway_request_in_flight_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    done = False
+
+    async def work() -> None:
+        nonlocal done
+        await trio.sleep(2)
+        done = True
+
+    server = RemotingServer(lambda asked, peer: work())
+    async with connected(server) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(encode(request(1, oneway=True)))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(server.drain)
+        assert await answers_until_end(stream) == []
+    assert (done, trio.current_time()) == (True, 2.0)
+
+
+async def test_draining_without_connections_takes_no_time(autojump_clock: trio.testing.MockClock) -> None:
+    await RemotingServer(sleeper).drain()
+    assert trio.current_time() == 0.0
+
+
+async def test_a_draining_server_accepts_nobody_serves_who_is_there_and_ends() -> None:
+    """Over sockets; the client learns of it as of any connection that ends."""
+    release = trio.Event()
+
+    async def hold(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await release.wait()
+        return response_to(asked, 0)
+
+    answers: list[int] = []
+    server = RemotingServer(hold)
+    ended = trio.Event()
+
+    async def serve(task_status: trio.TaskStatus[object]) -> None:
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+        ended.set()
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(serve)
+            async with open_client(f"{host}:{port}") as client:
+
+                async def ask() -> None:
+                    answers.append((await client.request(request(1))).code)
+
+                async with trio.open_nursery() as asking:
+                    asking.start_soon(ask)
+                    while server.statistics.requests == 0:  # noqa: ASYNC110 - a counter has no event
+                        await trio.sleep(0.005)
+                    nursery.start_soon(server.drain)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    with pytest.raises(ConnectionLostError):
+                        async with open_client(f"{host}:{port}"):
+                            raise AssertionError("nobody listens")
+                    assert not ended.is_set()
+                    release.set()
+                await client.wait_lost()
+            await ended.wait()
+    assert answers == [0]
+
+
+async def test_stopping_to_accept_leaves_connections_as_they_are() -> None:
+    server = RemotingServer(sleeper)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+
+            async def serve(task_status: trio.TaskStatus[object]) -> None:
+                await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+            ((host, port),) = await nursery.start(serve)
+            async with open_client(f"{host}:{port}") as client:
+                assert (await client.request(request(0))).code == 0
+                server.stop_accepting()
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                with pytest.raises(ConnectionLostError):
+                    async with open_client(f"{host}:{port}"):
+                        raise AssertionError("nobody listens")
+                assert (await client.request(request(0))).code == 0
+            # The nursery ends: serving ends with the last connection.

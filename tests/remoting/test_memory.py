@@ -1,0 +1,420 @@
+"""Many connections and one memory: never exceeded, never stuck, and honest clients are answered."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve
+from structlog.testing import capture_logs
+
+from tests.remoting.streams import MemoryTransport, transport_pair
+from trioha.remoting.address import Address
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.memory import bytes_max_for
+from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits
+from trioha.remoting.server_connection import REQUEST_BYTES
+
+PEER_ADDRESS = Address("192.0.2.1", 4711)
+FRAME_BYTES_MAX = 512 * 1024
+TOTAL_BYTES_MAX = 4 * 1024 * 1024
+LIMITS = ServerLimits(total_bytes_max=TOTAL_BYTES_MAX, frame_bytes_max=FRAME_BYTES_MAX, connections_max=64)
+LARGE = encode(request(310, body=bytes(FRAME_BYTES_MAX - 2000)), opaque=7)
+
+
+def acknowledge(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    return response_to(asked, 0)
+
+
+@asynccontextmanager
+async def serving(handler: Handler = acknowledge, limits: ServerLimits = LIMITS) -> AsyncIterator[Server]:
+    """A server; after the block its connections are cancelled, and it must hold nothing."""
+    async with trio.open_nursery() as nursery:
+        with capture_logs():
+            server = Server(handler, limits, nursery)
+            yield server
+            nursery.cancel_scope.cancel()
+    statistics = server.statistics
+    assert statistics.held_bytes == 0
+    assert statistics.largest_held_bytes <= limits.total_bytes_max
+    assert statistics.bugs == 0
+
+
+class Server(RemotingServer):
+    """A server to which one connects in memory."""
+
+    def __init__(self, handler: Handler, limits: ServerLimits, nursery: trio.Nursery) -> None:
+        super().__init__(handler, limits=limits)
+        self._nursery = nursery
+
+    def connect(self, capacity_bytes: int = 64 * 1024) -> MemoryTransport:
+        ours, theirs = transport_pair(capacity_bytes)
+        self._nursery.start_soon(self._serve, theirs)
+        return ours
+
+    async def _serve(self, stream: MemoryTransport) -> None:
+        await self.serve_stream(stream, PEER_ADDRESS)
+        await stream.aclose()
+
+
+async def answer_of(stream: MemoryTransport) -> RemotingCommand | None:
+    """The next answer; None at the end of the connection."""
+    decoder = FrameDecoder()
+    while (command := decoder.next_command()) is None:
+        data = await stream.receive_some()
+        if not data:
+            return None
+        decoder.feed(data)
+    return command
+
+
+async def send(stream: MemoryTransport, data: bytes) -> None:
+    """Send, whether the server takes it or closes the connection."""
+    with suppress(trio.BrokenResourceError):
+        await stream.send_all(data)
+
+
+async def test_half_frames_of_many_peers_cannot_use_up_the_memory_and_others_are_answered_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    moments: list[tuple[float, float]] = []
+
+    async def honest(server: Server) -> None:
+        stream = server.connect()
+        for number in range(100):
+            asked_s = trio.current_time()
+            await stream.send_all(encode(request(310, body=bytes(3000)), opaque=number))
+            answer = await answer_of(stream)
+            assert answer is not None
+            assert answer.opaque == number
+            moments.append((asked_s, trio.current_time()))
+            await trio.sleep(0.1)
+
+    async with serving() as server:
+        async with trio.open_nursery() as peers:
+            hostile = [server.connect() for _ in range(55)]
+            for stream in hostile:
+                peers.start_soon(send, stream, LARGE[: len(LARGE) // 2])
+            for _ in range(5):
+                peers.start_soon(honest, server)
+        assert server.statistics.memory_waits > 0
+        assert server.statistics.memory_closes > 0
+    assert len(moments) == 500
+    assert all(asked_s == answered_s for asked_s, answered_s in moments)
+
+
+async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    limits = ServerLimits(total_bytes_max=bytes_max_for(FRAME_BYTES_MAX), frame_bytes_max=FRAME_BYTES_MAX)
+    frames = [
+        encode(request(310, body=bytes(FRAME_BYTES_MAX - 200)), opaque=1),
+        # As much of it as can be is header, which costs more than its bytes.
+        encode(request(310, ext_fields={"a": "x" * (FRAME_BYTES_MAX - 200)}), opaque=1),
+    ]
+    async with serving(limits=limits) as server:
+        for frame in frames:
+            assert FRAME_BYTES_MAX - 200 < len(frame) <= FRAME_BYTES_MAX
+            stream = server.connect()
+            await stream.send_all(frame)
+            assert await answer_of(stream) is not None
+        assert trio.current_time() == 0.0
+
+
+def test_a_memory_too_small_for_its_frames_is_refused() -> None:
+    with pytest.raises(ValueError, match="not enough for frames of 524288 bytes: at least 3211264"):
+        ServerLimits(total_bytes_max=3_211_263, frame_bytes_max=FRAME_BYTES_MAX)
+
+
+async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are_answered(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    answered = closed = 0
+
+    async def ask(stream: MemoryTransport) -> None:
+        nonlocal answered, closed
+        # All have sent half before any sends the rest.
+        await send(stream, LARGE[: len(LARGE) // 2])
+        await trio.sleep(1)
+        await send(stream, LARGE[len(LARGE) // 2 :])
+        answer = await answer_of(stream)
+        answered += answer is not None
+        closed += answer is None
+
+    async with serving() as server:
+        async with trio.open_nursery() as peers:
+            for _ in range(30):
+                peers.start_soon(ask, server.connect())
+        assert (answered + closed, answered > 0) == (30, True)
+        assert server.statistics.memory_closes == closed > 0
+        # They waited to send their halves, and slept.
+        assert trio.current_time() == LIMITS.room_timeout_s + 1
+
+
+async def test_a_peer_that_was_slow_goes_before_those_that_the_server_did_not_read_from(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as server:
+        slow = [server.connect() for _ in range(8)]
+        for stream in slow:
+            await stream.send_all(LARGE[:240_000])
+        await trio.sleep(5)
+        results: list[RemotingCommand | None] = []
+
+        async def ask(stream: MemoryTransport) -> None:
+            await send(stream, LARGE)
+            results.append(await answer_of(stream))
+
+        async with trio.open_nursery() as peers:
+            for _ in range(5):
+                peers.start_soon(ask, server.connect())
+        assert [result is not None for result in results] == [True] * 5
+        assert 1 <= server.statistics.memory_closes <= 8
+
+
+async def test_unfinished_frames_are_left_alone_where_requests_in_flight_hold_the_memory(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Those end by themselves."""
+
+    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(20)
+        return response_to(asked, 0)
+
+    async with serving(slow) as server:
+        busy = [server.connect() for _ in range(8)]
+        for stream in busy:
+            await stream.send_all(encode(request(310, body=bytes(360_000))))
+        waiting = server.connect()
+        async with trio.open_nursery() as peers:
+            peers.start_soon(send, waiting, LARGE)
+            await trio.sleep(15)
+            assert server.statistics.memory_closes == 0
+            assert server.statistics.memory_waits > 0
+        assert await answer_of(waiting) is not None
+        assert trio.current_time() == 40.0
+
+
+async def test_a_frame_that_dribbles_ends_after_the_frame_timeout(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as server:
+        stream = server.connect()
+        with suppress(trio.BrokenResourceError):
+            for byte in LARGE:
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(1)
+        assert trio.current_time() == 31.0
+        assert server.statistics.frame_timeouts == 1
+        assert server.statistics.idle_closes == 0
+
+
+async def test_each_frame_has_its_own_clock(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as server:
+        stream = server.connect()
+        small = encode(request(310, body=bytes(100)), opaque=1)
+        await stream.send_all(small[:50])
+        for _ in range(5):
+            await trio.sleep(25)
+            await stream.send_all(small[50:] + small[:50])
+            assert await answer_of(stream) is not None
+        await trio.sleep(29)
+        assert server.statistics.connections_open == 1
+        await trio.sleep(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.connections_open == 0
+        assert server.statistics.frame_timeouts == 1
+
+
+async def test_time_in_which_the_server_does_not_read_is_not_the_frames(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(50)
+        return response_to(asked, 0)
+
+    limits = ServerLimits(total_bytes_max=TOTAL_BYTES_MAX, frame_bytes_max=FRAME_BYTES_MAX, in_flight_max=1)
+    async with serving(slow, limits) as server:
+        stream = server.connect()
+        small = encode(request(310), opaque=1)
+        # The second waits for the first; of the third there is a part.
+        await stream.send_all(small + small + small[:10])
+        assert await answer_of(stream) is not None
+        assert trio.current_time() == 50.0
+        await trio.sleep(25)
+        await stream.send_all(small[10:])
+        assert await answer_of(stream) is not None
+        assert await answer_of(stream) is not None
+        assert trio.current_time() == 150.0
+        assert server.statistics.frame_timeouts == 0
+
+
+async def test_answers_that_nobody_reads_count_and_one_too_many_becomes_system_busy(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def large(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        return response_to(asked, 0, body=bytes(240_000) if asked.code == 1 else b"")
+
+    limits = evolve(LIMITS, send_timeout_s=10.0)
+    async with serving(large, limits) as server:
+        greedy = [server.connect(1000) for _ in range(40)]
+        for stream in greedy:
+            await stream.send_all(encode(request(1)) * 8)
+        await trio.testing.wait_all_tasks_blocked()
+        statistics = server.statistics
+        assert TOTAL_BYTES_MAX // 2 < statistics.held_bytes <= TOTAL_BYTES_MAX
+        assert statistics.busy_answers > 0
+        honest = server.connect()
+        await honest.send_all(encode(request(2)))
+        answer = await answer_of(honest)
+        assert answer is not None
+        assert answer.code == ResponseCode.SUCCESS
+        await trio.sleep(limits.send_timeout_s)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.send_timeouts == 40
+        await honest.send_all(encode(request(1)))
+        answer = await answer_of(honest)
+        assert answer is not None
+        assert len(answer.body) == 240_000
+
+
+async def test_what_is_pushed_counts_and_is_dropped_where_there_is_no_room(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def wait(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(5)
+        return response_to(asked, 0)
+
+    frame = encode(request(907, body=bytes(FRAME_BYTES_MAX), oneway=True))
+    async with serving(wait) as server:
+        reader = server.connect(1000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.push(1, frame)
+        assert server.statistics.held_bytes == len(frame)
+        others = [server.connect() for _ in range(30)]
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(2, 32):
+            server.push(number, frame)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.held_bytes <= TOTAL_BYTES_MAX
+        decoder = FrameDecoder()
+        while decoder.next_command() is None:
+            decoder.feed(await reader.receive_some())
+        del others
+
+
+async def test_requests_cost_what_they_cost_beside_their_bytes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def wait(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(5)
+        return response_to(asked, 0)
+
+    async with serving(wait) as server:
+        streams = [server.connect() for _ in range(10)]
+        tiny = encode(request(310))
+        for stream in streams:
+            await stream.send_all(tiny * 1000)
+        await trio.testing.wait_all_tasks_blocked()
+        # Their bytes alone would all fit.
+        assert len(tiny) * 10_000 < TOTAL_BYTES_MAX // 2
+        assert server.statistics.requests <= TOTAL_BYTES_MAX // REQUEST_BYTES
+        answered: list[int] = []
+
+        async def read_answers(stream: MemoryTransport) -> None:
+            decoder = FrameDecoder()
+            for number in range(1000):
+                while decoder.next_command() is None:
+                    decoder.feed(await stream.receive_some())
+                answered.append(number)
+
+        async with trio.open_nursery() as peers:
+            for stream in streams:
+                peers.start_soon(read_answers, stream)
+        assert len(answered) == 10_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_peers_do_the_memory_holds_and_every_request_is_answered_or_its_connection_closed(
+    seed: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    chance = random.Random(seed)
+
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+        answer = response_to(asked, 0, body=bytes(chance.choice((0, 0, 100, 80_000, 800_000))))
+        return later(answer) if chance.random() < 0.5 else answer
+
+    async def later(answer: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(chance.random() * 4)
+        return answer
+
+    async def peer(stream: MemoryTransport) -> None:
+        requests = chance.randrange(1, 12)
+        frames = [
+            encode(
+                request(310, body=bytes(chance.choice((0, 50, 20_000, 240_000, FRAME_BYTES_MAX - 300)))),
+                opaque=number,
+            )
+            for number in range(requests)
+        ]
+        data = b"".join(frames)
+        if is_liar := chance.random() < 0.4:
+            data = data[: chance.randrange(len(data))]
+
+        async def talk() -> None:
+            at = 0
+            while at < len(data):
+                size = chance.choice((1, 100, 10_000, 100_000))
+                await send(stream, data[at : at + size])
+                at += size
+                if chance.random() < 0.1:
+                    await trio.sleep(chance.random())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            if is_liar and chance.random() < 0.5:
+                # Reads nothing, either.
+                return
+            decoder = FrameDecoder()
+            answered = 0
+            while answered < requests and (received := await stream.receive_some()):
+                decoder.feed(received)
+                while decoder.next_command() is not None:
+                    answered += 1
+            await stream.aclose()
+
+    async with serving(handler) as server:
+        async with trio.open_nursery() as peers:
+            for _ in range(40):
+                peers.start_soon(peer, server.connect(chance.choice((1000, 64 * 1024))))
+        await trio.sleep(200)
+        assert server.statistics.connections_open == 0
+        assert server.statistics.held_bytes == 0
+
+
+def test_a_decoder_keeps_nothing_of_a_large_frame_that_it_has_returned() -> None:
+    frame = encode(request(310, body=bytes(8_000_000)))
+    following = encode(request(310, body=b"x" * 500))
+    decoder = FrameDecoder()
+    tracemalloc.start()
+    try:
+        decoder.feed(frame[:1000])
+        decoder.feed(frame[1000:] + following[:100])
+        assert decoder.next_command() is not None
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
+    assert decoder.next_command() is None
+    decoder.feed(following[100:])
+    command = decoder.next_command()
+    assert command is not None
+    assert (len(command.body), decoder.frame_bytes) == (500, len(following))

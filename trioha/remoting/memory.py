@@ -1,0 +1,262 @@
+"""The memory that a server's peers may use, all connections together.
+
+Theory of operation. A connection holds bytes of three kinds: received ones that are no whole request yet,
+requests that are being handled, and answers that wait to be written. Each connection has an account of them;
+the sum of all accounts never exceeds `bytes_max`. Nobody waits in a queue for a share of it. A connection is
+read from only while it holds less than what is free (a dynamic threshold, as switches share their buffers):
+
+    held by the connection + next read <= free - next read
+
+So reading stops first where most is held, and N greedy connections settle at `bytes_max / (N + 1)` each. Two
+parts are kept from that. One eighth is for connections that hold little: each may always hold its share, a
+`connections_max`-th of it, so that small requests are read at once whatever others do. One sixteenth is for
+requests that were read: what can be answered always is. An answer that is larger than what its request held
+is subject to the same rule as a read; where it does not fit, the server says SYSTEM_BUSY instead.
+
+What is held comes free again without anybody's doing: requests end at their own deadlines, and answers are
+written or the connection is closed at the send timeout. Not so a frame of which the peer has sent a part.
+Many of them can fill the memory so that no one is ever whole: each connection waits for room that only
+another could give. Therefore, when a connection has waited for room for `patience_s` and most of the memory
+is held by unfinished frames, connections with one are closed, and counted, until the frames of all others
+that wait can be completed: first those whose peers have been slower than `patience_s` although they were read
+from, then those that wait for room themselves; of each kind, those with the largest frames first, and of
+equals the oldest. The last one stays. A frame that makes progress while the memory has room is never ended
+here; its own deadline is the connection's affair.
+
+One connection alone may hold nearly half of the memory, which must therefore be at least `bytes_max_for` the
+largest frame: then a single connection can always complete its frame and have it handled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+FRAMES_MIN: Final = 6
+BYTES_MIN: Final = 64 * 1024
+READ_BYTES_MIN: Final = 2048
+"""Less than this is not worth a read: a connection that may not receive as much waits for room."""
+WAKE_BYTES_MIN: Final = 8192
+"""A connection that waits to be read from goes on when it may receive as much: more than others take and give
+back with each of their requests, which would wake all that wait each time."""
+
+
+def bytes_max_for(frame_bytes_max: int) -> int:
+    """The least memory for a server that accepts frames up to this size.
+
+    Of six frames one connection alone may read more than two, and the rest has room for what a request with
+    the largest header costs beside its frame.
+    """
+    return FRAMES_MIN * frame_bytes_max + BYTES_MIN
+
+
+class ClientMemory:
+    """What all connections of a server hold together, and who has to wait for room."""
+
+    def __init__(self, bytes_max: int, *, connections_max: int, patience_s: float) -> None:
+        """`patience_s`: how long a connection waits for room before unfinished frames are given up."""
+        self.bytes_max = bytes_max
+        self.kept_bytes = bytes_max // 16
+        """Not for reading."""
+        self.shared_bytes = bytes_max - self.kept_bytes - bytes_max // 8
+        """For reading, whatever a connection holds already."""
+        self.share_bytes = bytes_max // 8 // connections_max
+        """What each connection may always hold."""
+        self.held_bytes = 0
+        """Sum of all accounts. Invariant: never more than `bytes_max`."""
+        self.largest_held_bytes = 0
+        """The most it ever was."""
+        self.waits = 0
+        """How often a connection had to wait for room."""
+        self._patience_s = patience_s
+        self._accounts: set[MemoryAccount] = set()
+        self._waiting: dict[MemoryAccount, trio.Event] = {}
+        self._wake_bytes: float = math.inf
+        """As soon as so much is free, one that waits may go on: the least that any of them needs."""
+        self._relieved_s = -math.inf
+        """When it was last decided who is closed for want of room."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody holds."""
+        return self.bytes_max - self.held_bytes
+
+    def open_account(self, give_up: Callable[[], None]) -> MemoryAccount:
+        """The account of a new connection; `give_up` is called to have the connection closed.
+
+        It must be closed with the connection.
+        """
+        account = MemoryAccount(self, give_up)
+        self._accounts.add(account)
+        return account
+
+    def _close(self, account: MemoryAccount) -> None:
+        self._accounts.discard(account)
+        self._waiting.pop(account, None)
+
+    async def _wait(self, account: MemoryAccount) -> None:
+        self.waits += 1
+        try:
+            while account.needed_bytes() > self.free_bytes:
+                event = self._waiting[account] = trio.Event()
+                self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
+                with trio.move_on_after(self._patience_s):
+                    await event.wait()
+                if not event.is_set():
+                    self._relieve()
+        finally:
+            self._waiting.pop(account, None)
+
+    def _freed(self, account: MemoryAccount) -> None:
+        """Bytes of `account` came free: wake those whose time has come."""
+        if account in self._waiting:
+            # It holds less, and so needs less.
+            self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
+        free_bytes = self.free_bytes
+        if free_bytes < self._wake_bytes:
+            return
+        self._wake_bytes = math.inf
+        for waiting, event in self._waiting.items():
+            needed_bytes = waiting.needed_bytes()
+            if needed_bytes <= free_bytes:
+                event.set()
+                # It is going to use some.
+                free_bytes -= WAKE_BYTES_MIN
+            else:
+                self._wake_bytes = min(self._wake_bytes, needed_bytes)
+
+    def _relieve(self) -> None:
+        """Give up unfinished frames until the others can be completed, if it is they that fill the memory."""
+        now_s = trio.current_time()
+        if now_s - self._relieved_s < self._patience_s:
+            return
+        self._relieved_s = now_s
+        unfinished = [account for account in self._accounts if account.unfinished_bytes]
+        if 2 * sum(account.unfinished_bytes for account in unfinished) < self.held_bytes:
+            # Most is held by requests and answers, which end by themselves.
+            return
+        waiting = [account for account in unfinished if account in self._waiting]
+        slow = [
+            account
+            for account in unfinished
+            if account not in self._waiting and now_s - account.unfinished_since_s >= self._patience_s
+        ]
+        for accounts in (slow, waiting):
+            accounts.sort(key=lambda account: (-account.frame_bytes, account.unfinished_since_s))
+        # What others hold, and what those that wait will hold when their frames are whole.
+        held_bytes = self.held_bytes + sum(
+            account.frame_bytes - account.unfinished_bytes for account in waiting
+        )
+        candidates = deque(slow + waiting)
+        while candidates:
+            next_frame_bytes = waiting[0].frame_bytes if waiting else 0
+            if held_bytes + next_frame_bytes <= self.shared_bytes or len(candidates) == 1:
+                return
+            account = candidates.popleft()
+            held_bytes -= account.held_bytes
+            if account in self._waiting:
+                held_bytes -= account.frame_bytes - account.unfinished_bytes
+                waiting.remove(account)
+            account.give_up()
+
+
+class MemoryAccount:
+    """What one connection holds."""
+
+    __slots__ = (
+        "_is_only",
+        "_memory",
+        "_request_bytes",
+        "frame_bytes",
+        "give_up",
+        "held_bytes",
+        "unfinished_bytes",
+        "unfinished_since_s",
+    )
+
+    def __init__(self, memory: ClientMemory, give_up: Callable[[], None]) -> None:
+        self._memory = memory
+        self.give_up = give_up
+        self.held_bytes = 0
+        """All that the connection holds. Moved by `change` only."""
+        self.unfinished_bytes = 0
+        """Of them: the part of a frame whose rest the peer has not sent."""
+        self.frame_bytes = 0
+        """How many bytes that frame is going to have, as far as is known."""
+        self.unfinished_since_s = 0.0
+        """When that frame began, on trio's clock."""
+        self._request_bytes: int | None = None
+        """What the request needs that the connection waits with; None if it waits to be read from."""
+        self._is_only: Callable[[], bool] | None = None
+
+    def change(self, by_bytes: int) -> None:
+        """Hold so many bytes more, or less."""
+        memory = self._memory
+        self.held_bytes += by_bytes
+        memory.held_bytes += by_bytes
+        if by_bytes < 0:
+            if memory._waiting:
+                memory._freed(self)
+        elif memory.held_bytes > memory.largest_held_bytes:
+            memory.largest_held_bytes = memory.held_bytes
+
+    def readable_bytes(self, wanted_bytes: int) -> int:
+        """How many bytes may be received now, at most `wanted_bytes`; 0 if the connection has to wait."""
+        memory = self._memory
+        spare_bytes = (memory.shared_bytes - memory.held_bytes - self.held_bytes) // 2
+        if spare_bytes >= wanted_bytes:
+            return wanted_bytes
+        share_bytes = min(memory.share_bytes - self.held_bytes, memory.free_bytes - memory.kept_bytes)
+        allowed_bytes = min(wanted_bytes, max(spare_bytes, share_bytes))
+        return allowed_bytes if allowed_bytes >= min(READ_BYTES_MIN, wanted_bytes) else 0
+
+    def fits(self, more_bytes: int) -> bool:
+        """Whether there is room for so many bytes more that are to be sent."""
+        memory = self._memory
+        if self.held_bytes + more_bytes <= memory.share_bytes:
+            return more_bytes <= memory.free_bytes - memory.kept_bytes
+        return self.held_bytes + 2 * more_bytes <= memory.shared_bytes - memory.held_bytes
+
+    def may_hold(self, more_bytes: int, *, is_only: bool) -> bool:
+        """Whether a request that needs so many bytes more may be handled.
+
+        `is_only`: no other request of the connection is in flight; then what is kept is for it.
+        """
+        return self._needed_to_handle(more_bytes, is_only=is_only) <= self._memory.free_bytes
+
+    async def wait_to_read(self) -> None:
+        """Return when the connection may be read from. Cancelled, it leaves nothing behind."""
+        await self._memory._wait(self)
+
+    async def wait_to_handle(self, more_bytes: int, *, is_only: Callable[[], bool]) -> None:
+        """Return when a request that needs so many bytes more may be handled; see `may_hold`."""
+        self._request_bytes, self._is_only = more_bytes, is_only
+        try:
+            await self._memory._wait(self)
+        finally:
+            self._request_bytes = self._is_only = None
+
+    def close(self) -> None:
+        """Give all of it back: the connection is over."""
+        self.unfinished_bytes = 0
+        self._memory._close(self)
+        self.change(-self.held_bytes)
+
+    def needed_bytes(self) -> int:
+        """How much must be free for the connection, which waits, to go on."""
+        if self._request_bytes is None or self._is_only is None:
+            memory = self._memory
+            if memory.share_bytes - self.held_bytes >= READ_BYTES_MIN:
+                return memory.kept_bytes + READ_BYTES_MIN
+            return memory.bytes_max - memory.shared_bytes + self.held_bytes + 2 * WAKE_BYTES_MIN
+        return self._needed_to_handle(self._request_bytes, is_only=self._is_only())
+
+    def _needed_to_handle(self, more_bytes: int, *, is_only: bool) -> int:
+        if is_only:
+            return more_bytes
+        memory = self._memory
+        return memory.bytes_max - memory.shared_bytes + self.held_bytes + 2 * more_bytes

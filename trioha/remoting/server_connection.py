@@ -1,0 +1,431 @@
+"""One connection of a remoting server: its reader, its writer, and the requests in flight between them.
+
+Theory of operation. A connection is one nursery with a reader and a single writer; what ends one ends the
+connection. The reader cuts frames and calls the handler for each request, in the order of their arrival. A
+handler that has its answer at once returns it; one that must wait returns an awaitable, which gets a task of
+its own, so that a send that waits three seconds for a slave does not hold the request after it. Answers are
+written as they become ready, in any order, all that are ready in one send: by the reader in its own turn, as
+far as the socket takes them at once, else by the writer.
+
+A request is in flight from when it is read until its answer is written. A connection with `in_flight_max`
+requests or `in_flight_bytes_max` bytes in flight is not read from until some are done; nor is one for which
+`ClientMemory` has no room. So a peer that asks and does not read what it is answered stops itself, and is
+closed when a send takes longer than `send_timeout_s`. A frame that is not whole `frame_timeout_s` after its
+first byte ends the connection; the clock of the frame stands still while the connection is not read from.
+
+Draining. `drain` ends the reader, in the middle of a frame too, and requests that were received and not yet
+handled are dropped: the peer sees a connection that ended without an answer to them, as after a crash, and
+asks elsewhere. What is in flight is answered. Then the connection says that it sends no more and discards
+what the peer still sends, for at most `LINGER_S`: to close with unread bytes would reset the connection, and
+with it answers that the peer has not received yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable
+from functools import partial
+from typing import Final
+
+import trio
+
+from trioha.errors import RemoteProtocolError
+from trioha.net.border import ConnectionBorder
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.transport import DirectStream, send_now
+from trioha.remoting.closures import ClosureLog
+from trioha.remoting.codec import FrameDecoder, encode_head
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.memory import ClientMemory
+from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
+
+REQUESTS_PER_TURN: Final = 4
+"""After so many requests their answers are sent and others get their turn. A client with 16 requests in
+flight has then answers to work on while the server works on the rest: no lockstep."""
+REQUEST_BYTES: Final = 4096
+"""What a request in flight costs beside its frame: its objects, and a task where it waits."""
+HEADER_FACTOR: Final = 4
+"""A header in memory may be so many times as large as its bytes: a text with one wide character takes four
+bytes for each of its characters."""
+LINGER_S: Final = 0.5
+"""How long a drained connection waits for its peer to close it."""
+REMARK_CHARS_MAX: Final = 1000
+"""Of an exception's own text."""
+
+
+class ServerConnection:
+    """Serves one peer."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        peer: Peer,
+        *,
+        handler: Handler,
+        limits: ServerLimits,
+        memory: ClientMemory,
+        counters: ServerStatistics,
+        border: ConnectionBorder,
+        closures: ClosureLog,
+    ) -> None:
+        self._stream = stream
+        self._direct = stream if isinstance(stream, DirectStream) else None
+        self.peer = peer
+        self._handler = handler
+        self._limits = limits
+        self._counters = counters
+        self._border = border
+        self._closures = closures
+        self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max)
+        self._housekeeping = Housekeeping(patience_s=math.inf)
+        self._life = trio.CancelScope()
+        self._reading = trio.CancelScope()
+        """Its deadline is the unfinished frame's."""
+        self._account = memory.open_account(self._give_up)
+        self._outbox: list[bytes | memoryview] = []
+        self._outbox_filled = trio.Event()
+        self._in_flight = 0
+        """Requests read and not yet answered on the wire."""
+        self._handled_bytes = 0
+        """What those of them cost that are with the handler."""
+        self._answered = 0
+        """Those of them whose answers are in the outbox."""
+        self._outbox_bytes = 0
+        self._sending_bytes = 0
+        """What the writer is sending."""
+        self._less_in_flight: trio.Event | None = None
+        """Set when a request has left flight, or the outbox was written; None unless someone waits for it."""
+        self._is_turn_of_reader = False
+        """Whether the reader is at work, and will send what is in the outbox."""
+        self._is_sending = False
+        """Whether the writer is in the middle of a send."""
+        self._is_draining = False
+        self._is_given_up = False
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Serve until either side ends it."""
+        self._housekeeping = Housekeeping(patience_s=self._limits.idle_timeout_s)
+        try:
+            with self._life:
+                async with trio.open_nursery() as handlers:
+                    await self._housekeeping.run(partial(self._read, handlers), self._write)
+                    handlers.cancel_scope.cancel()
+            self._counters.idle_closes += self._housekeeping.is_expired
+        finally:
+            self._is_over = True
+            # Now, not when the garbage collector finds them.
+            self._decoder = FrameDecoder()
+            self._outbox.clear()
+            self._account.close()
+
+    def drain(self) -> None:
+        """Read no more requests, answer those in flight, then close."""
+        self._is_draining = True
+        self._reading.cancel()
+
+    def cut(self) -> None:
+        """Close now."""
+        self._counters.cut_connections += self._in_flight > 0
+        self._life.cancel()
+
+    def push(self, frame: bytes) -> None:
+        """Send `frame`, or drop it if other bytes wait."""
+        if self._outbox or self._is_sending or self._is_over or not self._account.fits(len(frame)):
+            return
+        try:
+            left = send_now(self._stream, frame)
+        except trio.BrokenResourceError:
+            # The reader finds that, too, and ends the connection.
+            return
+        if left:
+            self._put_in_outbox(left)
+            self._outbox_filled.set()
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def _read(self, handlers: trio.Nursery) -> None:
+        try:
+            with self._reading:
+                await self._read_requests(handlers)
+            if self._is_draining and not self._is_over:
+                await self._finish()
+        except trio.BrokenResourceError:
+            self._end(is_broken=True)
+        except RemoteProtocolError as error:
+            self._end(is_broken=False)
+            self._counters.protocol_errors += 1
+            self._closures.closed(str(self.peer), str(error))
+        else:
+            if self._reading.cancelled_caught and not self._is_draining:
+                self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
+        """The reader was stopped in the middle of a frame: say why."""
+        size = f"a frame of which {self._decoder.buffered_bytes} bytes have come"
+        if self._is_given_up:
+            self._counters.memory_closes += 1
+            self._closures.closed(str(self.peer), f"the memory for clients is used up, and it holds {size}")
+        else:
+            self._counters.frame_timeouts += 1
+            self._closures.closed(
+                str(self.peer), f"{size} is not whole after {self._limits.frame_timeout_s:g} s"
+            )
+
+    async def _read_requests(self, handlers: trio.Nursery) -> None:
+        decoder, account = self._decoder, self._account
+        handled = 0
+        while data := await self._receive():
+            self._not_idle()
+            decoder.feed(data)
+            self._is_turn_of_reader = True
+            while (command := decoder.next_command()) is not None:
+                if account.unfinished_bytes:
+                    # The frame that was unfinished is whole.
+                    account.unfinished_bytes = 0
+                    self._reading.deadline = math.inf
+                if command.is_response:
+                    self._counters.unasked_responses += 1
+                    account.change(-decoder.frame_bytes)
+                    continue
+                more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes
+                cost_bytes = more_bytes + decoder.frame_bytes
+                if not self._has_room(cost_bytes) or not account.may_hold(
+                    more_bytes, is_only=self._in_flight == 0
+                ):
+                    self._end_turn()
+                    await self._wait_for_room(more_bytes, cost_bytes)
+                    self._is_turn_of_reader = True
+                account.change(more_bytes)
+                self._handle(command, cost_bytes, handlers)
+                handled += 1
+                if handled % REQUESTS_PER_TURN == 0:
+                    self._end_turn()
+                    await trio.lowlevel.checkpoint()
+                    self._is_turn_of_reader = True
+            self._note_unfinished()
+            self._end_turn()
+        self._end(is_broken=False)
+
+    async def _receive(self) -> bytes:
+        """Some bytes, already in the account; none at the end of the stream."""
+        account, wanted_bytes = self._account, self._limits.receive_bytes_max
+        direct = self._direct
+        if direct is None:
+            # Such a stream gives bytes whenever they come: room for them must be there before.
+            while not (allowed_bytes := account.readable_bytes(wanted_bytes)):
+                await self._paused(account.wait_to_read())
+            account.change(allowed_bytes)
+            data = b""
+            try:
+                data = bytes(await self._stream.receive_some(allowed_bytes))
+            finally:
+                account.change(len(data) - allowed_bytes)
+            return data
+        await direct.take_turn()
+        while True:
+            allowed_bytes = account.readable_bytes(wanted_bytes)
+            if not allowed_bytes:
+                await self._paused(account.wait_to_read())
+                continue
+            received = direct.receive_now(allowed_bytes)
+            if received is not None:
+                account.change(len(received))
+                return received
+            await direct.until_readable()
+
+    def _note_unfinished(self) -> None:
+        """Note how much of a frame is left after all whole ones were cut, and start its clock."""
+        unfinished_bytes = self._decoder.buffered_bytes
+        if unfinished_bytes and not self._account.unfinished_bytes:
+            now_s = trio.current_time()
+            self._account.unfinished_since_s = now_s
+            self._reading.deadline = now_s + self._limits.frame_timeout_s
+        self._account.unfinished_bytes = unfinished_bytes
+        self._account.frame_bytes = self._decoder.wanted_bytes
+
+    async def _paused(self, wait: Awaitable[None]) -> None:
+        """Wait while the clock of the unfinished frame stands still."""
+        left_s = self._reading.deadline - trio.current_time()
+        self._reading.deadline = math.inf
+        try:
+            await wait
+        finally:
+            self._reading.deadline = trio.current_time() + left_s
+
+    def _give_up(self) -> None:
+        """The memory is used up, and this connection is to be closed for it."""
+        self._is_given_up = True
+        self._reading.cancel()
+
+    def _end(self, *, is_broken: bool) -> None:
+        """The connection is over. Reader and writer may both find it broken: whoever ends it counts it."""
+        self._counters.broken_connections += is_broken and not self._is_over
+        self._is_over = True
+
+    def _not_idle(self) -> None:
+        self._housekeeping.deadline_s = trio.current_time() + self._limits.idle_timeout_s
+
+    # -- requests in flight ----------------------------------------------------------------------------
+
+    def _has_room(self, cost_bytes: int) -> bool:
+        """Whether the connection's own limits allow one more request."""
+        if self._in_flight == 0:
+            return True
+        held_bytes = self._handled_bytes + self._outbox_bytes + self._sending_bytes
+        return (
+            self._in_flight < self._limits.in_flight_max
+            and held_bytes + cost_bytes <= self._limits.in_flight_bytes_max
+        )
+
+    async def _wait_for_room(self, more_bytes: int, cost_bytes: int) -> None:
+        while True:
+            if not self._has_room(cost_bytes):
+                await self._paused(self._wait_for_less_in_flight())
+            elif not self._account.may_hold(more_bytes, is_only=self._in_flight == 0):
+                await self._paused(
+                    self._account.wait_to_handle(more_bytes, is_only=lambda: self._in_flight == 0)
+                )
+            else:
+                return
+
+    async def _wait_for_less_in_flight(self) -> None:
+        self._less_in_flight = trio.Event()
+        await self._less_in_flight.wait()
+        self._less_in_flight = None
+
+    def _handle(self, command: RemotingCommand, cost_bytes: int, nursery: trio.Nursery) -> None:
+        self._counters.requests += 1
+        self._in_flight += 1
+        self._handled_bytes += cost_bytes
+        try:
+            answer = self._handler(command, self.peer)
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not take the connection along
+            answer = self._answer_to_error(command, error)
+        if answer is None or isinstance(answer, RemotingCommand):
+            self._done(command, cost_bytes, answer)
+        else:
+            nursery.start_soon(self._await_answer, command, cost_bytes, answer)
+
+    async def _await_answer(
+        self, command: RemotingCommand, cost_bytes: int, awaitable: Awaitable[RemotingCommand | None]
+    ) -> None:
+        try:
+            answer = await awaitable
+        except Exception as error:  # noqa: BLE001 - as in _handle
+            answer = self._answer_to_error(command, error)
+        self._done(command, cost_bytes, answer)
+
+    def _answer_to_error(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, BadRequestError):
+            return response_to(command, error.code, remark=error.reason)
+        self._counters.handler_errors += 1
+        self._border.report(error, str(self.peer), what="request failed", code=command.code)
+        remark = f"{type(error).__name__}: {error}"[:REMARK_CHARS_MAX]
+        return response_to(command, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    def _done(self, command: RemotingCommand, cost_bytes: int, answer: RemotingCommand | None) -> None:
+        """The handler is through with `command`: queue its answer, if it is to have one."""
+        self._handled_bytes -= cost_bytes
+        if command.is_oneway or answer is None:
+            self._counters.oneway_requests += command.is_oneway
+            self._leave_flight(1, cost_bytes)
+            return
+        try:
+            head = encode_head(answer)
+            body = answer.body
+            answer_bytes = len(head) + len(body)
+        except Exception as error:  # noqa: BLE001 - an answer that no frame can hold is the handler's bug, too
+            head = encode_head(self._answer_to_error(command, error))
+            body, answer_bytes = b"", len(head)
+        if answer_bytes > cost_bytes and not self._account.fits(answer_bytes - cost_bytes):
+            self._counters.busy_answers += 1
+            busy = response_to(
+                command, ResponseCode.SYSTEM_BUSY, remark="the memory for clients is used up; try again"
+            )
+            head = encode_head(busy)
+            body, answer_bytes = b"", len(head)
+        if not self._is_turn_of_reader:
+            self._outbox_filled.set()
+        self._account.change(answer_bytes - cost_bytes)
+        self._outbox_bytes += answer_bytes
+        self._outbox.append(head)
+        if body:
+            self._outbox.append(body)
+        self._counters.responses += 1
+        self._answered += 1
+
+    def _leave_flight(self, requests: int, held_bytes: int) -> None:
+        self._in_flight -= requests
+        self._account.change(-held_bytes)
+        if self._less_in_flight is not None:
+            self._less_in_flight.set()
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def _put_in_outbox(self, data: memoryview) -> None:
+        self._outbox.append(data)
+        self._outbox_bytes += len(data)
+        self._account.change(len(data))
+
+    def _take_answered(self) -> tuple[int, int]:
+        """The requests whose answers are in the outbox, and the bytes of the outbox."""
+        answered = self._answered, self._outbox_bytes
+        self._answered = self._outbox_bytes = 0
+        return answered
+
+    def _end_turn(self) -> None:
+        """Send what is answered, as far as the socket takes it at once; the rest is the writer's."""
+        self._is_turn_of_reader = False
+        if not self._outbox:
+            return
+        if not self._is_sending:
+            batch = b"".join(self._outbox)
+            left = send_now(self._stream, batch)
+            if not left:
+                self._outbox.clear()
+                self._leave_flight(*self._take_answered())
+                return
+            self._outbox = [left]
+        self._outbox_filled.set()
+
+    async def _write(self) -> None:
+        # One scope for all sends: a new one for each would cost as much as the rest of a small one.
+        sending = trio.CancelScope()
+        try:
+            with sending:
+                while True:
+                    await self._outbox_filled.wait()
+                    self._outbox_filled = trio.Event()
+                    if not self._outbox:
+                        # The reader has sent it.
+                        continue
+                    batch = b"".join(self._outbox)
+                    self._outbox.clear()
+                    answered, self._sending_bytes = self._take_answered()
+                    sending.deadline = trio.current_time() + self._limits.send_timeout_s
+                    self._is_sending = True
+                    await self._stream.send_all(batch)
+                    self._is_sending = False
+                    sending.deadline = math.inf
+                    self._not_idle()
+                    sent_bytes, self._sending_bytes = self._sending_bytes, 0
+                    del batch
+                    self._leave_flight(answered, sent_bytes)
+        except trio.BrokenResourceError:
+            self._end(is_broken=True)
+        if sending.cancelled_caught:
+            self._counters.send_timeouts += 1
+            self._closures.closed(str(self.peer), f"it took nothing for {self._limits.send_timeout_s:g} s")
+
+    async def _finish(self) -> None:
+        """Wait until all that is in flight is answered, then let the peer go."""
+        while self._in_flight or self._outbox or self._is_sending:
+            await self._wait_for_less_in_flight()
+        self._is_over = True
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            with trio.move_on_after(LINGER_S):
+                await self._stream.send_eof()
+                while await self._stream.receive_some(self._limits.receive_bytes_max):
+                    pass
