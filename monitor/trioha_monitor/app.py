@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from trioha.errors import TriohaError
+from trioha_monitor.faults import FaultLog
 from trioha_monitor.guest import TrioGuest
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.replay import MonitorRecording, open_replay
@@ -32,7 +34,7 @@ from trioha_monitor.themes import DARK, LIGHT
 from trioha_monitor.view import ClusterView, ViewFeed
 
 LINE_TIMEOUT_S = 1.0
-"""How long an input line that goes away may keep a key from being looked at, in seconds."""
+"""How long keys wait for an input line that has gone away, in seconds; the application goes on."""
 
 
 class MonitorError(TriohaError):
@@ -86,10 +88,15 @@ class MonitorApp(App[None]):
     ) -> None:
         super().__init__()
         self.failure: str | None = None
+        self.crash: BaseException | None = None
+        """What ended the feed, or the screen."""
         self._feed = feed
         self._main_screen = MonitorScreen(playback=playback, recording=recording)
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
+        self._waiting_keys: deque[events.Key] | None = None
+        """Keys that came while an input line takes in what was typed before; None while none is waited for."""
+        self._waits = 0
 
     def get_default_screen(self) -> Screen[None]:
         """The only screen; help and dialogs are laid over it."""
@@ -124,21 +131,54 @@ class MonitorApp(App[None]):
         Textual passes a key on to whatever has the focus at that moment, and looks for its binding when it
         has come back up: a pasted `/abc` would be four keys of the table.
         """
-        if isinstance(event, events.Key) and not event.is_forwarded and await self._run_key(event):
-            return
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            waits = self._is_behind(event) or self._has_to_wait(event)
+            if waits or await self._run_key(event):
+                return
         await super().on_event(event)
+
+    def _is_behind(self, *keys: events.Key) -> bool:
+        """Whether keys have to wait since one before them waits."""
+        if self._waiting_keys is None:
+            return False
+        self._waiting_keys.extend(keys)
+        return True
+
+    def _has_to_wait(self, key: events.Key) -> bool:
+        """Whether an input line takes in first what was typed before; then the key's turn comes later.
+
+        Nothing is awaited here: the application draws on, and other messages have their turn.
+        """
+        line = self.focused
+        if not isinstance(line, Input) or key.is_printable:
+            return False
+        self._waits += 1
+        go_on = partial(self._take_waiting_keys, self._waits)
+        # By way of the line's queue: it is behind what was typed.
+        if not line.call_later(self.call_later, go_on):
+            return False
+        self._waiting_keys = deque([key])
+        self.set_timer(LINE_TIMEOUT_S, go_on)
+        return True
+
+    async def _take_waiting_keys(self, wait: int) -> None:
+        """The turn of the keys that waited, in their order; `wait` is the number of that wait."""
+        keys = self._waiting_keys
+        if wait != self._waits or not keys:
+            return
+        self._waiting_keys = None
+        first = keys.popleft()
+        if not await self._run_key(first):
+            await super().on_event(first)
+        while keys:
+            await self.on_event(keys.popleft())
+            if self._is_behind(*keys):
+                return
 
     async def _run_key(self, key: events.Key) -> bool:
         """Do at once what a key is bound to; returns whether it is, and is no text for an input."""
-        line = self.focused
-        if isinstance(line, Input):
-            if key.is_printable:
-                return False
-            # The line takes in first what was typed before.
-            taken = asyncio.Event()
-            if line.call_later(taken.set):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(taken.wait(), LINE_TIMEOUT_S)
+        if isinstance(self.focused, Input) and key.is_printable:
+            return False
         active = self.screen.active_bindings.get(key.key)
         return (
             active is not None
@@ -173,6 +213,7 @@ class MonitorApp(App[None]):
 
     def _feed_ended(self, result: outcome.Outcome[None]) -> None:
         if isinstance(result, outcome.Error):
+            self.crash = result.error
             self.failure = f"the feed failed: {_where(result.error)}"
         elif not self._stopping:
             self.failure = "the feed ended by itself"
@@ -182,9 +223,16 @@ class MonitorApp(App[None]):
     async def _shutdown(self) -> None:
         # Textual's only hook that runs on every way out while the loop and the widgets still live.
         self._stopping = True
-        self._main_screen.stop_recording()
+        await self._main_screen.stop_recording()
         await self._guest.stop()
         await super()._shutdown()
+
+    def _handle_exception(self, error: Exception) -> None:
+        # Textual's only hook for what its own tasks raise.
+        if self.crash is None:
+            self.crash = error
+            self.failure = f"the screen failed: {_where(error)}"
+        super()._handle_exception(error)
 
     def _handle_signals(self) -> None:
         """Leave the terminal as it was also when told to stop from outside."""
@@ -212,14 +260,20 @@ def run_again(sessions: Sequence[Path]) -> int:
 
 
 def _run(app: MonitorApp) -> int:
+    fault_log = FaultLog()
+    fault_log.take_logs()
     app.run()
+    where = "" if app.crash is None else fault_log.keep(app.crash)
+    for text in fault_log.unwritten:
+        # The screen is gone: here it can be read.
+        sys.stderr.write(text)
     if app.failure is not None:
-        raise MonitorError(f"monitor: {app.failure}")
+        raise MonitorError("\n".join(filter(None, (f"monitor: {app.failure}", where))))
     return app.return_code or 0
 
 
 def _where(error: BaseException) -> str:
-    """What a crash was and where: one line that a bug report can quote."""
+    """What a crash was and where, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import ClassVar
 
@@ -60,6 +61,8 @@ class MonitorScreen(Screen[None]):
         self._view: ClusterView | None = None
         self._held: ClusterView | None = None
         self._recording_since_ms: int | None = None
+        self._recording_turns = asyncio.Lock()
+        """Held while a recording starts or stops."""
         self._replica: int | None = None
         self._look: Look | None = None
         self._is_composed = False
@@ -202,31 +205,37 @@ class MonitorScreen(Screen[None]):
 
     def action_record(self) -> None:
         """Start or stop a recording."""
-        recording = self._recording
-        if recording is None:
-            return
-        try:
-            if self._recording_since_ms is None:
-                path = recording.start()
-                self._recording_since_ms = 0 if self._view is None else self._view.time_ms
-                self.notify(f"into {path}", title="Recording", markup=False)
-            else:
+        if self._recording is not None and not self._recording_turns.locked():
+            self.run_worker(self._turn_recording(self._recording), group="recording")
+
+    async def _turn_recording(self, recording: Recording) -> None:
+        """Start or stop, beside the application: a slow disk may take seconds."""
+        async with self._recording_turns:
+            try:
+                if self._recording_since_ms is None:
+                    path = await asyncio.to_thread(recording.start)
+                    self._recording_since_ms = 0 if self._view is None else self._view.time_ms
+                    self.notify(f"into {path}", title="Recording", markup=False)
+                else:
+                    self._recording_since_ms = None
+                    path = await asyncio.to_thread(recording.stop)
+                    self.notify(
+                        f"trioha monitor --replay {path}",
+                        title="Recorded; see it again",
+                        timeout=10,
+                        markup=False,
+                    )
+            except (TriohaError, OSError) as error:
                 self._recording_since_ms = None
-                self.notify(
-                    f"trioha monitor --replay {recording.stop()}",
-                    title="Recorded; see it again",
-                    timeout=10,
-                    markup=False,
-                )
-        except (TriohaError, OSError) as error:
-            self._recording_since_ms = None
-            self.notify(str(error), title="No recording", severity="error", markup=False)
+                self.notify(str(error), title="No recording", severity="error", markup=False)
         self.redraw()
 
-    def stop_recording(self) -> None:
-        """End a recording that is on: the monitor ends."""
-        if self._recording_since_ms is not None:
-            self.action_record()
+    async def stop_recording(self) -> None:
+        """End a recording that is on, or about to be: the monitor ends."""
+        async with self._recording_turns:
+            is_on = self._recording_since_ms is not None
+        if is_on and self._recording is not None:
+            await self._turn_recording(self._recording)
 
     def action_speed(self, steps: int) -> None:
         """Faster or slower."""

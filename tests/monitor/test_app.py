@@ -27,8 +27,11 @@ from tests.monitor.scenes import (
     replica,
 )
 from trioha.errors import TriohaError
+from trioha_monitor import app as app_module
 from trioha_monitor import screen as screen_module
-from trioha_monitor.app import MonitorApp
+from trioha_monitor.app import MonitorApp, MonitorError
+from trioha_monitor.app import _run as run_application
+from trioha_monitor.faults import FaultLog
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
@@ -36,6 +39,7 @@ from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import ClusterView, EventKind, Show, TimelineEvent, Verdict, ViewFeed
 from trioha_monitor.widgets.dialogs import AskScreen
+from trioha_monitor.widgets.filter_line import FilterLine
 from trioha_monitor.widgets.graph import Graph
 from trioha_monitor.widgets.help import HelpScreen
 from trioha_monitor.widgets.line_view import LineView
@@ -756,10 +760,12 @@ def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         app.monitor_screen.show(calm_view())
         await pilot.press("r")
+        await app.workers.wait_for_complete()
         app.monitor_screen.show(calm_view(NOW_MS + 2000))
         assert [view.time_ms for view in recording.noted] == [NOW_MS + 2000]
         assert "● REC 2s" in top(app)
         await pilot.press("r")
+        await app.workers.wait_for_complete()
         assert recording.stopped == 1
         assert "REC" not in top(app)
         await pilot.press("r", "q")
@@ -773,6 +779,7 @@ def test_a_recording_that_cannot_start_is_said_and_not_on() -> None:
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("r")
+        await app.workers.wait_for_complete()
         app.monitor_screen.show(calm_view(NOW_MS + 2000))
         assert recording.noted == []
         assert "REC" not in top(app)
@@ -820,6 +827,121 @@ def test_a_feed_that_crashes_ends_the_monitor_with_1_and_says_where() -> None:
     assert app.return_code == 1
     assert app.failure is not None
     assert app.failure.startswith("the feed failed: ZeroDivisionError: boom (test_app.py:")
+
+
+def test_the_whole_traceback_of_a_crash_is_kept_and_where_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+
+    async def feed(show: Show) -> None:
+        show(busy_view())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_deep_down, 3)
+
+    async def fails_deep_down(levels: int) -> None:
+        if not levels:
+            raise ZeroDivisionError("boom")
+        await fails_deep_down(levels - 1)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        while app.failure is None:
+            await pilot.pause(0.01)
+
+    app = drive(steps, feed)
+    monkeypatch.setattr(app, "run", lambda: None)
+    with pytest.raises(MonitorError) as raised:
+        run_application(app)
+    path = tmp_path / "trioha" / "monitor.log"
+    first, last = str(raised.value).splitlines()
+    assert first.startswith("monitor: the feed failed: ZeroDivisionError: boom (test_app.py:")
+    assert last == f"traceback in {path}"
+    kept = path.read_text()
+    assert kept.count("in fails_deep_down") == 4
+    assert kept.rstrip().endswith("ZeroDivisionError: boom\n    +------------------------------------")
+
+
+def test_a_crash_of_the_screen_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+    app = MonitorApp(feed_of(busy_view()))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        def broken() -> None:
+            raise ZeroDivisionError("drawn")
+
+        app.call_later(broken)
+        await pilot.pause(0.1)
+
+    with pytest.raises(ZeroDivisionError):
+        drive(steps, app)
+    monkeypatch.setattr(app, "run", lambda: None)
+    with pytest.raises(MonitorError, match="the screen failed: ZeroDivisionError: drawn"):
+        run_application(app)
+    assert "in broken" in (tmp_path / "trioha" / "monitor.log").read_text()
+
+
+def test_a_traceback_that_cannot_be_written_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trioha").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+    app = MonitorApp(feed_of(busy_view()))
+    app.failure, app.crash = "the feed failed", ZeroDivisionError("boom")
+    monkeypatch.setattr(app, "run", lambda: None)
+    with pytest.raises(MonitorError, match="^monitor: the feed failed$"):
+        run_application(app)
+    assert "ZeroDivisionError: boom" in capsys.readouterr().err
+
+
+def test_an_input_line_that_never_answers_holds_its_keys_and_not_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[Callable[[], object]] = []
+
+    def never(_line: FilterLine, callback: Callable[..., object], *arguments: object) -> bool:
+        held.append(lambda: callback(*arguments))
+        return True
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", "x")
+        monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 3600.0)
+        monkeypatch.setattr(FilterLine, "call_later", never)
+        for key in ("enter", "3"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        went_on = asyncio.Event()
+        app.call_later(went_on.set)
+        await asyncio.wait_for(went_on.wait(), 60)
+        assert len(held) == 1
+        assert (pane(app), app.focused) == ("replicas", app.monitor_screen.query_one("#filter"))
+        monkeypatch.undo()
+        held[0]()
+        while pane(app) != "log":
+            await pilot.pause(0.01)
+        assert replicas(app).table.filter_text == "x"
+
+    drive(steps)
+
+
+def test_an_input_line_that_has_gone_gives_its_keys_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", "x")
+        monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 0.01)
+        call_later = FilterLine.call_later
+
+        def never(line: FilterLine, callback: Callable[..., object], *arguments: object) -> bool:
+            # But for the pilot's own calls.
+            return callback == app.call_later or call_later(line, callback, *arguments)
+
+        monkeypatch.setattr(FilterLine, "call_later", never)
+        for key in ("enter", "3"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        while pane(app) != "log":
+            await pilot.pause(0.01)
+
+    drive(steps)
 
 
 def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1() -> None:

@@ -1,0 +1,52 @@
+"""The monitor's log: where faults of its own are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from trioha.net.border import ConnectionBorder
+from trioha_monitor.faults import LOG_BYTES_MAX, UNWRITTEN_MAX, FaultLog, log_path
+
+
+def test_the_log_is_in_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert log_path() == tmp_path / "trioha" / "monitor.log"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert log_path() == tmp_path / ".local" / "state" / "trioha" / "monitor.log"
+
+
+def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path: Path) -> None:
+    log = FaultLog(tmp_path / "monitor.log")
+    before = structlog.get_config()
+    log.take_logs()
+    try:
+        with ConnectionBorder("monitor feed").around("10.0.0.1:10911"):
+            raise ZeroDivisionError("boom")
+    finally:
+        structlog.configure(**before)
+    text = log.path.read_text()
+    assert "monitor feed closed by a fault of this program" in text
+    assert "10.0.0.1:10911" in text
+    assert text.rstrip().endswith("ZeroDivisionError: boom")
+    assert "\x1b" not in text
+
+
+def test_a_long_log_is_begun_anew_and_the_old_one_kept_once(tmp_path: Path) -> None:
+    log = FaultLog(tmp_path / "monitor.log")
+    for letter in "abc":
+        log.write(letter * (LOG_BYTES_MAX + 1))
+    assert log.path.read_text()[0] == "c"
+    assert (tmp_path / "monitor.log.1").read_text()[0] == "b"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_cannot_be_written_is_kept_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log = FaultLog(tmp_path / "file" / "monitor.log")
+    for number in range(2 * UNWRITTEN_MAX):
+        log.write(f"{number}")
+    assert list(log.unwritten) == [f"{number}" for number in range(UNWRITTEN_MAX, 2 * UNWRITTEN_MAX)]
