@@ -96,12 +96,23 @@ class Intake:
             client=None if status.client is None else _client(status.client),
             put_statuses=_counts("number of puts", status.put_statuses, self._puts),
             ended_connections=_counts("number of connections", status.ended_connections, self._ends),
+            dispatched_offset=_dispatched(status),
             dispatch_fault=clean(status.dispatch_fault, length_max=REASON_MAX),
             settings=_settings(status.settings),
             table=_table(status.table),
             warnings=_warnings(status.warnings),
         )
         return Answer(kept_status, more, probes)
+
+
+def _dispatched(status: BrokerStatus) -> int | None:
+    """How far the log is dispatched, no farther than to its end.
+
+    A real broker tells the two by two requests, one after the other; it tells no flushed offset.
+    """
+    if status.dispatched_offset is None or status.flushed_offset is not None:
+        return status.dispatched_offset
+    return min(status.dispatched_offset, status.max_offset)
 
 
 def _check(what: str, number: int | None, within: Range) -> None:

@@ -95,7 +95,7 @@ class MonitorApp(App[None]):
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
         self._waiting_keys: deque[events.Key] | None = None
-        """Keys that came while an input line takes in what was typed before; None while none is waited for."""
+        """Keys that wait until an input line has taken in what was typed before; None without one."""
         self._waits = 0
 
     def get_default_screen(self) -> Screen[None]:

@@ -1,7 +1,8 @@
 """Faults of the monitor itself: the border that ends them, what is said of them, where they are written.
 
-While the screen is drawn there is no terminal to log to. Log lines, and the traceback of a crash, go into a file
-in the user's state folder; what cannot be written there is kept, and goes to stderr when the screen is gone.
+While the screen is drawn there is no terminal to log to. Log lines, and the traceback of a crash, go into a
+file in the user's state folder; what cannot be written there is kept, and goes to stderr when the screen is
+gone.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ ERROR_CHARS_MAX: Final = 60
 
 def log_path() -> Path:
     """Where the monitor's log is: `trioha/monitor.log` in `$XDG_STATE_HOME`, by default `~/.local/state`."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return folder / "trioha" / "monitor.log"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        state = Path.home() / ".local" / "state"
+    return state / "trioha" / "monitor.log"
 
 
 class FaultLog:

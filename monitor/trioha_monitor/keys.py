@@ -118,7 +118,14 @@ SCREEN_KEYS: list[BindingType] = [
         tooltip="Go to the event before",
         id="replay.previous",
     ),
-    Binding("g", "jump", "Go to", show=False, tooltip="Go to a time", id="replay.jump"),
+    Binding(
+        "g",
+        "jump",
+        "Go to",
+        show=False,
+        tooltip="Go to a time: local, unless Z or an offset follows",
+        id="replay.jump",
+    ),
     Binding(
         "f",
         "until",

@@ -133,10 +133,10 @@ class Node:
             return was_slave
         news = self.news
         if news is None:
-            self.news = SlaveNews(status, heard_since_ms=at_ms)
+            self.news = SlaveNews(status, heard_since_ms=at_ms, answered_ms=at_ms)
             self.unlisted_since_ms = at_ms
             return True
-        news.is_heard = True
+        news.is_heard, news.answered_ms = True, at_ms
         dials_otherwise = False
         client, earlier = status.client, news.status.client
         if client is not None and earlier is not None:

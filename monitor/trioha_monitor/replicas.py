@@ -27,6 +27,8 @@ class SlaveNews:
     status: BrokerStatus
     heard_since_ms: int
     """When its figure of the last bytes read from the master was last seen to change."""
+    answered_ms: int
+    """When it said so."""
     is_heard: bool = True
     """Whether the slave answers."""
 
@@ -84,6 +86,8 @@ class Replica:
     """Where its master's log ended when its connection was new; None if it never was."""
     is_rejoining: bool = False
     """Whether what it lacks may be the tail that it compares."""
+    _beyond_end: int | None = None
+    """What it was sent or acknowledged beyond the end that the same answer of its master told."""
     _sent_rate: RateMeter = field(factory=RateMeter)
     _ack_rate: RateMeter = field(factory=RateMeter)
     _trend: TrendMeter = field(factory=TrendMeter)
@@ -134,15 +138,14 @@ class Replica:
         """Its master said so much of its connection at `at_ms`."""
         self.state = status.state or "CONNECTED"
         self.sent_offset = status.sent_offset
-        self.diff_bytes = status.lag_bytes
         self.in_sync = status.in_sync
         self.transferred_bytes_per_s = status.transferred_bytes_per_s
         self.ack_latency_us, self.frame_bytes = status.ack_latency_us, status.frame_bytes
-        # A real master's answers to 907 and to 28 are of two moments: its own difference fits its own acks.
         ack = max(status.ack_offset, 0)
         self._moved(ack if status.ack_offset >= 0 else status.ack_offset, at_ms=at_ms)
-        self.master_offset = max(master.max_offset, ack + status.lag_bytes)
+        self._measure(status, ack, master)
         if self.is_new and status.ack_offset >= 0:
+            assert self.master_offset is not None, "it was measured"
             self.is_new, self.joined_at_offset = False, self.master_offset
         self.is_rejoining = self.joined_at_offset is not None and is_rejoining(
             ack,
@@ -157,6 +160,21 @@ class Replica:
         self._sent_rate.add(status.sent_offset, at_ms=at_ms)
         heard_s = None if status.heard_ms is None else max(0, status.heard_ms) / 1000
         self._judge(master, limits=limits, slave=slave, heard_s=heard_s, at_ms=at_ms)
+
+    def _measure(self, status: ConnectionStatus, ack: int, master: BrokerStatus) -> None:
+        """How far its acks are from the end of its master's log.
+
+        A real master's answers to 907 and to 28 are of two moments: its own difference fits its own acks. And
+        it reads the end of its log before it reads its connections: what lies beyond that end is the slave's
+        fault only if it still does in the master's next answer.
+        """
+        end = max(master.max_offset, ack + status.lag_bytes)
+        furthest = max(ack, status.sent_offset)
+        earlier, self._beyond_end = self._beyond_end, furthest if furthest > end else None
+        if furthest > end and (earlier is None or earlier <= end):
+            self.master_offset, self.diff_bytes = furthest, furthest - ack
+        else:
+            self.master_offset, self.diff_bytes = end, status.lag_bytes
 
     def unlisted(
         self,
@@ -266,10 +284,12 @@ class Replica:
             shown = stale
         eta_s, is_closing = self._closing()
         reconnects: int | None = self.reconnects
-        flushed = dispatched = None
+        own_max = flushed = dispatched = slave_age_s = None
         label = self.address
         if slave is not None:
+            own_max = slave.status.max_offset
             flushed, dispatched = slave.status.flushed_offset, slave.status.dispatched_offset
+            slave_age_s = max(0, now_ms - slave.answered_ms) / 1000
             label = label_of(slave.status) or label
             if slave.client is not None and slave.client.reconnects is not None:
                 reconnects = slave.client.reconnects
@@ -290,8 +310,10 @@ class Replica:
             master_offset=self.master_offset,
             sent_offset=self.sent_offset,
             ack_offset=self.ack_offset,
+            slave_max_offset=own_max,
             flushed_offset=flushed,
             dispatched_offset=dispatched,
+            slave_age_s=slave_age_s,
             diff_bytes=self.diff_bytes,
             lag_s=self.lag_now_s,
             in_sync=self.in_sync,

@@ -344,15 +344,20 @@ class ReplicaView:
     age_s: float
     """Age of the figures."""
     master_offset: int | None
-    """The master's max offset: `appended`, the top of the ladder."""
+    """The master's max offset. This and the next two are of one answer of the master."""
     sent_offset: int | None
     """First byte that was not sent to it yet."""
     ack_offset: int | None
     """What it acknowledged."""
+    slave_max_offset: int | None
+    """End of its own log. This and the next two are the slave's own answer: of another moment than the
+    master's, and to be compared with each other only."""
     flushed_offset: int | None
     """How far its log is on its disk."""
     dispatched_offset: int | None
     """How far its log is in its consume queues and index."""
+    slave_age_s: float | None
+    """Age of the slave's own answer; None without one, and in a replay."""
     diff_bytes: int | None
     """master_offset - ack_offset as the master computed it (`mqadmin haStatus`): negative for a lying ack."""
     lag_s: float | None

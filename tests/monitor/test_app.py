@@ -891,7 +891,7 @@ def test_a_traceback_that_cannot_be_written_is_printed(
     app = MonitorApp(feed_of(busy_view()))
     app.failure, app.crash = "the feed failed", ZeroDivisionError("boom")
     monkeypatch.setattr(app, "run", lambda: None)
-    with pytest.raises(MonitorError, match="^monitor: the feed failed$"):
+    with pytest.raises(MonitorError, match=r"^monitor: the feed failed$"):
         run_application(app)
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
 

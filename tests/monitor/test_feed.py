@@ -15,6 +15,7 @@ from tests.monitor.builders import MASTER, master
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.status import BrokerStatus
+from trioha_monitor.faults import fault_of_this_program
 from trioha_monitor.feed import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
 
 TIMES = FeedTimes(interval_s=0.2)
@@ -185,7 +186,7 @@ async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autoju
                 MASTER, watch.hear, TIMES, lambda _a, _t: watch.node.session(MASTER), border=border
             )
         assert watch.node.open_sessions == 0
-    assert set(watch.faults) == {"a fault of this monitor, see its log: ZeroDivisionError: boom"}
+    assert set(watch.faults) == {fault_of_this_program(ZeroDivisionError("boom"))}
     assert border.bugs == len(watch.faults) > 40
     assert [line["event"] for line in logged] == ["monitor feed closed by a fault of this program"] * 2
     assert {line["peer"] for line in logged} == {MASTER}
@@ -203,7 +204,7 @@ async def test_a_bug_in_what_is_made_of_an_answer_ends_the_connection_only(autoj
     with trio.move_on_after(10), capture_logs():
         await watch_node(MASTER, hear, TIMES, lambda address, _times: node.session(address))
     assert node.open_sessions == 0
-    assert set(heard) == {None, "a fault of this monitor, see its log: ValueError: cannot be folded"}
+    assert set(heard) == {None, fault_of_this_program(ValueError("cannot be folded"))}
 
 
 async def test_a_node_whose_answers_are_large_is_asked_less_often(autojump_clock: object) -> None:

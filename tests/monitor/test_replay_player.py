@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trioha.recording.times import MomentError, parse_moment
 from trioha_monitor.replay.player import INTERVAL_NS, Player
 from trioha_monitor.replay.until import AtEvent, AtLag, AtTime, UntilError, parse_until
 from trioha_monitor.source import SPEEDS
@@ -154,10 +155,25 @@ def parse(text: str) -> object:
         ("00:01", 150 * S),
         ("2026-11-21 23:59:30", 60 * S),
         ("2026-11-20T23:59:30", 60 * S - 86400 * S),
+        ("23:59:00Z", 30 * S),
+        ("00:59:00+01:00", 30 * S),
+        ("2026-11-21 23:59:00Z", 30 * S),
     ],
 )
 def test_moments(text: str, after_ns: int) -> None:
     assert parse(text) == AtTime(BEGIN_NS + after_ns)
+
+
+def test_a_clock_time_is_local_unless_a_zone_is_written_after_it() -> None:
+    zone = timezone(timedelta(hours=5, minutes=30))
+
+    def at(text: str) -> object:
+        return parse_until(text, now_ns=BEGIN_NS, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=zone)
+
+    assert at("05:29:00") == at("23:59:00Z") == at("23:59:00+00:00") == AtTime(BEGIN_NS + 30 * S)
+    assert parse_moment("05:29:00", start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=zone) == (
+        BEGIN_NS + 30 * S
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,15 +203,16 @@ def test_conditions(text: str, until: object) -> None:
         ("", "say where to"),
         ("tomorrow", "is no place"),
         ("101%", "more than there is"),
-        ("25:00", "is no time"),
+        ("25:00", "is not a time"),
         ("event explosion", "use connect, lost"),
         ("lag", "compare lag"),
         ("lag > 3 parsecs", "is no unit"),
         ("lag !! 3", "compare lag"),
+        (f"lag > {'9' * 400}", "compare lag"),
     ],
 )
 def test_what_is_no_place_is_said_to_be_none(text: str, says: str) -> None:
-    with pytest.raises(UntilError, match=says):
+    with pytest.raises((UntilError, MomentError), match=says):
         parse(text)
 
 

@@ -198,11 +198,39 @@ def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:
     row = replica(1, Verdict.OK, flushed_offset=None, sent_offset=196_994_567)
     lines = [plain(line) for line in ladder_of(row, LOOK, width=60)]
     assert [line.split()[:2] for line in lines] == [
-        ["appended", "196,994,567"], ["sent", "196,994,567"], ["acked", "196,933,333"], ["flushed", NOTHING],
-        ["dispatched", NOTHING],
+        ["appended", "196,994,567"], ["sent", "196,994,567"], ["acked", "196,933,333"], ["received", NOTHING],
+        ["flushed", NOTHING], ["dispatched", NOTHING],
     ]  # fmt: skip
     assert "level" in lines[1]
     assert "-59.8 KiB" in lines[2]
+
+
+def test_what_two_nodes_told_at_two_moments_is_not_compared() -> None:
+    # The slave was asked later than the master: all of its log is longer than the master's was.
+    row = replica(
+        1,
+        Verdict.OK,
+        master_offset=1000,
+        sent_offset=1000,
+        ack_offset=1000,
+        age_s=0.31,
+        slave_max_offset=9000,
+        flushed_offset=8500,
+        dispatched_offset=9000,
+        slave_age_s=12.0,
+    )
+    lines = ladder_of(row, LOOK, width=60)
+    assert [plain(line).split()[2:5] for line in lines] == [
+        ["at", "the", "master,"], ["level"], ["level"], ["at", "the", "slave,"], ["-500", "B", "█" * 30],
+        ["level"],
+    ]  # fmt: skip
+    assert (plain(lines[0]), plain(lines[3])) == (
+        "appended   1,000   at the master, 0.3 s ago",
+        "received   9,000   at the slave, 12s ago",
+    )
+    assert not [text for line in lines for text, style in line if style == LOOK.palette.bad]
+    again = ladder_of(row, LOOK, width=60, is_live=False)
+    assert plain(again[0]) == "appended   1,000   at the master"
 
 
 def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None:

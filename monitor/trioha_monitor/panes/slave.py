@@ -24,11 +24,12 @@ from trioha_monitor.widgets.look import Line, Look, Part, count, milliseconds, s
 
 LABEL_WIDTH = 10
 STAGES = (
-    ("appended", "end of the master's log"),
-    ("sent", "first byte that was not sent to it yet"),
-    ("acked", "what it acknowledged"),
-    ("flushed", "how far its log is on its own disk"),
-    ("dispatched", "how far its log is in its consume queues and index"),
+    ("appended", "end of the master's log, as the master said; and how long ago"),
+    ("sent", "first byte that was not sent to it yet, as the master said in the same answer"),
+    ("acked", "what it acknowledged, likewise"),
+    ("received", "end of the slave's own log, as the slave said itself, at another moment"),
+    ("flushed", "how far that is on its disk, in the same answer of the slave"),
+    ("dispatched", "how far that is in its consume queues and index, likewise"),
 )
 
 
@@ -107,7 +108,8 @@ class SlavePane(Pane, can_focus=True):
         self._entitle(replica.label, f"{place} of {len(scene.held.replicas)}")
         node = scene.held.node(replica.node) if replica.node is not None else None
         self.facts.show_lines(facts_of(replica, node, look, width=self.facts.size.width))
-        self.ladder.show_lines(ladder_of(replica, look, width=self.ladder.size.width))
+        is_live = scene.held.is_live
+        self.ladder.show_lines(ladder_of(replica, look, width=self.ladder.size.width, is_live=is_live))
         newest = scene.view.replica(replica.key) or replica
         self.graph.show(lag_curve(newest, scene.view, look, in_seconds=False), look)
         self.seconds_graph.show(lag_curve(newest, scene.view, look, in_seconds=True), look)
@@ -237,31 +239,58 @@ def _spread(
     )
 
 
-def ladder_of(replica: ReplicaView, look: Look, *, width: int) -> list[Line]:
-    """Every stage with its offset and how far it is behind the master's end, drawn to one scale."""
-    palette = look.palette
-    top = replica.master_offset
-    offsets = (
-        top,
-        replica.sent_offset,
-        replica.ack_offset,
-        replica.flushed_offset,
-        replica.dispatched_offset,
+def ladder_of(replica: ReplicaView, look: Look, *, width: int, is_live: bool = True) -> list[Line]:
+    """Every stage with its offset and how far it is from the end of the log, drawn to one scale.
+
+    The master's figures are of one answer, the slave's own of another: each is measured by the end of the log
+    that the same answer tells, and never by the other's. Where it `is_live`, both have their age.
+    """
+    ages = (replica.age_s, replica.slave_age_s) if is_live else (None, None)
+    told = (
+        ("the master", ages[0], (replica.master_offset, replica.sent_offset, replica.ack_offset)),
+        ("the slave", ages[1], (replica.slave_max_offset, replica.flushed_offset, replica.dispatched_offset)),
     )
-    behind = [None if top is None or offset is None else top - offset for offset in offsets]
-    worst = max((distance for distance in behind if distance is not None), default=0)
-    digits = max(len(format_offset(offset)) for offset in offsets)
-    room = max(0, width - 11 - digits - 14)
+    lacks = [
+        [None if ends[0] is None or offset is None else ends[0] - offset for offset in ends]
+        for _, _, ends in told
+    ]
+    worst = max((one for each in lacks for one in each if one is not None), default=0)
+    digits = max(len(format_offset(offset)) for _, _, ends in told for offset in ends)
     lines: list[Line] = []
-    for (stage, _), offset, distance in zip(STAGES, offsets, behind, strict=True):
-        line: list[Part] = [
-            (stage.ljust(11), palette.muted),
-            (format_offset(offset).rjust(digits), palette.muted if offset is None else palette.text),
-        ]
-        if distance is not None and stage != "appended":
-            style = palette.muted if distance == 0 else palette.bad if distance < 0 else palette.text
-            line.append((f"{look.size(-distance) if distance else 'level':>12}  ", style))
-            if distance > 0 and room > 4:
-                line.append((bar(distance / worst, room), palette.of(replica.verdict.severity)))
-        lines.append(tuple(line))
+    names = iter(STAGES)
+    for (teller, age_s, ends), lacking in zip(told, lacks, strict=True):
+        for place, (offset, lack_bytes) in enumerate(zip(ends, lacking, strict=True)):
+            stage, _ = next(names)
+            line: list[Part] = [
+                (stage.ljust(11), look.palette.muted),
+                (
+                    format_offset(offset).rjust(digits),
+                    look.palette.muted if offset is None else look.palette.text,
+                ),
+            ]
+            if place:
+                line += _distance(lack_bytes, worst, replica, look, room=width - 11 - digits - 14)
+            elif offset is not None:
+                age = "" if age_s is None else f", {seconds_ago(age_s)}"
+                line.append((f"   at {teller}{age}", look.palette.muted))
+            lines.append(tuple(line))
     return lines
+
+
+def _distance(
+    lack_bytes: int | None, worst: int, replica: ReplicaView, look: Look, *, room: int
+) -> list[Part]:
+    """How far a stage is from the end of the log, in bytes and as a bar."""
+    palette = look.palette
+    if lack_bytes is None:
+        return []
+    style = palette.muted if lack_bytes == 0 else palette.bad if lack_bytes < 0 else palette.text
+    parts: list[Part] = [(f"{look.size(-lack_bytes) if lack_bytes else 'level':>12}  ", style)]
+    if lack_bytes > 0 and room > 4:
+        parts.append((bar(lack_bytes / worst, room), palette.of(replica.verdict.severity)))
+    return parts
+
+
+def seconds_ago(age_s: float) -> str:
+    """How long ago, in tenths of a second at first: what is younger would flicker."""
+    return f"{age_s:.1f} s ago" if age_s < 9.95 else f"{format_duration(age_s)} ago"

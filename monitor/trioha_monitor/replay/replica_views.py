@@ -113,10 +113,12 @@ class ReplicaViews:
             master_offset=master_offset,
             sent_offset=known(said.sent_offset),
             ack_offset=ack,
+            slave_max_offset=None if slave_moment is None else slave_moment.own_max,
             flushed_offset=None if slave_moment is None else slave_moment.standing.of_node(Kind.FLUSHED),
             dispatched_offset=(
                 None if slave_moment is None else slave_moment.standing.of_node(Kind.DISPATCHED)
             ),
+            slave_age_s=None,
             diff_bytes=diff,
             lag_s=lag_s,
             in_sync=in_sync,
@@ -216,8 +218,10 @@ class ReplicaViews:
                 master_offset=None,
                 sent_offset=None,
                 ack_offset=slave.reported_offset if is_connected else moment.own_max,
+                slave_max_offset=moment.own_max,
                 flushed_offset=moment.standing.of_node(Kind.FLUSHED),
                 dispatched_offset=moment.standing.of_node(Kind.DISPATCHED),
+                slave_age_s=None,
                 diff_bytes=None,
                 lag_s=None,
                 in_sync=None,
