@@ -39,7 +39,7 @@ async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its
     watch = Watch()
     async with running(tmp_path / "m", brokerRole="SYNC_MASTER", brokerId=0, listenPort=0) as master:
         slave_settings = {
-            "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": str(master.ha),
+            "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": str(master.ha), "haListenPort": 0,
         }  # fmt: skip
         async with trio.open_nursery() as nursery:
             async with running(tmp_path / "s", listenPort=0, **slave_settings) as slave:

@@ -1,7 +1,8 @@
 """Where to go: the small language of the dialogs "jump to" and "as fast as possible until".
 
-Moments are those of `trioha.recording.times`, as `trioha replay --at` reads them: a clock time is local unless
-a `Z` or an offset is written after it, and spans (`+90s`) count from the present position. Beyond them:
+Moments are those of `trioha.recording.times`, as `trioha replay --at` reads them: a clock time is local
+unless a `Z` or an offset is written after it, and spans (`+90s`) count from the present position. Beyond
+them:
 
 | text | meaning |
 |---|---|
