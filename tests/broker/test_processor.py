@@ -1,6 +1,9 @@
 """What a broker answers: sends in every form and outcome, its status, and what it does not do."""
 
 import json
+import random
+from collections import Counter
+from struct import pack
 
 import pytest
 import trio
@@ -15,13 +18,15 @@ from trioha.broker.updates import StatusUpdates
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
+from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
 from trioha.remoting.send import SendMessageRequestHeader, SendMessageResponseHeader
 from trioha.remoting.server import Peer
 from trioha.remoting.status import HaRuntimeInfo
 from trioha.store.properties import parse_properties
 from trioha.store.record import Record, decode_record
+from trioha.store.tags import DEFAULT_DELAY_LEVELS, DelayLevels
 
 MQADMIN_KEYS = """
 brokerVersionDesc putTps getTransferedTps getTransferredTps sendThreadPoolQueueSize
@@ -38,7 +43,7 @@ PEER = Peer(Address("192.0.2.7", 5555), 1)
 class Broker:
     """A processor with the parts under it in reach."""
 
-    def __init__(self, tmp_path, *, need=0, is_slave=False):
+    def __init__(self, tmp_path, *, need=0, is_slave=False, delay_levels=DEFAULT_DELAY_LEVELS):
         self.store = open_store(tmp_path)
         self.log = self.store.commit_log
         self.events = Events()
@@ -69,7 +74,9 @@ class Broker:
         )
         self.updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
         self.processor = BrokerProcessor(
-            send=SendProcessor(self.puts, cluster_name="cluster"), info=info, updates=self.updates
+            send=SendProcessor(self.puts, cluster_name="cluster", delay_levels=DelayLevels(delay_levels)),
+            info=info,
+            updates=self.updates,
         )
 
     async def ask(self, command):
@@ -172,6 +179,29 @@ async def test_a_delayed_message_waits_in_the_schedule_topic(broker):
         "REAL_TOPIC": "Orders",
         "REAL_QID": "2",
     }
+
+
+@pytest.mark.parametrize(("asked", "given"), [("1", 1), ("3", 3), ("4", 3), ("18", 3), ("9" * 18, 3)])
+async def test_the_highest_delay_level_is_that_of_the_brokers_own_table(tmp_path, asked, given):
+    broker = Broker(tmp_path, delay_levels="2s 10m 1d")
+    await broker.send(properties=f"DELAY\x01{asked}\x02")
+    record = broker.stored()
+    assert (record.topic, record.queue_id) == ("SCHEDULE_TOPIC_XXXX", given - 1)
+    assert parse_properties(record.properties_raw)["DELAY"] == str(given)
+
+
+async def test_a_table_longer_than_rocketmqs_is_used_to_its_end(tmp_path):
+    broker = Broker(tmp_path, delay_levels=" ".join(["1s"] * 30))
+    await broker.send(properties="DELAY\x0125\x02")
+    assert broker.stored().queue_id == 24
+
+
+async def test_a_delay_is_refused_where_there_are_no_levels(tmp_path):
+    broker = Broker(tmp_path, delay_levels="")
+    answer = await broker.send(properties="DELAY\x011\x02")
+    assert (answer.code, "messageDelayLevel" in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    assert broker.log.is_empty
+    assert (await broker.send()).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("level", ["0", "-3"])
@@ -357,3 +387,101 @@ async def test_a_question_without_updates_is_answered_as_a_broker_does(broker):
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
     assert answer.ext_fields == {}
     assert broker.updates.readers == 0
+
+
+async def test_many_who_ask_for_runtime_info_take_one_thread(broker, monkeypatch):
+    asked = 0
+
+    async def run_in_thread(call):
+        nonlocal asked
+        asked += 1
+        await trio.sleep(0.01)
+        return call()
+
+    monkeypatch.setattr("trioha.broker.info.run_in_thread", run_in_thread)
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(broker.ask, request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    assert asked == 1
+
+
+V1_NAMES = """
+producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties
+reconsumeTimes unitMode maxReconsumeTimes batch
+"""
+FIELDS = {
+    RequestCode.SEND_MESSAGE: V1_NAMES.split(),
+    RequestCode.SEND_MESSAGE_V2: list("abcdefghijklmn"),
+    RequestCode.GET_BROKER_HA_STATUS: ["triohaEveryMillis", "triohaUpdates"],
+    RequestCode.GET_BROKER_RUNTIME_INFO: [],
+}
+RIGHT_TEXT = "group Topic TBW102 4 1 0 1700000000000 0 TAGS\x01t\x02 0 false 3 false b"
+RIGHT = RIGHT_TEXT.split(" ")
+ODD = [
+    "", "0", "-1", "-2147483648", "2147483647", "2147483648", "65535", "65536", "9223372036854775807",
+    "-9223372036854775808", "9223372036854775808", "9" * 5000, "--5", "+5", " 5", "5_0", "\u0665", "1.5",
+    "NaN", "true", "null", "{}", "\x00", "\x01", "\x02", "\ud800", "\U0001f600", "a" * 32768, "%RETRY%g",
+    "%" * 300, "T" * 127, "T" * 128, "SCHEDULE_TOPIC_XXXX", "DELAY\x01x", "DELAY\x013\x02WAIT\x01false",
+    "INNER_NUM\x015\x02", "INNER_BASE\x017\x02", "INNER_MULTI_DISPATCH\x01a,b,,a\x02",
+    "KEYS\x01" + "k " * 9000, "TIMER_DELAY_SEC\x01x\x02", "WAIT\x01false\x02\x02\x01\x02=\x01", "1e3",
+]  # fmt: skip
+ODD_JSON = [None, True, 1.5, [], {}, [1], {"a": None}, 10**30]
+
+
+def header_bytes(chance, code, fields, serialize_type):
+    """A frame's header as no encoder of ours would write it: JSON values of any type, any bytes in binary."""
+    if serialize_type is SerializeType.ROCKETMQ:
+        ext = b"".join(
+            pack(">h", len(raw_key)) + raw_key + pack(">i", len(raw)) + raw
+            for key, value in fields.items()
+            for raw_key, raw in ((key.encode(), value.encode("utf-8", "surrogatepass")),)
+        )
+        return pack(">hbhiii", code, 0, 0, 1, 0, 0) + pack(">i", len(ext)) + ext
+    values = dict(fields)
+    for key, value in fields.items():
+        if value.isascii() and value.isdecimal() and len(value) < 20 and chance.random() < 0.5:
+            values[key] = int(value)
+    if values and chance.random() < 0.2:
+        values[chance.choice(list(values))] = chance.choice(ODD_JSON)
+    return json.dumps({"code": code, "opaque": 1, "extFields": values}).encode()
+
+
+async def test_every_field_of_every_request_in_every_wrong_form_is_answered_and_never_a_bug(broker):
+    """Both header formats, as from the wire; what is stored is what the log can be read back from."""
+    chance = random.Random(11)
+    codes = Counter()
+    for _ in range(6000):
+        code = chance.choice(list(FIELDS))
+        names = FIELDS[code]
+        right = RIGHT if len(names) > 2 else ["100", "20"]
+        fields = dict(zip(names, right, strict=False))
+        for name in chance.sample(names, min(len(names), chance.choice((0, 1, 1, 1, 2, 3)))):
+            if chance.random() < 0.1:
+                del fields[name]
+            else:
+                fields[name] = chance.choice(ODD)
+        serialize_type = chance.choice(list(SerializeType))
+        header = header_bytes(chance, code, fields, serialize_type)
+        body = bytes(chance.choice((0, 1, 100)))
+        frame = pack(">II", 4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
+        decoder = FrameDecoder()
+        decoder.feed(frame)
+        command = decoder.next_command()
+        before = broker.log.max_offset
+        try:
+            answer = await broker.ask(command)
+        except BadRequestError as error:
+            # The server answers with its code.
+            answer = response_to(command, error.code, remark=error.reason)
+        assert encode(answer)
+        codes[ResponseCode(answer.code).name] += 1
+        if broker.log.max_offset > before:
+            record = decode_record(broker.log.read(before, 65536))
+            if not isinstance(record, Record):
+                # The end of a file.
+                before += record.total_size
+                record = broker.stored(before)
+            assert record.total_size == broker.log.max_offset - before
+            assert 0 <= record.queue_id <= 65535
+    assert {"SUCCESS", "SYSTEM_ERROR", "MESSAGE_ILLEGAL", "NO_PERMISSION"} == set(codes)
+    assert codes["SUCCESS"] > 1000

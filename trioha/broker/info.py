@@ -95,6 +95,7 @@ class BrokerInfo:
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUsage | None = None
         self._disk_until_s = -math.inf
+        self._disk_asked = trio.Lock()
 
     def ha_status(self) -> HaRuntimeInfo:
         """Replication as it stands now."""
@@ -234,11 +235,15 @@ class BrokerInfo:
 
     async def _disk_usage(self) -> DiskUsage:
         """What the disk of the store holds; asked in a thread, since a disk may be slow."""
-        disk, now_s = self._disk, trio.current_time()
-        if disk is None or now_s >= self._disk_until_s:
-            disk = await run_in_thread(partial(shutil.disk_usage, self._identity.store_path))
-            self._disk, self._disk_until_s = disk, now_s + DISK_KEPT_S
-        return disk
+        if self._disk is not None and trio.current_time() < self._disk_until_s:
+            return self._disk
+        # Once for all who ask meanwhile: they must not take every thread from those who sync.
+        async with self._disk_asked:
+            disk, now_s = self._disk, trio.current_time()
+            if disk is None or now_s >= self._disk_until_s:
+                disk = await run_in_thread(partial(shutil.disk_usage, self._identity.store_path))
+                self._disk, self._disk_until_s = disk, now_s + DISK_KEPT_S
+            return disk
 
     def _earliest_ms(self) -> int:
         """storeTimestamp of the first record, -1 without one."""

@@ -22,10 +22,8 @@ from trioha.remoting.serving import Peer
 from trioha.store.commit_log import Message
 from trioha.store.properties import encode_properties, join_properties, parse_properties
 from trioha.store.record import TRANSACTION_MASK, Host
-from trioha.store.tags import SCHEDULE_TOPIC
+from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels
 
-DELAY_LEVEL_MAX: Final = 18
-"""RocketMQ's default levels, `1s` to `2h`; a higher one counts as the highest (spec store 2.9)."""
 QUEUE_ID_MAX: Final = 65535
 UNIQUE_KEY: Final = "UNIQ_KEY"
 
@@ -50,8 +48,10 @@ _INNER_NUM = b"INNER_NUM\x01"
 class SendProcessor:
     """Answers sends."""
 
-    def __init__(self, puts: PutService, *, cluster_name: str) -> None:
+    def __init__(self, puts: PutService, *, cluster_name: str, delay_levels: DelayLevels) -> None:
+        """`delay_levels`: those of messageDelayLevel, by which the dispatcher finds out when one is due."""
         self._puts = puts
+        self._delay_levels = delay_levels
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
@@ -95,7 +95,7 @@ class SendProcessor:
         wait_store_ok = _WAIT_FALSE not in properties or parse_properties(properties).get("WAIT") != "false"
         properties = join_properties(properties, self._cluster)
         if _DELAY in properties:
-            topic, queue_id, properties = _delayed(topic, queue_id, properties)
+            topic, queue_id, properties = self._delayed(topic, queue_id, properties)
         message = Message(
             topic=topic,
             queue_id=queue_id,
@@ -109,20 +109,28 @@ class SendProcessor:
         )
         return message, wait_store_ok
 
+    def _delayed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
+        """Where a delayed message is kept until its time: queue level - 1 of the schedule topic.
 
-def _delayed(topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
-    """Where a delayed message is kept until its time: queue level - 1 of the schedule topic."""
-    parsed = parse_properties(properties)
-    try:
-        level = min(parse_int(parsed.get("DELAY", "0"), I64), DELAY_LEVEL_MAX)
-    except ValueError as error:
-        raise BadRequestError(
-            f"property DELAY is no level: {error}", code=ResponseCode.MESSAGE_ILLEGAL
-        ) from None
-    if level <= 0:
-        return topic, queue_id, properties
-    parsed |= {"DELAY": str(level), "REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
-    return SCHEDULE_TOPIC, level - 1, encode_properties(parsed)
+        A level above the highest counts as the highest (spec store 2.9).
+        """
+        parsed = parse_properties(properties)
+        try:
+            level = parse_int(parsed.get("DELAY", "0"), I64)
+        except ValueError as error:
+            raise BadRequestError(
+                f"property DELAY is no level: {error}", code=ResponseCode.MESSAGE_ILLEGAL
+            ) from None
+        if level <= 0:
+            return topic, queue_id, properties
+        level = min(level, self._delay_levels.max_level)
+        if level == 0:
+            raise BadRequestError(
+                "the message has a delay level, and this broker's messageDelayLevel has none",
+                code=ResponseCode.MESSAGE_ILLEGAL,
+            )
+        parsed |= {"DELAY": str(level), "REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
+        return SCHEDULE_TOPIC, level - 1, encode_properties(parsed)
 
 
 @lru_cache(maxsize=4096)

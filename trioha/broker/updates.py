@@ -93,13 +93,12 @@ class StatusUpdates:
 
     def _send(self, push: Push, due: list[int], now_s: float) -> None:
         try:
-            body = self._tell()
+            status = encode(request(RequestCode.GET_BROKER_HA_STATUS, body=self._tell(), oneway=True))
         except Exception as error:
             log.error("status cannot be told", exc_info=error)
             for connection in due:
                 del self._readers[connection]
             return
-        status = encode(request(RequestCode.GET_BROKER_HA_STATUS, body=body, oneway=True))
         with_table = self._table + status
         for connection in due:
             reader = self._readers[connection]
@@ -113,11 +112,10 @@ class StatusUpdates:
     async def _renew_table(self) -> None:
         try:
             body = await self._tell_table()
-        except Exception as error:
-            log.error("runtime table cannot be told", exc_info=error)
-        else:
             self._table = encode(request(RequestCode.GET_BROKER_RUNTIME_INFO, body=body, oneway=True))
             self._tables += 1
+        except Exception as error:
+            log.error("runtime table cannot be told", exc_info=error)
         self._table_due_s = trio.current_time() + TABLE_EVERY_S
 
 

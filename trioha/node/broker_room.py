@@ -17,6 +17,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.status import BrokerSettings
 from trioha.store.message_store import MessageStore
+from trioha.store.tags import DelayLevels
 
 
 @frozen
@@ -55,7 +56,11 @@ class BrokerRoom:
             slave=ha.slave,
         )
         updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
-        send = SendProcessor(puts, cluster_name=config.broker_cluster_name)
+        send = SendProcessor(
+            puts,
+            cluster_name=config.broker_cluster_name,
+            delay_levels=DelayLevels(config.message_delay_level),
+        )
         processor = BrokerProcessor(send=send, info=info, updates=updates)
         return cls(RemotingServer(processor, limits=_server_limits(config, budget)), updates)
 

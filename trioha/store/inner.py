@@ -11,6 +11,7 @@ not mind, and the dispatcher finds `INNER_MULTI_DISPATCH` behind a separator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -77,9 +78,11 @@ def give_offsets(
         and topic != SCHEDULE_TOPIC
     ):
         next_offsets = []
+        seen: Counter[QueueKey] = Counter()
         for name in parsed["INNER_MULTI_DISPATCH"].split(","):
             key = (name, 0 if multi.light_queues and name.startswith(LMQ_PREFIX) else queue_id)
-            next_offsets.append(str(queue_offsets.get(key, 0) + further.count(key)))
+            next_offsets.append(str(queue_offsets.get(key, 0) + seen[key]))
+            seen[key] += 1
             further.append(key)
         given["INNER_MULTI_QUEUE_OFFSET"] = ",".join(next_offsets)
     if not (given or multi.enabled):
