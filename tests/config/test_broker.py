@@ -606,9 +606,9 @@ def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str)
     [
         ("maxMessageSize=1000000", (16777216, 134217728)),
         ("maxMessageSize=20000000", (20262144, 134217728)),
-        ("maxMessageSize=100000000", (100262144, 401048576)),
-        ("maxMessageSize=2147000000", (2147262144, 8589048576)),
-        ("trioha.frameBytesMax=70000000", (70000000, 280000000)),
+        ("maxMessageSize=100000000", (100262144, 601638400)),
+        ("maxMessageSize=2147000000", (2147262144, 12883638400)),
+        ("trioha.frameBytesMax=70000000", (70000000, 420065536)),
     ],
 )
 def test_limits_of_bytes_have_room_for_the_largest_message(
@@ -627,8 +627,8 @@ def test_limits_of_bytes_without_room_for_what_is_allowed_are_refused(conf: Path
     ]
     assert refusals(conf, "trioha.clientBytesMax=1000000") == [
         (
-            "broker.conf:1: trioha.clientBytesMax: is 1000000, too little for 4 frames of "
-            "trioha.frameBytesMax=16777216; give at least 67108864 or lower trioha.frameBytesMax"
+            "broker.conf:1: trioha.clientBytesMax: is 1000000, too little for trioha.frameBytesMax=16777216"
+            "; give at least 100728832 or lower trioha.frameBytesMax"
         )
     ]
 

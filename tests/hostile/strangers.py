@@ -239,8 +239,7 @@ class _Conversation:
                 while (command := decoder.next_command()) is not None:
                     self._take(command)
         except RemoteProtocolError as error:
-            said = f"answered what is no frame: {error}"
-            self._tally.find(f"{self._target.name} {said}", *self._batch, is_of_an_answer=True)
+            self._tally.find(f"{self._target.name} answered what is no frame: {error}", *self._batch)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._tally.closes["broken"] += 1
         self._is_over = True
@@ -266,11 +265,9 @@ class _Conversation:
 
     def _judge(self, frame: Frame, answer: RemotingCommand) -> None:
         if answer.code == ResponseCode.SYSTEM_ERROR and _OUR_EXCEPTION.match(answer.remark or ""):
-            said = (answer.remark or "")[:200]
-            self._tally.find(f"{self._target.name} failed: {said}", frame, is_of_an_answer=True)
+            self._tally.find(f"{self._target.name} failed: {(answer.remark or '')[:200]}", frame)
         if frame.must_be_refused and answer.code in _STORED:
-            said = f"took what it must refuse, code {answer.code}"
-            self._tally.find(f"{self._target.name} {said}", frame, is_of_an_answer=True)
+            self._tally.find(f"{self._target.name} took what it must refuse, code {answer.code}", frame)
 
 
 async def _aside(

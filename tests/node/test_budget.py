@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.model import client_bytes_needed
 from trioha.errors import ConfigError
 from trioha.node import budget
+from trioha.node.broker_room import server_limits
 from trioha.node.budget import DescriptorBudget, descriptor_budget
+from trioha.remoting.memory import bytes_max_for
 
 
 def divided(monkeypatch: pytest.MonkeyPatch, limit: int, **settings: object) -> DescriptorBudget:
@@ -79,3 +82,20 @@ def test_slaves_are_still_accepted_where_clients_are_not(monkeypatch: pytest.Mon
     found = divided(monkeypatch, 300)
     assert found.client_gate().keep == 32
     assert found.ha_gate().keep == 16
+
+
+@pytest.mark.parametrize("max_message_size", [1000, 4 << 20, 20 << 20, 500 << 20])
+def test_the_server_takes_the_limits_that_the_configuration_allows(
+    monkeypatch: pytest.MonkeyPatch, max_message_size: int
+) -> None:
+    config = BrokerConfig(
+        max_message_size=max_message_size, requests_in_flight_max=7, client_idle_timeout=500
+    )
+    found = divided(monkeypatch, 300)
+    limits = server_limits(config, found)
+    assert (limits.connections_max, limits.connections_per_peer_max) == (162, 81)
+    assert (limits.in_flight_max, limits.idle_timeout_s) == (7, 0.5)
+    assert limits.frame_bytes_max >= max_message_size
+    assert limits.total_bytes_max == config.client_bytes_max
+    # The least that the configuration accepts is what the server needs.
+    assert client_bytes_needed(config.frame_bytes_max) == bytes_max_for(config.frame_bytes_max)

@@ -2,18 +2,130 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.interop.node import run_trioha
+from tests.interop.node import TriohaNode, run_trioha
+from tests.node.client import Client
 from tests.node.test_processes import node_command
 from tests.store.support import message, open_store
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Callable[..., tuple[TriohaNode, TriohaNode]]]:
+    """Starts a master, whose settings the test gives, and a slave that has all and hangs."""
+    nodes: list[TriohaNode] = []
+
+    def start(**settings: Any) -> tuple[TriohaNode, TriohaNode]:
+        master = TriohaNode(tmp_path / "master", role="SYNC_MASTER", **settings)
+        nodes.append(master)
+        slave = TriohaNode(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
+        nodes.append(slave)
+        master.wait(connections=1)
+        return master, slave
+
+    yield start
+    for node in nodes:
+        if node.is_running:
+            node.resume()
+            node.kill()
+
+
+def terminate(node: TriohaNode) -> None:
+    os.kill(node.pid, signal.SIGTERM)
+
+
+def wait_for(node: TriohaNode, text: str) -> None:
+    deadline = time.monotonic() + 15
+    while text not in node.log():
+        assert time.monotonic() < deadline, node.log()
+        time.sleep(0.02)
+
+
+def test_a_node_that_stops_answers_sends_that_wait_for_its_slave_and_takes_no_more(
+    pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path
+) -> None:
+    master, slave = pair(slaveTimeout=20_000)
+    with Client(master.listen_address) as client, Client(master.listen_address) as idle:
+        assert client.send() == {"PUT_OK": 1}
+        assert idle.send() == {"PUT_OK": 1}
+        before = master.max_offset
+        slave.hang()
+        for _ in range(3):
+            client.ask()
+        end_offset = grown(master, beyond=before)
+        terminate(master)
+        wait_for(master, "stopping")
+        # Whoever waits for nothing is let go, and no stranger comes in.
+        assert idle.answer() is None
+        with pytest.raises(OSError, match="refused"):
+            Client(master.listen_address)
+        slave.resume()
+        assert [client.answer() for _ in range(3)] == ["PUT_OK"] * 3
+        assert client.answer() is None
+    assert master.wait_ended(within_s=15) == 0
+    assert not (tmp_path / "master" / "abort").exists()
+    assert "Traceback" not in master.log()
+    assert slave.max_offset == end_offset
+
+
+def test_a_send_that_waits_is_answered_at_its_own_deadline_where_that_is_earlier(
+    pair: Callable[..., tuple[TriohaNode, TriohaNode]],
+) -> None:
+    master, slave = pair(slaveTimeout=1500)
+    with Client(master.listen_address) as client:
+        assert client.send() == {"PUT_OK": 1}
+        before = master.max_offset
+        slave.hang()
+        client.ask()
+        grown(master, beyond=before)
+        terminate(master)
+        assert client.answer() == "FLUSH_SLAVE_TIMEOUT"
+        assert client.answer() is None
+    assert master.wait_ended(within_s=15) == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_send_that_waits_for_longer_is_cut_off_after_3_s_or_by_a_second_signal(
+    pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path, signals: int
+) -> None:
+    master, slave = pair(slaveTimeout=100_000)
+    with Client(master.listen_address) as client:
+        assert client.send() == {"PUT_OK": 1}
+        before = master.max_offset
+        slave.hang()
+        client.ask()
+        grown(master, beyond=before)
+        terminate(master)
+        wait_for(master, "stopping")
+        if signals == 2:
+            terminate(master)
+        # Never PUT_OK: the slave does not have it.
+        assert client.answer() is None
+    assert master.wait_ended(within_s=15) == 0
+    assert ("stopping at once" in master.log()) == (signals == 2)
+    assert not (tmp_path / "master" / "abort").exists()
+    assert run_trioha("verify", tmp_path / "master").exit_code == 0
+
+
+def grown(node: TriohaNode, *, beyond: int) -> int:
+    """Wait until what was asked for last is in the node's log, which ended at `beyond`; its end then."""
+    end_offset = beyond
+    while (now := node.max_offset) == beyond or now != end_offset:
+        end_offset = now
+        time.sleep(0.1)
+    return end_offset
+
 
 SLOW_START = """
 import sys, time

@@ -346,6 +346,26 @@ async def test_one_connection_too_many_is_closed_and_counted() -> None:
         assert server.statistics.connections_accepted == 3
 
 
+async def test_one_address_cannot_take_all_places() -> None:
+    limits = ServerLimits(connections_max=10, connections_per_peer_max=2)
+    async with serving(echo, limits) as (server, address):
+        port = int(str(address).rpartition(":")[2])
+        async with open_client(address) as first, open_client(address) as second:
+            await first.request(request(28))
+            await second.request(request(28))
+            async with open_client(address) as third:
+                with pytest.raises(ConnectionLostError):
+                    await third.request(request(28))
+            assert server.statistics.connections_refused == 1
+            # Another address has places of its own.
+            async with await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2") as other:
+                await other.send_all(encode(request(28), opaque=1))
+                assert await read_command(other, FrameDecoder()) is not None
+        await until(lambda: server.statistics.connections_open == 0)
+        async with open_client(address) as fourth:
+            await fourth.request(request(28))
+
+
 async def test_a_handler_in_flight_is_cancelled_when_its_peer_leaves() -> None:
     cancelled = trio.Event()
 

@@ -76,6 +76,21 @@ async def test_async_flush_syncs_what_is_new_every_interval_and_rests_when_nothi
     assert times == [(0.5, second), (10.2, third)]
 
 
+async def test_async_flush_syncs_a_log_that_grows_by_files_before_its_time(store, autojump_clock):
+    log, disk = store.commit_log, Disk()
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service(store, disk, sync_flush=False).run)
+        for _ in range(100):
+            log.append(message(bytes(FILE_BYTES // 2)))
+            await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    # A file holds one message: one sync for every second file, instead of none in this time.
+    assert trio.current_time() - started < 0.5
+    assert len(disk.calls) == 49
+    assert log.max_offset - log.flushed.offset <= 3 * FILE_BYTES
+
+
 async def test_nothing_counts_as_flushed_before_the_disk_has_answered(store, autojump_clock):
     log = store.commit_log
     async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ import trio
 from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, message, open_log
 from trioha.recording.events import CloseReason
-from trioha.store.retention import Retention, RetentionSettings
+from trioha.store.retention import Retention, RetentionClock, RetentionSettings
 from trioha.store.status import PutStatus
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -211,3 +211,31 @@ async def test_flow_control_bounds_headers_and_bodies_in_every_second(tmp_path, 
             offset += len(body)
             await peer.report(offset)
     assert arrived == {0: 10_000, 1: 10_000, 2: 10_000, 3: log.max_offset + 4 * 12 - 30_000}
+
+
+async def test_a_wall_clock_that_jumps_forward_makes_no_file_old(log, autojump_clock, monkeypatch):
+    async def run_in_place(call, *arguments):
+        await trio.lowlevel.checkpoint()
+        return call(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+    start_s = NOW.timestamp()
+    jump_s = 0.0
+    clock = RetentionClock(
+        wall_s=lambda: start_s + trio.current_time() + jump_s, elapsed_s=lambda: 77 + trio.current_time()
+    )
+    settings = RetentionSettings(file_reserved_s=6 * 3600.0, delete_when=frozenset(range(24)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Retention(log, settings, used_ratio=lambda _: 0.5, clock=clock).run)
+        await trio.sleep(60)
+        jump_s = 10 * 365 * 86400.0
+        await trio.sleep(60)
+        assert len(log.files) == 6
+        jump_s = -10 * 365 * 86400.0
+        await trio.sleep(60)
+        assert len(log.files) == 6
+        jump_s = 0.0
+        # The oldest was five hours old at first.
+        await trio.sleep(3600 + 60)
+        assert len(log.files) == 5
+        nursery.cancel_scope.cancel()

@@ -15,7 +15,6 @@ from attrs import define, field, frozen
 
 from trioha.config.known import ROCKETMQ_KEYS
 from trioha.config.model import (
-    CLIENT_FRAMES_MIN,
     FILE_END_BYTES_MIN,
     FRAME_BYTES_BESIDE_BODY,
     RECORD_BYTES_MIN,
@@ -27,6 +26,7 @@ from trioha.config.model import (
     LogFormat,
     Setting,
     broker_settings,
+    client_bytes_needed,
 )
 from trioha.config.properties import PropertiesDocument
 from trioha.config.values import PORT_MAX, ValueRefused
@@ -287,15 +287,13 @@ class _Loading:
                 f"{config.max_message_size}",
                 f"give at least {frame_bytes_needed} or lower maxMessageSize",
             )
-        elif (
-            sound("frame_bytes_max", "max_message_size", "client_bytes_max")
-            and config.client_bytes_max < CLIENT_FRAMES_MIN * config.frame_bytes_max
-        ):
+        elif sound(
+            "frame_bytes_max", "max_message_size", "client_bytes_max"
+        ) and config.client_bytes_max < client_bytes_needed(config.frame_bytes_max):
             yield self._problem(
                 "client_bytes_max",
-                f"is {config.client_bytes_max}, too little for {CLIENT_FRAMES_MIN} frames of "
-                f"trioha.frameBytesMax={config.frame_bytes_max}",
-                f"give at least {CLIENT_FRAMES_MIN * config.frame_bytes_max} or lower trioha.frameBytesMax",
+                f"is {config.client_bytes_max}, too little for trioha.frameBytesMax={config.frame_bytes_max}",
+                f"give at least {client_bytes_needed(config.frame_bytes_max)} or lower trioha.frameBytesMax",
             )
 
     def _problem(self, attribute: str, reason: str, hint: str) -> ConfigError:

@@ -38,8 +38,6 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 CLIENT_BYTES_MAX: Final = 128 * 1024 * 1024
 """With it a node's private memory stays below 512 MiB: bytes of clients are held up to twice, beside 60 MiB
 for the rest."""
-CLIENT_FRAMES_MIN: Final = 4
-"""With room for fewer of the longest frames, one connection alone could not always complete one."""
 RECORDED_BROKER_ID_MAX: Final = 32767
 """A session's events carry the brokerId in 16 bits, and only half of them may be used."""
 
@@ -158,6 +156,14 @@ def local_address() -> str:
 
 def _default_ha_listen_port(config: BrokerConfig) -> int:
     return config.listen_port + 1 if config.listen_port else 0
+
+
+def client_bytes_needed(frame_bytes_max: int) -> int:
+    """The least memory for clients that lets one connection always complete one of the longest frames.
+
+    As `bytes_max_for` of the remoting server, which reads that much and no more.
+    """
+    return 6 * frame_bytes_max + 64 * 1024
 
 
 def _default_frame_bytes_max(config: BrokerConfig) -> int:
@@ -470,14 +476,14 @@ class BrokerConfig:
         "trioha.clientBytesMax",
         values.integer(low=4096, high=LONG_MAX),
         default=Factory(
-            lambda self: max(CLIENT_BYTES_MAX, CLIENT_FRAMES_MIN * self.frame_bytes_max), takes_self=True
+            lambda self: max(CLIENT_BYTES_MAX, client_bytes_needed(self.frame_bytes_max)), takes_self=True
         ),
     )
     """Bytes that the node holds for all its clients: requests, whole or not, and answers not yet sent.
 
     The more of it is held, the less a connection may hold that is still read from: reading stops first where
-    most is held. At least four of the longest frames. Default: 134217728, with which a node's private memory
-    stays below 512 MiB, or four of the longest frames.
+    most is held. At least six of the longest frames and 64 KiB. Default: 134217728, with which a node's
+    private memory stays below 512 MiB, or that least.
     """
 
     client_idle_timeout: int = _setting("trioha.clientIdleTimeout", values.integer(low=1), default=120_000)

@@ -62,7 +62,7 @@ class BrokerRoom:
             delay_levels=DelayLevels(config.message_delay_level),
         )
         processor = BrokerProcessor(send=send, info=info, updates=updates)
-        return cls(RemotingServer(processor, limits=_server_limits(config, budget)), updates)
+        return cls(RemotingServer(processor, limits=server_limits(config, budget)), updates)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> Identity:
@@ -86,9 +86,12 @@ def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str,
     )
 
 
-def _server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimits:
+def server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimits:
+    """What the configuration gives to clients, as far as there are descriptors for it."""
     return ServerLimits(
         connections_max=budget.clients,
+        connections_per_peer_max=budget.clients_per_peer,
+        total_bytes_max=config.client_bytes_max,
         in_flight_max=config.requests_in_flight_max,
         in_flight_bytes_max=config.client_bytes_max // 2,
         frame_bytes_max=config.frame_bytes_max,

@@ -21,6 +21,7 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
 from trioha.net.busy_poll import has_cores_to_spare
+from trioha.net.descriptors import Gate
 from trioha.net.transport import SocketTransport
 from trioha.node.addresses import announced, os_reason
 from trioha.node.budget import DescriptorBudget
@@ -104,12 +105,13 @@ class HaRoom:
         self,
         listeners: list[trio.SocketListener],
         *,
+        gate: Gate,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Replicate for ever; started once slaves are served."""
+        """Replicate for ever; started once slaves are served, which are accepted while `gate` is open."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group_commit.run)
-            await nursery.start(self.master.serve, listeners)
+            await nursery.start(partial(self.master.serve, listeners, gate=gate))
             if self.slave is not None:
                 nursery.start_soon(self.slave.run)
             task_status.started()

@@ -131,11 +131,16 @@ async def _serve(
     )
     async with trio.open_nursery() as services:
         services.start_soon(store_room.run)
-        await services.start(partial(ha.run, ha_listeners))
+        await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
             listening = await clients.start(
-                partial(broker.server.serve, host=config.bind_address, port=config.listen_port)
+                partial(
+                    broker.server.serve,
+                    host=config.bind_address,
+                    port=config.listen_port,
+                    gate=budget.client_gate(),
+                )
             )
             listen_port = listening[0][1]
             # Records name the port that clients reach, also where any free one was asked for.
@@ -151,5 +156,6 @@ async def _serve(
                 )
             )
             await stopping.wait()
+            await broker.server.drain(timeout_s=DRAIN_S)
             clients.cancel_scope.cancel()
         services.cancel_scope.cancel()

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -61,6 +62,8 @@ class RemotingServer:
         )
         self._connections: dict[int, ServerConnection] = {}
         """Those that are served now, by their number."""
+        self._open_by_host: Counter[str] = Counter()
+        """How many of those that were accepted each address has."""
         self._accepting = trio.CancelScope()
         self._is_draining = False
         self._one_less = trio.Event()
@@ -165,6 +168,9 @@ class RemotingServer:
                 return
             try:
                 host, port = _host_and_port(stream.socket.getpeername())
+                if self._open_by_host[host] >= self.limits.connections_per_peer_max:
+                    self._counters.connections_refused += 1
+                    return
                 transport = SocketTransport.take_over(stream)
             except OSError as error:
                 if is_shortage(error):
@@ -172,8 +178,14 @@ class RemotingServer:
                 # Gone between accept and here; some systems say so only now.
                 self._counters.broken_connections += 1
                 return
-            async with transport:
-                await self.serve_stream(transport, Address(host, port))
+            self._open_by_host[host] += 1
+            try:
+                async with transport:
+                    await self.serve_stream(transport, Address(host, port))
+            finally:
+                self._open_by_host[host] -= 1
+                if not self._open_by_host[host]:
+                    del self._open_by_host[host]
 
     async def serve_stream(self, stream: trio.abc.Stream, address: Address) -> None:
         """Serve `stream`, whatever it is made of, as a connection from `address`. The caller closes it."""

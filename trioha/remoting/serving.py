@@ -20,6 +20,8 @@ class ServerLimits:
 
     connections_max: int = field(default=1024, validator=ge(1))
     """Open at a time; one more is closed as soon as it is accepted."""
+    connections_per_peer_max: int = field(default=1024, validator=ge(1))
+    """Of them, from one address."""
     total_bytes_max: int = field(default=128 * 1024 * 1024, validator=ge(1))
     """Held for all connections together: unfinished frames, requests in flight, answers that wait to be
     written. At least `memory.bytes_max_for(frame_bytes_max)`."""
@@ -78,7 +80,7 @@ class ServerStatistics:
     connections_open: int = 0
     connections_accepted: int = 0
     connections_refused: int = 0
-    """Closed at once for `connections_max`, or since the server was draining."""
+    """Closed at once for `connections_max` or `connections_per_peer_max`, or since it was draining."""
     requests: int = 0
     """One-way requests included."""
     oneway_requests: int = 0

@@ -2,7 +2,8 @@
 
 SYNC_FLUSH syncs as long as anything is not on disk: while one sync runs, all that arrives joins the next, so
 one sync serves every put that waited (group commit without lists). ASYNC_FLUSH syncs every
-flushIntervalCommitLog whatever is not on disk. A sync that fails ends the node: pages that a failed fsync
+flushIntervalCommitLog whatever is not on disk, and earlier where that is `UNFLUSHED_FILES` files: each keeps
+its descriptor until it is on disk. A sync that fails ends the node: pages that a failed fsync
 dropped cannot be told from clean ones, so nothing may be promised any more.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
@@ -18,6 +20,8 @@ from trioha.net.threads import run_in_thread
 from trioha.store.message_store import MessageStore
 from trioha.watermark import REWOUND
 
+UNFLUSHED_FILES: Final = 2
+"""With ASYNC_FLUSH a sync does not wait for its time when the log has grown by so many files."""
 OnFlushed = Callable[[int, int], None]
 """Told the flushed offset and how long the sync took in ns."""
 
@@ -47,7 +51,8 @@ class FlushService:
         log = self._store.commit_log
         while True:
             if not self._sync_flush:
-                await trio.sleep(self._interval_s)
+                with trio.move_on_after(self._interval_s):
+                    await log.appended.reached(log.flushed.offset + UNFLUSHED_FILES * log.file_bytes)
             await log.appended.reached(log.flushed.offset + 1)
             # Not so if the log was cut: then it says where it ends now.
             if log.max_offset > log.flushed.offset:

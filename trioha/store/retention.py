@@ -56,6 +56,35 @@ class RetentionSettings:
     """cleanResourceInterval."""
 
 
+class RetentionClock:
+    """The wall clock, as far as it may be believed: files must not grow old by a jump of it.
+
+    It is never ahead of the time that has passed since it was made. A clock that was wrong at the start and
+    was set forward since keeps files for longer than they need to be kept, until the next start.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall_s: Callable[[], float] | None = None,
+        elapsed_s: Callable[[], float] | None = None,
+    ) -> None:
+        """Both are ports to the system's clocks, in seconds."""
+        self._wall_s = wall_s = wall_s or time.time
+        self._elapsed_s = elapsed_s = elapsed_s or _since_boot_s
+        self._ahead_s = wall_s() - elapsed_s()
+        """What the wall clock was ahead of the monotonic one at first."""
+
+    def now(self) -> datetime:
+        """The time of day here."""
+        return datetime.fromtimestamp(min(self._wall_s(), self._elapsed_s() + self._ahead_s)).astimezone()
+
+
+def _since_boot_s() -> float:
+    """Seconds that no one sets, those in which the machine sleeps included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Retention:
     """Watches one log's disk."""
 
@@ -67,16 +96,18 @@ class Retention:
         needed_from: Callable[[], int] = lambda: 2**63 - 1,
         on_deleted: Callable[[], Iterable[None]] = lambda: (),
         used_ratio: Callable[[Path], float] | None = None,
+        clock: RetentionClock | None = None,
     ) -> None:
         """`needed_from` gives the lowest offset that a connected replica still needs; `on_deleted` deletes
         what was built from files that the log has lost, one short step for each item that it gives, and
         raises StoreError at its end if the disk refused some; `used_ratio` says how full the disk of a
-        directory is, 0 to 1."""
+        directory is, 0 to 1; `clock` what time `run` takes it to be."""
         self._log = commit_log
         self._settings = settings
         self._needed_from = needed_from
         self._on_deleted = on_deleted
         self._used_ratio = used_ratio or _used_ratio
+        self._clock = clock or RetentionClock()
         self.errors = 0
         """How often the disk did not answer, or refused to delete."""
         self._reported_s = -math.inf
@@ -88,7 +119,7 @@ class Retention:
         while True:
             try:
                 ratio = await trio.to_thread.run_sync(self._used_ratio, self._log.directory)
-                self.apply(ratio, now=datetime.now().astimezone())
+                self.apply(ratio, now=self._clock.now())
             except (OSError, RuntimeError) as error:
                 if not isinstance(error, OSError) and not is_shortage(error):
                     raise

@@ -1,0 +1,76 @@
+"""A producer in the test's own thread: one connection, one request after the other or several at once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from typing import Self
+
+from attrs import evolve
+
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.send import SendMessageRequestHeader, put_status_name, send_request
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class Client:
+    """A producer that has connected and stays so."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_connection(endpoint(address), timeout=15)
+        self._decoder = FrameDecoder()
+        self._opaque = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, count: int = 1, *, body: bytes = bytes(1000)) -> Counter[str]:
+        """Send messages one after the other; how often each status came, or `closed`."""
+        statuses: Counter[str] = Counter()
+        for _ in range(count):
+            try:
+                self.ask(body=body)
+            except ConnectionError:
+                return statuses + Counter(["closed"])
+            status = self.answer()
+            statuses[status or "closed"] += 1
+            if status is None:
+                break
+        return statuses
+
+    def send_until_ok(self, *, within_s: float = 15.0) -> None:
+        """Send messages until one is PUT_OK."""
+        deadline = time.monotonic() + within_s
+        while (statuses := self.send()) != {"PUT_OK": 1}:
+            assert time.monotonic() < deadline, statuses
+            time.sleep(0.05)
+
+    def ask(self, *, body: bytes = bytes(1000)) -> None:
+        """Send a message without waiting for the answer."""
+        number = self._opaque = self._opaque + 1
+        now_ms = time.time_ns() // 1_000_000
+        header = SendMessageRequestHeader("P", f"T{number % 10}", "TBW102", 4, number % 4, 0, now_ms, 0)
+        self._socket.sendall(encode(evolve(send_request(header, body), opaque=number)))
+
+    def answer(self) -> str | None:
+        """The status of the next put that is answered; None if the node has closed the connection."""
+        while (command := self._decoder.next_command()) is None:
+            try:
+                data = self._socket.recv(65536)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._decoder.feed(data)
+        assert isinstance(command, RemotingCommand)
+        return put_status_name(command)

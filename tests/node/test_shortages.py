@@ -1,0 +1,249 @@
+"""What a node does when its system runs short: it serves whom it has, or ends with one clear line.
+
+Never is a message lost that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.node import TriohaNode, run_trioha
+from tests.node import shims
+from tests.node.client import Client, endpoint
+from tests.node.test_processes import node_command
+
+pytestmark = pytest.mark.process
+
+TRIOHA = [sys.executable, "-m", "trioha"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    """Starts nodes and ends those that a test leaves."""
+    nodes = []
+
+    def start_node(name: str, *, role: str, **options: Any) -> TriohaNode:
+        node = TriohaNode(tmp_path / name, role=role, **options)
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def limited(descriptors: int) -> list[str]:
+    """`trioha` in a process that may open so many files, and cannot raise that."""
+    return ["bash", "-c", f'ulimit -n {descriptors} && exec "$@"', "bash", *TRIOHA]
+
+
+def connect(address: str, count: int, *, peers: int = 4) -> ExitStack:
+    """Connections of strangers at several addresses, who say nothing; closed with the result."""
+    strangers = ExitStack()
+    for number in range(count):
+        try:
+            stranger = socket.create_connection(
+                endpoint(address), timeout=0.5, source_address=(f"127.0.0.{2 + number % peers}", 0)
+            )
+        except TimeoutError:
+            # The kernel's backlog is full, too.
+            break
+        strangers.enter_context(stranger)
+    return strangers
+
+
+def verify(*stores: Path) -> None:
+    found = run_trioha("verify", stores[0], *(("--against", stores[1]) if stores[1:] else ()))
+    assert found.exit_code == 0, found.stdout
+
+
+# -- descriptors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [64, 128, 300, 1024])
+def test_strangers_take_no_descriptor_that_store_slaves_or_clients_need(
+    start: Callable[..., TriohaNode], tmp_path: Path, limit: int
+) -> None:
+    master = start("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH", program=limited(limit))
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=limited(limit))
+    master.wait(connections=1)
+    with Client(master.listen_address) as client:
+        assert client.send(50) == {"PUT_OK": 50}
+        # Half of them more than there are places, in this process, too.
+        with connect(master.listen_address, min(limit + 50, 700)), connect(master.ha_address, 30):
+            assert client.send(300) == {"PUT_OK": 300}
+            # A slave that comes back is served, whatever the strangers at the other port do.
+            slave.kill()
+            assert client.send().keys() <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
+            slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=limited(limit))
+            client.send_until_ok()
+    # With the strangers gone, everyone is served again.
+    assert master.load(20).statuses == {"PUT_OK": 20}
+    log = master.log()
+    assert "fsync failed" not in log
+    assert "Too many open files" not in log
+    assert "Traceback" not in log
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.stop()
+    verify(tmp_path / "slave", tmp_path / "master")
+
+
+def test_a_store_of_many_files_leaves_descriptors_for_clients(
+    start: Callable[..., TriohaNode], tmp_path: Path
+) -> None:
+    node = start("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=65536, maxMessageSize=60000)
+    assert node.load(250, size=(50_000, 50_000)).statuses == {"PUT_OK": 250}
+    node.stop()
+    assert len(list((tmp_path / "store" / "commitlog").iterdir())) > 200
+    # Twice as many files as descriptors; and it grows by another hundred.
+    node = start(
+        "store",
+        role="ASYNC_MASTER",
+        mappedFileSizeCommitLog=65536,
+        maxMessageSize=60000,
+        program=limited(100),
+    )
+    with Client(node.listen_address) as client, connect(node.listen_address, 120):
+        assert client.send(100, body=bytes(50_000)) == {"PUT_OK": 100}
+    assert "Too many open files" not in node.log()
+    node.stop()
+    verify(tmp_path / "store")
+
+
+def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [*limited(30), *node_command(tmp_path)[3:]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(
+        "trioha: settings: this process may open 30 files, a node with these settings needs"
+    )
+
+
+# -- threads, memory, clock --------------------------------------------------------------------------------
+
+
+def test_a_node_without_threads_answers_honestly_and_goes_on_when_it_gets_some(
+    start: Callable[..., TriohaNode], tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    node = start(
+        "store",
+        role="ASYNC_MASTER",
+        flushDiskType="SYNC_FLUSH",
+        syncFlushTimeout=300,
+        cleanResourceInterval=100,
+        program=shims.program(fault),
+        **{"trioha.recordDir": tmp_path / "sessions"},
+    )
+    with Client(node.listen_address) as client:
+        assert client.send(10) == {"PUT_OK": 10}
+        fault.write_text(shims.THREADS)
+        # Until the threads that it has are gone.
+        time.sleep(10 * shims.IDLE_THREAD_S)
+        assert client.send(2) == {"FLUSH_DISK_TIMEOUT": 2}
+        fault.unlink()
+        client.send_until_ok()
+        assert client.send(10) == {"PUT_OK": 10}
+    assert "no thread for disk work" in node.log()
+    assert "Traceback" not in node.log()
+    node.stop()
+    verify(tmp_path / "store")
+
+
+def test_a_node_without_memory_serves_whom_it_has_or_ends_with_one_line_and_loses_nothing(
+    start: Callable[..., TriohaNode], tmp_path: Path
+) -> None:
+    node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
+    stored = 0
+    with Client(node.listen_address) as client, ExitStack() as strangers:
+        stored += client.send(50)["PUT_OK"]
+        bytes_now = int(Path(f"/proc/{node.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(node.pid, resource.RLIMIT_AS, (bytes_now + (24 << 20),) * 2)
+        for number in range(40):
+            # Refused, cut off, or not read from any more.
+            with suppress(OSError):
+                stranger = socket.create_connection(
+                    endpoint(node.listen_address),
+                    timeout=0.2,
+                    source_address=(f"127.0.0.{2 + number % 4}", 0),
+                )
+                strangers.enter_context(stranger)
+                # Most of a frame of 8 MiB.
+                stranger.sendall((8 << 20).to_bytes(4) + bytes(7 << 20))
+        statuses = client.send(50)
+    assert statuses.keys() <= {"PUT_OK", "closed"}
+    stored += statuses["PUT_OK"]
+    if "closed" in statuses:
+        assert node.wait_ended(within_s=10) == 1
+        last_line = node.log().splitlines()[-1]
+        assert last_line.startswith("trioha: the system has no more memory"), node.log()
+        # What was acknowledged is there.
+        node = start("store", role="ASYNC_MASTER")
+    else:
+        assert stored == 100
+    assert "Traceback" not in node.log()
+    node.stop()
+    found = json.loads(run_trioha("verify", "--json", tmp_path / "store").stdout)
+    assert found["ok"], found["problems"]
+    assert found["stores"][0]["records"] >= stored
+
+
+@pytest.mark.parametrize("jump_s", [10 * 365 * 86400, -10 * 365 * 86400])
+def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
+    start: Callable[..., TriohaNode], tmp_path: Path, jump_s: int
+) -> None:
+    fault = tmp_path / "fault"
+    settings = {
+        "mappedFileSizeCommitLog": 65536,
+        "maxMessageSize": 60000,
+        "cleanResourceInterval": 50,
+        "fileReservedTime": 1,
+        "deleteWhen": ";".join(map(str, range(24))),
+        "haHousekeepingInterval": 1000,
+        "haSendHeartbeatInterval": 100,
+    }
+    master = start("master", role="SYNC_MASTER", program=shims.program(fault), **settings)
+    slave = start(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        program=shims.program(fault),
+        **settings,
+    )
+    master.wait(connections=1)
+    with Client(master.listen_address) as client:
+        assert client.send(10, body=bytes(50_000)) == {"PUT_OK": 10}
+        fault.write_text(str(jump_s))
+        # Longer than the housekeeping of both sides.
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            assert client.send(5, body=bytes(50_000)) == {"PUT_OK": 5}
+        fault.unlink()
+        assert client.send(10, body=bytes(50_000)) == {"PUT_OK": 10}
+    status = master.status()
+    assert (status.min_offset, len(status.connections)) == (0, 1)
+    assert "slave disconnected" not in master.log()
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.stop()
+    verify(tmp_path / "slave", tmp_path / "master")
