@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from trioha.errors import ConfigError, StoreError
-from trioha.recording.events import CloseReason, Direction, HaState, Kind
+from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
 from trioha.recording.writer import Block, SessionWriter
@@ -490,3 +490,43 @@ async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path
     for row in rows[:: len(rows) // 50 or 1]:
         body = struct.pack("<qqBBHiqqi", *row[:9])
         assert row[9] == reduce(xor, struct.unpack("<11I", body))
+
+
+async def test_end_while_an_abandoned_thread_still_takes_blocks_counts_what_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk comes back just when the recorder gives up: its thread takes blocks as they are counted."""
+    monkeypatch.setattr("trioha.recording.recorder.CLOSE_TIMEOUT_S", 0.05)
+    blocks, emitted = 20_000, 39_990
+    gives_up, written = threading.Event(), []
+
+    def hang(self: SessionWriter, block: Block) -> None:
+        written.append(block.used_bytes // RECORD_BYTES)
+        gives_up.wait(10)
+
+    monkeypatch.setattr(SessionWriter, "write", hang)
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=2, blocks_max=blocks)
+    stop = recorder._stop
+
+    def stop_as_the_disk_comes_back() -> None:
+        gives_up.set()
+        stop()
+
+    monkeypatch.setattr(recorder, "_stop", stop_as_the_disk_comes_back)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with structlog.testing.capture_logs(), trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(recorder.run)
+                for _ in range(emitted):
+                    recorder.emit(Kind.PUT)
+                await until(lambda: written)
+                nursery.cancel_scope.cancel()
+            await until(lambda: recorder._limiter.borrowed_tokens == 0)
+    finally:
+        sys.setswitchinterval(interval_s)
+        gives_up.set()
+        assert recorder._writer is not None
+        recorder._writer.close()
+    assert recorder.dropped + sum(written) == emitted

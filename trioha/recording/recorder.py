@@ -105,6 +105,11 @@ class Recorder:
         self._dropped_now = 0
         """Dropped since the last DROPPED record."""
         self._dropped = 0
+        # What lies in the line for the disk is the difference: each number has one thread that changes it.
+        self._queued_records = 0
+        """Records of all blocks that were put in the line; changed by the trio thread."""
+        self._written_records = 0
+        """Those of them that the disk has; changed by the worker thread."""
         self._rolls = False
         """Whether the next block begins a segment."""
         self._stopped = False
@@ -126,8 +131,12 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """How many events and facts found no room, or no recording any more."""
-        return self._dropped
+        """How many events and facts found no room, or no recording any more.
+
+        After the end of the recording what waits for the disk counts, until the disk takes it after all.
+        """
+        waiting = self._queued_records - self._written_records if self._stopped else 0
+        return self._dropped + waiting
 
     def emit(
         self,
@@ -232,6 +241,7 @@ class Recorder:
         if self._stopped or not self._free:
             return False
         self._block.used_bytes = self._position
+        self._queued_records += self._position // RECORD_BYTES
         self._full.append(self._block)
         self._block = block = self._free.pop()
         self._buffer = block.buffer
@@ -273,13 +283,14 @@ class Recorder:
         """Write the blocks in line and set them free: runs in a worker thread.
 
         The trio thread appends to `_full` and pops from `_free`, this one does the reverse, and each of these
-        is atomic.
+        is atomic; neither looks through them. When the recorder has given up, this ends with its block.
         """
         full = self._full
-        while full:
+        while full and not self._stopped:
             block = full[0]
             writer.write(block)
             full.popleft()
+            self._written_records += block.used_bytes // RECORD_BYTES
             block.used_bytes = 0
             block.facts.clear()
             block.rolls = False
@@ -331,6 +342,5 @@ class Recorder:
         if self._stopped:
             return
         self._stopped = True
-        waiting_bytes = self._position + sum(block.used_bytes for block in self._full)
-        self._dropped += waiting_bytes // RECORD_BYTES
+        self._dropped += self._position // RECORD_BYTES
         self._position = self._block_bytes
