@@ -21,10 +21,11 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
+from trioha.recording.asking import asks
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.fold import OWN_MAX_KINDS
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging.scene import HEARD, Rows, Scene
+from trioha.recording.judging.scene import Rows, Scene
 from trioha.recording.judging.waits import pair_waits
 
 Ints = NDArray[np.int64]
@@ -36,8 +37,6 @@ NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
 """A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
-ASKED_KINDS: Final = (Kind.REQUESTED, Kind.TRANSFER, Kind.ACK, Kind.HEARTBEAT, HEARD)
-"""Events (codes of a scene) that only a connection has that asked for the log."""
 _TELLS_END: Final = np.zeros(256, np.bool_)
 _TELLS_END[OWN_MAX_KINDS] = True
 BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
@@ -330,10 +329,24 @@ def _connections_before(scene: Scene, place: int) -> tuple[frozenset[int], froze
     it, and those that ended before it."""
     track = scene.connections
     assert track.places is not None, "connections are sorted"
-    asked = track.stream(ASKED_KINDS)
+    asked = _asked_places(scene)
     ends = track.stream((Kind.CLOSED, Kind.STATE))
     is_end = (ends["kind"] == Kind.CLOSED) | (ends["flags"] == HaState.SHUTDOWN)
     return (
-        frozenset(np.unique(asked["conn"][asked.places < place]).tolist()),
+        frozenset(np.unique(scene.columns["conn"][asked[asked < place]]).tolist()),
         frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
     )
+
+
+@frozen(eq=False)
+class _Asked:
+    places: Ints
+
+
+def _asked_places(scene: Scene) -> Ints:
+    """Places of the records that show that a connection had asked for the log; found once for each scene."""
+    known = scene.found.get(_Asked)
+    if not isinstance(known, _Asked):
+        shows = asks(scene.records) & (scene.columns["conn"] != NO_CONNECTION)
+        scene.found[_Asked] = known = _Asked(np.flatnonzero(shows))
+    return known.places

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
-    """Rows by table: `sessions`, `connections`, `reconnects`, `gaps`, `waits`, `causes`, `links`,
+    """Rows by table: `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`, `causes`, `links`,
     `invariants`, `violations`; `links` as `trioha.recording.clocks.links` finds them."""
     return {
         "sessions": [session_row(session) for session in result.sessions],
@@ -31,6 +31,7 @@ def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list
             for connection in session.connections
         ],
         "reconnects": [row for session in result.sessions for row in reconnect_rows(session)],
+        "probes": [row for session in result.sessions for row in probe_rows(session)],
         "gaps": [row for session in result.sessions for row in gap_rows(session)],
         "waits": [row for session in result.sessions for row in wait_rows(session)],
         "causes": [row for session in result.sessions for row in cause_rows(session, links)],
@@ -66,6 +67,7 @@ def session_row(replay: SessionReplay) -> Row:
         "dispatchedOffset": node.dispatched_offset,
         "connections": len(replay.connections),
         "reconnects": replay.reconnects,
+        "probes": sum(one.count for one in replay.probes),
         "ackLatencyMs": percentiles_row(percentiles(latency_ns), per_ms=1_000_000),
         "waitsOpen": node.waits_open,
     }
@@ -102,6 +104,13 @@ def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
         "heartbeatsReceived": figures.heartbeats_received,
         "refused": figures.refused,
     }
+
+
+def probe_rows(replay: SessionReplay) -> list[Row]:
+    """Connections of a session that never asked for the log: a row for each host and reason."""
+    return [
+        {**whose(replay), "host": one.host, "reason": one.reason, "count": one.count} for one in replay.probes
+    ]
 
 
 def wait_rows(replay: SessionReplay) -> list[Row]:

@@ -6,7 +6,7 @@ as `slowest` or `failed` (the first one that failed, at or after a time if one i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
+from trioha.recording.asking import asks
 from trioha.recording.clocks import Link, links
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
 from trioha.recording.judging.scene import Scene, Setting
 from trioha.recording.standing import stands
 from trioha.recording.tape import Tape
-from trioha_spark.causes import ACK, ASKED_KINDS, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
+from trioha_spark.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
 from trioha_spark.moment import connection_addresses, reason_name
 
 Array = NDArray[np.void]
@@ -165,7 +166,7 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
     standing = tape.standing_at(int(first["seq"]))
     open_conns = {}
     for conn, its_records in standing.connections():
-        if not np.isin(its_records["kind"], ASKED_KINDS).any():
+        if not asks(its_records).any():
             continue
         at = stands(its_records, is_slave=False)
         open_conns[conn] = at
@@ -174,7 +175,7 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
                 f"{_peer(conn, addresses)} was open: sent to {at.sent_offset}, acknowledged {at.ack_offset}"
             )
             steps.append(_Step(_began_ns(put), "open", sentence, conn))
-    steps += _connection_steps(put, records, addresses)
+    steps += _connection_steps(put, records, addresses, open_conns)
     for link in its_links:
         steps += _slave_steps(put, link, addresses)
     flushed = records[(records["kind"] == Kind.FLUSHED) & (records["offset"] >= end_offset)]
@@ -241,14 +242,19 @@ def _own_steps(put: Put) -> Iterator[_Step]:
         yield _Step(wall_of(int(put.end["ts_ns"])), "answered", sentence)
 
 
-def _connection_steps(put: Put, records: Array, addresses: dict[int, str]) -> Iterator[_Step]:
-    """Sent, acknowledged, refused or ended, on each connection; acks that came too late as well."""
+def _connection_steps(
+    put: Put, records: Array, addresses: dict[int, str], open_conns: Collection[int]
+) -> Iterator[_Step]:
+    """Sent, acknowledged, refused or ended, on each connection; acks that came too late as well. Nothing of
+    probes."""
     wall_of, end_offset = put.tape.session.wall_of, put.end_offset
     end_seq = None if put.end is None else int(put.end["seq"])
     kind = records["kind"]
     conns: list[int] = np.unique(records["conn"][records["conn"] != NO_CONNECTION]).tolist()
     for conn in conns:
         own = records["conn"] == conn
+        if conn not in open_conns and not asks(records[own]).any():
+            continue
         peer = _peer(conn, addresses)
         frames = records[own & (kind == Kind.TRANSFER)]
         frames = frames[frames["offset"] + frames["size"] >= end_offset]

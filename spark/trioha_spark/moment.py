@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trioha.errors import TriohaError
+from trioha.recording.asking import asks
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.reader import find_sessions, peers_of
 from trioha.recording.standing import Stands, stands
@@ -37,7 +38,10 @@ def wall_time(text: str, tapes: Sequence[Tape], *, zone: tzinfo | None = None) -
 
 
 def moment(tapes: Sequence[Tape], wall_ns: int) -> dict[str, Any]:
-    """`atMs`, and `nodes` and `connections` as they stood then, of the sessions that cover that moment."""
+    """`atMs`, and `nodes` and `connections` as they stood then, of the sessions that cover that moment.
+
+    `probes` of a node: connections that were open and had not asked for the log.
+    """
     nodes: list[Row] = []
     connections: list[Row] = []
     for tape in tapes:
@@ -68,10 +72,16 @@ def _node(tape: Tape, ts_ns: int) -> tuple[Row, list[Row]]:
         "dispatchedOffset": standing.of_node(Kind.DISPATCHED),
     }
     rows = []
+    peers = peers_of(tape.facts)
+    waiting = 0
     for conn, records in standing.connections():
+        is_served = not session.is_slave or (conn in peers and peers[conn].role == "master")
+        if is_served and not asks(records).any():
+            waiting += 1
+            continue
         at = stands(records, is_slave=session.is_slave)
         rows.append({**whose, "conn": conn, "address": addresses.get(conn), **_connection(at, ts_ns)})
-    return node, rows
+    return {**node, "probes": waiting}, rows
 
 
 def _connection(at: Stands, ts_ns: int) -> Row:

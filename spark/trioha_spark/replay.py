@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from trioha.recording.curves import Grid
-from trioha.recording.events import NO_CONNECTION
+from trioha.recording.events import NO_CONNECTION, CloseReason
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha.recording.fold import ConnectionPart
 from trioha.recording.judging import Setting, Verdict, judge, verdicts
+from trioha.recording.probes import ProbeCount, probe_counts
 from trioha.recording.reader import (
     Damage,
     Peer,
@@ -77,7 +78,9 @@ class SessionReplay:
     session: Session
     node: NodeResult
     connections: tuple[ConnectionReplay, ...]
-    """By connection number."""
+    """By connection number, without probes."""
+    probes: tuple[ProbeCount, ...]
+    """Connections that never asked for the log, by host and reason."""
     returns: tuple[Reconnect, ...]
     """Replicas that came back, as `trioha.recording.reconnects` joins connections, by the time of the new
     one; of a slave's session its own connections to its master after the first one."""
@@ -202,26 +205,53 @@ def _session_replay(
     nobody = Peer(None, None, None)
     # Others may connect to a slave, too: it is the master there.
     served = {conn for conn, peer in peers.items() if peer.role == "master"}
+    node_part = joined.nodes.get(index) or _nothing(session)
+    parts = {
+        conn: part
+        for (session_index, conn), part in sorted(joined.connections.items(), key=_by_key)
+        if session_index == index and conn != NO_CONNECTION
+    }
+    # A slave's own connections are to its master: they are no probes.
+    probes = {
+        **{
+            conn: max(part.tally.close_reason, CloseReason.NONE)
+            for conn, part in parts.items()
+            if part.tally.asked_ts_ns < 0 and (not session.is_slave or conn in served)
+        },
+        # Only the last state of such a one may lie in another range.
+        **node_part.probes,
+    }
     connections = tuple(
         ConnectionReplay(peers.get(conn, nobody), connection_result(conn, part, grid))
-        for (session_index, conn), part in sorted(joined.connections.items(), key=lambda item: item[0])
-        if session_index == index and conn != NO_CONNECTION
+        for conn, part in parts.items()
+        if conn not in probes
     )
     own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
-    node_part = joined.nodes.get(index) or _nothing(session)
     node = node_result(node_part.tally)
+    events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
     return SessionReplay(
         session=session,
         node=node,
         connections=connections,
+        probes=tuple(
+            probe_counts(
+                facts,
+                probes,
+                {conn: Connection(conn, peer.address or "").host for conn, peer in peers.items()},
+            )
+        ),
         returns=tuple(_returns(own, is_slave=session.is_slave)),
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
         verdicts=verdicts(node_part.judgement),
         causes=node_part.causes.finished(),
-        events=np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events]),
+        events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
     )
+
+
+def _by_key(item: tuple[tuple[int, int], ConnectionPart]) -> tuple[int, int]:
+    return item[0]
 
 
 def _nothing(session: Session) -> NodePart:

@@ -22,6 +22,7 @@ from trioha.recording.curves import Curve
 from trioha.recording.events import PutStatus
 from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
+from trioha.recording.probes import probes_line
 from trioha.recording.times import offset_ns, zone_text
 from trioha_spark.causes import ACK, CAUSES
 from trioha_spark.document import ack_mostly
@@ -133,6 +134,8 @@ def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) 
         f'<p class="note">Session {escape(replay.name)}: {node.events:,} events, {node.puts:,} puts, ',
         f"{len(replay.connections)} connections, {replay.reconnects} reconnects.</p>",
     ]
+    if replay.probes:
+        parts.append(f'<p class="note">{escape(probes_line(replay.probes))}.</p>')
     if node.dropped:
         parts.append(f'<p class="bad">{node.dropped:,} events were dropped while recording.</p>')
     parts.extend(

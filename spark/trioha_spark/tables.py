@@ -38,7 +38,7 @@ SESSIONS_SCHEMA: Final = pa.schema(
         *_longs("events", "dropped", "lost"),
         ("damage", pa.list_(_TEXT)),
         *_longs("puts", "putBytes", "maxOffset", "flushedOffset", "dispatchedOffset"),
-        *_longs("connections", "reconnects", "waitsOpen"),
+        *_longs("connections", "reconnects", "probes", "waitsOpen"),
         ("ackLatencyMs", _PERCENTILES),
     ]
 )
@@ -62,6 +62,8 @@ RECONNECTS_SCHEMA: Final = pa.schema(
 )
 """`closeReason`, `closedAtMs`: of the connection whose place it took. `previousOffset`: what that one had
 acknowledged (reported, of a slave). `resentBytes`: what it was sent that is asked for again."""
+PROBES_SCHEMA: Final = pa.schema([*_WHOSE, ("host", _TEXT), ("reason", _TEXT), ("count", _LONG)])
+"""Connections that never asked for the log; `reason` of their ends."""
 GAPS_SCHEMA: Final = pa.schema(
     [
         *(*_WHOSE, ("role", _TEXT), ("atMs", _DOUBLE), ("seq", _LONG), ("conn", _LONG)),
@@ -121,6 +123,7 @@ class ReplayTables:
     seconds: DataFrame
     events: DataFrame
     reconnects: DataFrame
+    probes: DataFrame
     gaps: DataFrame
     waits: DataFrame
     causes: DataFrame
@@ -140,6 +143,7 @@ def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, 
             [row for replay in result.sessions for row in _event_rows(replay)], EVENTS_SCHEMA
         ),
         "reconnects": pa.Table.from_pylist(rows["reconnects"], RECONNECTS_SCHEMA),
+        "probes": pa.Table.from_pylist(rows["probes"], PROBES_SCHEMA),
         "gaps": pa.Table.from_pylist(rows["gaps"], GAPS_SCHEMA),
         "waits": pa.Table.from_pylist(rows["waits"], WAITS_SCHEMA),
         "causes": pa.Table.from_pylist(rows["causes"], CAUSES_SCHEMA),

@@ -258,3 +258,17 @@ def test_bad_input_is_told_in_one_line(
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert MASTER.extras is not None
+    probes = {f"10.0.1.{number}": {"EOF": 1000 * number, "NO_REQUEST": 1} for number in range(1, 9)}
+    with brokers(node(evolve(MASTER, extras=evolve(MASTER.extras, probes=probes)))) as (master,):
+        assert main(["status", master]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "probes" in line]
+        assert main(["status", master, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["brokers"][0]["probes"] == probes
+    assert lines[0] == f"{master} probes of 10.0.1.8 at the HA port: EOF 8,000, NO_REQUEST 1"
+    assert lines[5:] == [f"{master} probes of 3 other hosts at the HA port: 6,003"]

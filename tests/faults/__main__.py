@@ -208,6 +208,7 @@ def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]
         "kills": sum(report.kills for report in reports),
         "starts": sum(report.starts for report in reports),
         "failed_syncs": sum(report.failed_syncs for report in reports),
+        "hostile_frames": sum(report.hostile_frames for report in reports),
         "promises": sum(report.promises for report in reports),
         "bytes": sum(max(0, report.end_offset) for report in reports),
         "faults": dict(faults.most_common()),

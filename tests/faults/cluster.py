@@ -9,8 +9,10 @@ producer and peers are trio tasks in one more thread (`_World`), so that they go
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,10 +29,11 @@ from tests.faults import disks
 from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
 from tests.faults.invariants import check_failed_sync, check_promises
-from tests.faults.peers import Guest, Impostor, pose, visit
+from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
+from tests.hostile.tally import Tally
 from tests.interop.node import TriohaNode
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
@@ -259,10 +262,13 @@ class Cluster:
         self.folder = folder
         self.violations: list[str] = []
         """What was found out while the run went on."""
-        self._master_target: tuple[str, int] | None = None
+        self._targets: dict[str, tuple[str, int]] = {}
+        """HA ports of the nodes that are up."""
+        self._hostile = Tally()
+        """What came of hostile frames."""
         self._misled: set[int] = set()
         self._guard = threading.Lock()
-        """Over where links lead: a keeper's thread knows first that the master is up again."""
+        """Over where links lead: a keeper's thread knows first that its node is up again."""
         filling = plan.nodes_with(DiskFull)
         self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
         self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
@@ -316,8 +322,10 @@ class Cluster:
             "haTransferBatchSize": setup.transfer_batch_bytes,
             "trioha.recordDir": self.recordings(name),
         }
+        program = [sys.executable, "-m", "trioha"]
         if name in self._shimmed:
-            options["program"] = disks.program(self._disk_fault(name))
+            program = disks.program(self._disk_fault(name))
+        options["program"] = [*_with_descriptors(setup.descriptors_max), *program]
         if name == MASTER:
             return _Node(
                 self.store(name),
@@ -348,17 +356,21 @@ class Cluster:
         )
 
     def _take_ready(self, name: str, node: _Node) -> None:
-        """In a keeper's thread: lead links and producer to the master that is up."""
-        if name == MASTER:
-            self._lead(("127.0.0.1", node.ha_port), node.listen_address)
+        """In a keeper's thread: lead links to the node that is up, and the producer if it is the master."""
+        self._lead(name, ("127.0.0.1", node.ha_port), node.listen_address)
 
-    def _lead(self, target: tuple[str, int] | None, listen_address: str | None) -> None:
+    def _lead(self, name: str, target: tuple[str, int] | None, listen_address: str | None) -> None:
+        """A node is up, at these addresses, or down: lead those who follow it, or send to it."""
         with self._guard:
-            self._master_target = target
-            for index, link in enumerate(self._world.links):
+            if target is None:
+                self._targets.pop(name, None)
+            else:
+                self._targets[name] = target
+            for index in self.plan.setup.followers(name):
                 if index not in self._misled:
-                    self._world.call(setattr, link, "target", target)
-            self._world.call(self._world.producer.use, listen_address)
+                    self._world.call(setattr, self._world.links[index], "target", target)
+            if name == MASTER:
+                self._world.call(self._world.producer.use, listen_address)
 
     def start(self, name: str) -> None:
         """Begin to start a node."""
@@ -369,15 +381,15 @@ class Cluster:
         names = tuple(names)
         for name in names:
             self.keepers[name].kill()
+        for name in names:
+            self._lead(name, None, None)
         if MASTER in names:
-            self._lead(None, None)
             self._check_promises_on_slaves()
 
     def stop(self, name: str) -> None:
         """SIGTERM, and a clean end."""
         self.keepers[name].stop()
-        if name == MASTER:
-            self._lead(None, None)
+        self._lead(name, None, None)
         assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
 
     def hang(self, name: str) -> None:
@@ -387,6 +399,18 @@ class Cluster:
     def resume(self, name: str) -> None:
         """SIGCONT."""
         self.keepers[name].node().resume()
+
+    def lose_log(self, name: str) -> None:
+        """Empty the store of a node that is down; what was promised is void."""
+        assert not self.keepers[name].is_up, f"{name} is up"
+        self._world.call(self._world.producer.forget)
+        for path in self.store(name).iterdir():
+            if path.name == disks.BALLAST:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     # -- disks ---------------------------------------------------------------------------------------------
 
@@ -418,8 +442,8 @@ class Cluster:
             ended = keeper.wait_failed(within_s=ends_within_s)
         finally:
             disks.set_fault(self._disk_fault(name), disks.HEALTHY)
+        self._lead(name, None, None)
         if name == MASTER:
-            self._lead(None, None)
             self._check_promises_on_slaves()
         if ended:
             setup = self.plan.setup
@@ -451,7 +475,8 @@ class Cluster:
         """Lead it to its master again."""
         with self._guard:
             self._misled.discard(index)
-            self._world.call(self._world.lead_back, index, self._master_target)
+            target = self._targets.get(self.plan.setup.upstream(index))
+            self._world.call(self._world.lead_back, index, target)
 
     def visit(self, name: str, kind: Guest, *, seed: int, stay_s: float) -> None:
         """Send a guest to a node's HA port."""
@@ -459,6 +484,41 @@ class Cluster:
         if keeper.is_up:
             port = keeper.node().ha_port
             self._world.spawn(partial(visit, kind, port=port, seed=seed, stay_s=stay_s))
+
+    def harass(self, name: str, *, seed: int, stay_s: float) -> None:
+        """Send hostile frames to both ports of a node."""
+        keeper = self.keepers[name]
+        if keeper.is_up:
+            node = keeper.node()
+            listen_port = int(node.listen_address.rpartition(":")[2])
+            self._world.spawn(
+                partial(
+                    harass,
+                    listen_port=listen_port,
+                    ha_port=node.ha_port,
+                    seed=seed,
+                    stay_s=stay_s,
+                    tally=self._hostile,
+                )
+            )
+
+    def occupy(self, name: str, *, is_at_ha_port: bool, connections: int, stay_s: float) -> None:
+        """Let strangers take all connections of a port."""
+        keeper = self.keepers[name]
+        if keeper.is_up:
+            node = keeper.node()
+            port = node.ha_port if is_at_ha_port else int(node.listen_address.rpartition(":")[2])
+            self._world.spawn(partial(occupy, port=port, connections=connections, stay_s=stay_s))
+
+    @property
+    def hostile_frames(self) -> int:
+        """Hostile frames that were judged."""
+        return self._hostile.done
+
+    @property
+    def hostile_findings(self) -> list[str]:
+        """What answers to hostile frames said that no answer may say."""
+        return [str(finding) for finding in self._hostile.findings if finding.is_of_an_answer]
 
     # -- the course of a run -------------------------------------------------------------------------------
 
@@ -469,7 +529,8 @@ class Cluster:
         nodes = [keeper.node() for keeper in self.keepers.values()]
         if self.plan.setup.start_from == "lastFile":
             # Before there is a second file. Who wants all asks an empty master again and again.
-            nodes[0].wait(connections=self.plan.setup.slaves, within_s=CAUGHT_UP_WITHIN_S)
+            for name, node in zip(self.keepers, nodes, strict=True):
+                node.wait(connections=len(self.plan.setup.followers(name)), within_s=CAUGHT_UP_WITHIN_S)
         self.produce()
         for node in nodes[1:]:
             node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
@@ -496,20 +557,31 @@ class Cluster:
         self._world.run(self._world.wait_produced, within_s=CAUGHT_UP_WITHIN_S)
         end_offset = nodes[MASTER].max_offset
         for name, node in nodes.items():
-            status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
-            assert status.max_offset == end_offset, f"{name} ends at {status.max_offset}, not {end_offset}"
-        self._wait_all_acked(nodes[MASTER], end_offset)
+            self._wait_end(name, node, end_offset)
+        for name, node in nodes.items():
+            self._wait_all_acked(node, end_offset, followers=len(self.plan.setup.followers(name)))
         return end_offset
 
-    def _wait_all_acked(self, master: _Node, end_offset: int) -> None:
+    def _wait_end(self, name: str, node: _Node, end_offset: int) -> None:
+        status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
+        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
+        # A slave whose master lost its log may still have the old one, and then nothing for a moment.
+        while self.plan.loses_log and status.max_offset != end_offset and time.monotonic() < deadline_s:
+            self.pause(0.05)
+            status = node.status()
+        assert status.max_offset == end_offset, (
+            f"{name} ends at {status.max_offset}, not {end_offset}\n{node.log()}"
+        )
+
+    def _wait_all_acked(self, node: _Node, end_offset: int, *, followers: int) -> None:
         deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
         while True:
-            connections = master.status().connections
+            connections = node.status().connections
             acks = [connection.ack_offset for connection in connections]
-            if acks == [end_offset] * self.plan.setup.slaves:
+            if acks == [end_offset] * followers:
                 return
             assert time.monotonic() < deadline_s, (
-                f"acks are {acks}, not {end_offset} of each slave: {connections}\n{master.log()}"
+                f"acks are {acks}, not {end_offset} of {followers} slaves: {connections}\n{node.log()}"
             )
             self.pause(0.02)
 
@@ -538,6 +610,14 @@ class Cluster:
             copies=setup.copies_needed,
             when="right after the master was killed",
         )
+
+
+def _with_descriptors(limit: int | None) -> list[str]:
+    """What to put before a command that may have so many open files; None for as many as this process."""
+    if limit is None:
+        return []
+    # Soft and hard: a node raises its own soft limit.
+    return ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
 
 
 def processes_naming(folder: Path) -> list[int]:

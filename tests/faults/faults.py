@@ -128,6 +128,25 @@ class Hang(Fault):
         cluster.resume(self.node)
 
 
+@frozen(kw_only=True)
+class LostLog(Fault):
+    """The master is killed and comes back with an empty store: its slaves' logs are ahead of its own.
+
+    Only where slaves may set their logs aside. What was promised before is void.
+    """
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        return (MASTER, "the log")
+
+    def begin(self, cluster: Cluster) -> None:
+        cluster.kill((MASTER,))
+        cluster.lose_log(MASTER)
+
+    def end(self, cluster: Cluster) -> None:
+        cluster.start(MASTER)
+
+
 # -- disks -------------------------------------------------------------------------------------------------
 
 
@@ -280,3 +299,45 @@ class Visit(Fault):
 
     def end(self, cluster: Cluster) -> None:
         """The guest leaves by itself."""
+
+
+@frozen(kw_only=True)
+class HostileFrames(Fault):
+    """Hostile frames at both ports of a node, as many as it answers in that time: see `tests.hostile`."""
+
+    node: str
+    seed: int
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        return (f"guests of {self.node}",)
+
+    def begin(self, cluster: Cluster) -> None:
+        cluster.harass(self.node, seed=self.seed, stay_s=self.duration_s)
+
+    def end(self, cluster: Cluster) -> None:
+        """The peers leave by themselves."""
+
+
+@frozen(kw_only=True)
+class Shortage(Fault):
+    """Strangers take every connection, and so every descriptor, that a node gives them."""
+
+    node: str
+    is_at_ha_port: bool
+    connections: int
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        return (f"guests of {self.node}",)
+
+    def begin(self, cluster: Cluster) -> None:
+        cluster.occupy(
+            self.node,
+            is_at_ha_port=self.is_at_ha_port,
+            connections=self.connections,
+            stay_s=self.duration_s,
+        )
+
+    def end(self, cluster: Cluster) -> None:
+        """They leave by themselves."""

@@ -157,12 +157,18 @@ def check_clean_store(store: Path, *, file_bytes: int, end_offset: int) -> list[
 
 
 def check_recordings(
-    folder: Path, *, copies_needed: int, end_offset: int, unclean_ends: int, has_impostors: bool = False
+    folder: Path,
+    *,
+    copies_needed: int,
+    end_offset: int,
+    unclean_ends: int,
+    has_impostors: bool = False,
+    loses_log: bool = False,
 ) -> list[str]:
     """A node's sessions can be read and say only what can be true.
 
     All but `unclean_ends` of them were closed in order; the last one ends at `end_offset`. No slave took its
-    log for another one than its master's, unless impostors showed it another.
+    log for another one than its master's, unless impostors showed it another, or its master lost its own.
     """
     try:
         sessions = [open_session(path) for path in find_sessions([folder])]
@@ -184,10 +190,14 @@ def check_recordings(
         violations += [
             f"{where}: {problem}"
             for problem in _check_session(
-                session, copies_needed=copies_needed, is_last=session is sessions[-1], end_offset=end_offset
+                session,
+                copies_needed=copies_needed,
+                is_last=session is sessions[-1],
+                end_offset=end_offset,
+                loses_log=loses_log,
             )
         ]
-        if not has_impostors:
+        if not (has_impostors or loses_log):
             violations += [f"{where}: {problem}" for problem in _check_verdicts(session)]
     if unclosed > unclean_ends:
         violations.append(
@@ -196,7 +206,9 @@ def check_recordings(
     return violations
 
 
-def _check_session(session: Session, *, copies_needed: int, is_last: bool, end_offset: int) -> list[str]:
+def _check_session(
+    session: Session, *, copies_needed: int, is_last: bool, end_offset: int, loses_log: bool
+) -> list[str]:
     violations = [
         f"{violation.invariant}: {violation.sentence}"
         for verdict in judge_session(session)
@@ -206,6 +218,10 @@ def _check_session(session: Session, *, copies_needed: int, is_last: bool, end_o
     ]
     records = read_records(session).array
     if session.is_slave:
+        if loses_log:
+            # Only of the log that it has now.
+            connections = records["conn"][records["kind"] == Kind.REPORTED]
+            records = records[records["conn"] == connections[-1]] if len(connections) else records
         return _first(violations + _check_last_report(records, is_last=is_last, end_offset=end_offset))
     violations += _check_needs(records, copies_needed=copies_needed)
     return _first(violations + _check_last_acks(records, is_last=is_last, end_offset=end_offset))

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from itertools import count
 
 import trio
 
+from tests.hostile.frame import Frame, Lane
+from tests.hostile.generator import frame_of
+from tests.hostile.strangers import Batches, NodeGone, Target, play, talk
+from tests.hostile.tally import Tally
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT, REPORT_BYTES
 
 FAR_OFFSET = 1 << 50
+HOSTILE_PAUSE_S = 0.01
+"""Between two connections of a hostile peer: a run's own load wants its share of the machine, too."""
+DIAL_PAUSE_S = 0.002
 
 
 class Guest(StrEnum):
@@ -164,3 +173,40 @@ async def _pretend(kind: Impostor, chance: random.Random, stream: trio.SocketStr
             pass
     except trio.BrokenResourceError:
         pass  # the slave has had enough
+
+
+async def harass(*, listen_port: int, ha_port: int, seed: int, stay_s: float, tally: Tally) -> None:
+    """Send the hostile frames of a seed (`tests.hostile`) to both ports of a node for `stay_s`.
+
+    Only what answers say is judged: the node may well be killed or hang meanwhile.
+    """
+    node, ha = Target("node", listen_port), Target("node", ha_port)
+    batches = Batches()
+    with trio.move_on_after(stay_s), suppress(NodeGone):
+        for index in count():
+            frame = frame_of(seed, index)
+            match frame.lane:
+                case Lane.MASTER | Lane.SLAVE:
+                    for batch in batches.add(frame):
+                        await talk(node, batch, tally)
+                        await trio.sleep(HOSTILE_PAUSE_S)
+                case Lane.HA_MASTER | Lane.HA_SLAVE:
+                    await _play(ha, frame, tally)
+
+
+async def _play(ha: Target, frame: Frame, tally: Tally) -> None:
+    await play(ha, frame, tally)
+    await trio.sleep(HOSTILE_PAUSE_S)
+
+
+async def occupy(*, port: int, connections: int, stay_s: float) -> None:
+    """Dial a node's port so many times, and say nothing on any connection that it gives."""
+    with trio.move_on_after(stay_s):
+        async with trio.open_nursery() as nursery:
+            for _ in range(connections):
+                nursery.start_soon(_attend, port, _say_nothing, False)
+                await trio.sleep(DIAL_PAUSE_S)
+
+
+async def _say_nothing(_: trio.SocketStream) -> None:
+    await trio.lowlevel.checkpoint()

@@ -18,9 +18,12 @@ from tests.faults.faults import (
     Freeze,
     HalfOpen,
     Hang,
+    HostileFrames,
     Kill,
     KillWhileStarting,
+    LostLog,
     Misled,
+    Shortage,
     Shred,
     Slow,
     Stop,
@@ -34,6 +37,8 @@ from tests.faults.proxy import BOTH, Direction
 FIRST_FAULT_S = 0.2
 LAST_FAULT_S = 5.0
 TRIES_PER_FAULT = 20
+STRANGERS_MAX = 320
+"""Connections that want to be had at once: more than a node with 300 descriptors has."""
 
 
 @frozen
@@ -61,11 +66,23 @@ class Setup:
     """trioha.haGapPolicy of the slaves: a log that is set aside without need is a broken promise."""
     tail_check_bytes: int = 64 * 1024
     """trioha.haTailCheck of the slaves."""
+    is_chain: bool = False
+    """Whether slave 2 follows slave 1, and not the master."""
+    descriptors_max: int | None = None
+    """RLIMIT_NOFILE of all nodes, soft and hard; None for the machine's own."""
 
     @property
     def copies_needed(self) -> int:
         """Slaves that must hold a message before its put is PUT_OK (design section 4)."""
         return max(1, self.in_sync_replicas - 1) if self.role == "SYNC_MASTER" else 0
+
+    def upstream(self, index: int) -> str:
+        """Whom slave `index` follows."""
+        return slave_name(index - 1) if self.is_chain and index else MASTER
+
+    def followers(self, name: str) -> list[int]:
+        """Indices of the slaves that follow this node."""
+        return [index for index in range(self.slaves) if self.upstream(index) == name]
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -105,6 +122,11 @@ class Plan:
     def has_impostors(self) -> bool:
         """Whether a slave meets a master that is none."""
         return any(isinstance(planned.fault, Misled) for planned in self.faults)
+
+    @property
+    def loses_log(self) -> bool:
+        """Whether the master comes back with another log."""
+        return any(isinstance(planned.fault, LostLog) for planned in self.faults)
 
     def describe(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -153,12 +175,19 @@ def _collide(one: Planned, other: Planned) -> bool:
 
 
 def _draw_setup(chance: random.Random) -> Setup:
-    role, slaves, in_sync_replicas = chance.choices(
-        [("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 3), ("SYNC_MASTER", 2, 2), ("ASYNC_MASTER", 1, 1)],
-        [6, 3, 1, 1],
+    role, slaves, in_sync_replicas, is_chain = chance.choices(
+        [
+            ("SYNC_MASTER", 1, 1, False),
+            ("SYNC_MASTER", 2, 3, False),
+            ("SYNC_MASTER", 2, 2, False),
+            ("ASYNC_MASTER", 1, 1, False),
+            ("SYNC_MASTER", 2, 1, True),
+            ("ASYNC_MASTER", 2, 1, True),
+        ],
+        [6, 3, 1, 1, 1, 2],
     )[0]
     file_bytes = chance.choice((64, 64, 128, 256, 1024)) * 1024
-    return Setup(
+    setup = Setup(
         role=role,
         slaves=slaves,
         in_sync_replicas=in_sync_replicas,
@@ -178,7 +207,19 @@ def _draw_setup(chance: random.Random) -> Setup:
         start_from=chance.choice(("lastFile", "earliest")),
         gap_policy=chance.choice(("fail", "resync")),
         tail_check_bytes=chance.choice((0, 1000, 64 * 1024)),
+        is_chain=is_chain,
+        descriptors_max=chance.choice((None, None, 128, 300)),
     )
+    if _may_lose_log(setup):
+        # A new log may have grown beyond the old one's end by the time that a slave comes back: only its tail
+        # shows that it is another. And what was put before that must reach the slave all the same.
+        return evolve(setup, gap_policy="resync", start_from="earliest", tail_check_bytes=64 * 1024)
+    return setup
+
+
+def _may_lose_log(setup: Setup) -> bool:
+    """A slave's request counts as its ack, whatever log it asks with: only where no put waits for one."""
+    return setup.is_chain and setup.role == "ASYNC_MASTER"
 
 
 # -- kinds -------------------------------------------------------------------------------------------------
@@ -218,6 +259,12 @@ def _stop(chance: random.Random, setup: Setup) -> Fault:
 
 def _hang(chance: random.Random, setup: Setup) -> Fault:
     return Hang(node=chance.choice(setup.nodes), duration_s=chance.choice((0.1, 0.5, 1.2, 2.5)))
+
+
+def _lost_log(chance: random.Random, setup: Setup) -> Fault:
+    if not _may_lose_log(setup):
+        return _kill_master(chance, setup)
+    return LostLog(duration_s=chance.uniform(0.05, 1.0))
 
 
 def _disk_full(chance: random.Random, setup: Setup) -> Fault:
@@ -278,6 +325,9 @@ def _shred(chance: random.Random, setup: Setup) -> Fault:
 
 
 def _misled(chance: random.Random, setup: Setup) -> Fault:
+    if _may_lose_log(setup):
+        # A slave that is shown another log would set its own aside without need.
+        return _visit(chance, setup)
     return Misled(
         link=chance.randrange(setup.slaves),
         impostor=chance.choice(list(Impostor)),
@@ -292,6 +342,23 @@ def _visit(chance: random.Random, setup: Setup) -> Fault:
         guest=chance.choice(list(Guest)),
         seed=chance.randrange(1 << 32),
         duration_s=chance.uniform(0.3, 2.0),
+    )
+
+
+def _hostile_frames(chance: random.Random, setup: Setup) -> Fault:
+    return HostileFrames(
+        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
+        seed=chance.randrange(1 << 23),
+        duration_s=chance.uniform(0.3, 2.0),
+    )
+
+
+def _shortage(chance: random.Random, setup: Setup) -> Fault:
+    return Shortage(
+        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
+        is_at_ha_port=chance.random() < 0.3,
+        connections=STRANGERS_MAX,
+        duration_s=chance.uniform(0.5, 2.0),
     )
 
 
@@ -312,5 +379,8 @@ KINDS: tuple[tuple[Draw, int], ...] = (
     (_shred, 2),
     (_misled, 2),
     (_visit, 4),
+    (_hostile_frames, 3),
+    (_shortage, 3),
+    (_lost_log, 2),
 )
 """Every kind of fault, and how often it is drawn."""

@@ -81,6 +81,10 @@ class Producer:
             # Not twice: whoever waits already waits for the next address.
             self._address_known = trio.Event()
 
+    def forget(self) -> None:
+        """What was promised is void: the log that held it is gone, on purpose."""
+        self.promises.clear()
+
     async def wait_lost(self) -> None:
         """Return when there is no connection, and no answer to come any more."""
         await self._lost.wait()

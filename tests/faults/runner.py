@@ -51,6 +51,8 @@ class Report:
     starts: int = 0
     failed_syncs: int = 0
     """Nodes that ended because a sync failed."""
+    hostile_frames: int = 0
+    """Hostile frames that were answered, passed over or closed for."""
     statuses: dict[str, int] = field(factory=dict)
     faults: list[str] = field(factory=list)
     """The faults of the plan, by kind."""
@@ -91,6 +93,7 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
         except (AssertionError, TriohaError) as problem:
             violations.append(f"{problem}\n{''.join(traceback.format_tb(problem.__traceback__)[-3:])}")
     violations += cluster.violations
+    violations += cluster.hostile_findings
     violations += check_process_logs(cluster.log_file(name) for name in plan.setup.nodes)
     if end_offset >= 0 and not violations:
         violations += check_end(plan, cluster, end_offset)
@@ -107,6 +110,7 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
         kills=sum(keeper.kills for keeper in cluster.keepers.values()),
         starts=sum(keeper.starts for keeper in cluster.keepers.values()),
         failed_syncs=sum(keeper.failed_syncs for keeper in cluster.keepers.values()),
+        hostile_frames=cluster.hostile_frames,
         statuses=cluster.statuses,
         faults=[type(planned.fault).__name__ for planned in plan.faults],
     )
@@ -144,6 +148,7 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
             end_offset=end_offset,
             unclean_ends=cluster.keepers[name].kills + cluster.keepers[name].failed_syncs,
             has_impostors=plan.has_impostors,
+            loses_log=plan.loses_log,
         )
     return violations
 

@@ -12,7 +12,7 @@ from tests.faults.cluster import processes_naming
 
 pytestmark = pytest.mark.process
 
-SEEDS = range(4, 16)
+SEEDS = range(8, 20)
 """`python -m tests.faults` runs any number of others."""
 
 

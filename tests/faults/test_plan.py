@@ -41,12 +41,15 @@ def test_nothing_is_broken_twice_at_a_time():
 def test_every_kind_of_fault_and_of_cluster_is_drawn():
     assert kinds_of(range(200)) == KINDS
     setups = [make_plan(seed).setup for seed in range(200)]
-    assert {(setup.role, setup.slaves, setup.copies_needed) for setup in setups} == {
-        ("SYNC_MASTER", 1, 1),
-        ("SYNC_MASTER", 2, 1),
-        ("SYNC_MASTER", 2, 2),
-        ("ASYNC_MASTER", 1, 0),
+    assert {(setup.role, setup.slaves, setup.copies_needed, setup.is_chain) for setup in setups} == {
+        ("SYNC_MASTER", 1, 1, False),
+        ("SYNC_MASTER", 2, 1, False),
+        ("SYNC_MASTER", 2, 2, False),
+        ("ASYNC_MASTER", 1, 0, False),
+        ("SYNC_MASTER", 2, 1, True),
+        ("ASYNC_MASTER", 2, 0, True),
     }
+    assert {setup.descriptors_max for setup in setups} == {None, 128, 300}
     assert {(setup.flush_disk_type, setup.slave_flush_disk_type) for setup in setups} == {
         (master, slave) for master in ("ASYNC_FLUSH", "SYNC_FLUSH") for slave in ("ASYNC_FLUSH", "SYNC_FLUSH")
     }
@@ -74,3 +77,19 @@ def test_arguments_that_cannot_be_used_are_one_line(arguments, capsys):
     assert said.out == ""
     assert said.err.startswith("faults: ")
     assert said.err.count("\n") == 1
+
+
+def test_a_log_is_lost_only_where_every_slave_may_begin_anew_and_no_put_waits_for_one():
+    plans = [plan for plan in map(make_plan, range(300)) if plan.loses_log]
+    assert plans
+    for plan in plans:
+        setup = plan.setup
+        assert (setup.gap_policy, setup.start_from, setup.copies_needed) == ("resync", "earliest", 0)
+        assert setup.tail_check_bytes > 0
+        assert not plan.has_impostors
+
+
+def test_in_a_chain_the_second_slave_follows_the_first():
+    setup = next(plan.setup for plan in map(make_plan, range(300)) if plan.setup.is_chain)
+    assert [setup.upstream(index) for index in range(setup.slaves)] == ["master", "slave-1"]
+    assert [setup.followers(name) for name in setup.nodes] == [[0], [1], []]

@@ -6,10 +6,10 @@ import pytest
 from attrs import evolve
 
 from tests.faults.cluster import Cluster
-from tests.faults.faults import MASTER, DiskFull, FailingSync
-from tests.faults.invariants import check_logs_equal, check_promises, held_messages
+from tests.faults.faults import MASTER, DiskFull, FailingSync, LostLog, Shortage
+from tests.faults.invariants import check_logs_equal, check_process_logs, check_promises, held_messages
 from tests.faults.peers import Guest
-from tests.faults.plan import Plan, Planned, Setup
+from tests.faults.plan import STRANGERS_MAX, Plan, Planned, Setup
 from tests.faults.producer import LoadSettings
 
 pytestmark = pytest.mark.process
@@ -173,3 +173,58 @@ def test_a_node_whose_syncs_fail_ends_and_promises_nothing_more(tmp_path, name):
         fault.end(cluster)
         cluster.settle()
         cluster.end()
+
+
+def test_slaves_in_a_chain_begin_anew_when_the_first_log_of_it_is_another(tmp_path):
+    """No byte of the old log is followed by one of the new: what the middle sets aside ends its own slave's
+    connection, too, however long the new log has grown meanwhile."""
+    fault = LostLog(duration_s=0.0)
+    chain = {"is_chain": True, "gap_policy": "resync", "start_from": "earliest"}
+    plan = plan_of(role="ASYNC_MASTER", slaves=2, faults=[fault], file_bytes=65536, **chain)
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        wait_until(lambda: len(cluster.promises) >= 50)
+        last, master = cluster.keepers["slave-2"].node(), cluster.keepers[MASTER].node()
+        last.wait(max_offset=master.max_offset)
+        fault.begin(cluster)
+        old_end_offset = last.max_offset
+        fault.end(cluster)
+        master = cluster.keepers[MASTER].node()
+        wait_until(lambda: master.max_offset > old_end_offset)
+        end_offset = cluster.settle()
+        assert {name: keeper.starts for name, keeper in cluster.keepers.items()} == {
+            MASTER: 2,
+            "slave-1": 1,
+            "slave-2": 1,
+        }
+        cluster.end()
+    stores = [cluster.store(name) for name in plan.setup.nodes]
+    assert check_logs_equal(stores, end_offset=end_offset) == []
+    assert check_promises(cluster.promises, stores, copies=3, when="at the end") == []
+    # Both have kept what they held before.
+    for store in stores[1:]:
+        assert [path.name for path in store.iterdir() if path.name.startswith("commitlog.")]
+
+
+@pytest.mark.parametrize("is_at_ha_port", [False, True])
+def test_strangers_that_take_all_connections_disturb_nobody_who_was_there(tmp_path, is_at_ha_port):
+    """A node that may have 128 files open: it stays, writes on, and serves its producer and its slave."""
+    fault = Shortage(node=MASTER, is_at_ha_port=is_at_ha_port, connections=STRANGERS_MAX, duration_s=2.0)
+    # Small files: new ones are opened all the time.
+    plan = plan_of(faults=[fault], descriptors_max=128, file_bytes=65536)
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        wait_until(lambda: len(cluster.promises) >= 20)
+        statuses = cluster.statuses
+        slave = cluster.keepers["slave-1"].node()
+        reconnects = slave.status().client.reconnects
+        fault.begin(cluster)
+        kept = len(cluster.promises)
+        cluster.pause(fault.duration_s)
+        assert len(cluster.promises) > kept
+        cluster.settle()
+        others = {name: number for name, number in cluster.statuses.items() if name != "PUT_OK"}
+        assert others == {name: number for name, number in statuses.items() if name != "PUT_OK"}
+        assert slave.status().client.reconnects == reconnects
+        cluster.end()
+    assert check_process_logs(cluster.log_file(name) for name in plan.setup.nodes) == []

@@ -239,7 +239,8 @@ class _Conversation:
                 while (command := decoder.next_command()) is not None:
                     self._take(command)
         except RemoteProtocolError as error:
-            self._tally.find(f"{self._target.name} answered what is no frame: {error}", *self._batch)
+            said = f"answered what is no frame: {error}"
+            self._tally.find(f"{self._target.name} {said}", *self._batch, is_of_an_answer=True)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._tally.closes["broken"] += 1
         self._is_over = True
@@ -265,9 +266,11 @@ class _Conversation:
 
     def _judge(self, frame: Frame, answer: RemotingCommand) -> None:
         if answer.code == ResponseCode.SYSTEM_ERROR and _OUR_EXCEPTION.match(answer.remark or ""):
-            self._tally.find(f"{self._target.name} failed: {(answer.remark or '')[:200]}", frame)
+            said = (answer.remark or "")[:200]
+            self._tally.find(f"{self._target.name} failed: {said}", frame, is_of_an_answer=True)
         if frame.must_be_refused and answer.code in _STORED:
-            self._tally.find(f"{self._target.name} took what it must refuse, code {answer.code}", frame)
+            said = f"took what it must refuse, code {answer.code}"
+            self._tally.find(f"{self._target.name} {said}", frame, is_of_an_answer=True)
 
 
 async def _aside(

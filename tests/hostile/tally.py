@@ -19,6 +19,8 @@ class Finding:
     what: str
     suspects: tuple[Frame, ...] = ()
     """Frames one of which is the cause."""
+    is_of_an_answer: bool = False
+    """Whether an answer says it: then it holds also of a node that is killed or stopped meanwhile."""
 
     def __str__(self) -> str:
         if not self.suspects:
@@ -66,6 +68,6 @@ class Tally:
         for counts in (self.frames, self.codes, self.closes):
             counts.clear()
 
-    def find(self, what: str, *suspects: Frame) -> None:
+    def find(self, what: str, *suspects: Frame, is_of_an_answer: bool = False) -> None:
         """Note what must not have happened."""
-        self.findings.append(Finding(what, suspects))
+        self.findings.append(Finding(what, suspects, is_of_an_answer))

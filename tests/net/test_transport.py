@@ -1,5 +1,6 @@
 """The stream over a socket: what it receives, and that it lets others have their turn."""
 
+import errno
 import socket
 
 import pytest
@@ -69,3 +70,21 @@ async def test_who_always_gets_bytes_still_yields_sooner_if_they_are_many(pair, 
             received += 1
     near._socket = kept
     assert received == calls - 1
+
+
+class ResetOnMac(socket.socket):
+    """As macOS has it: options of a socket whose peer has reset it are refused."""
+
+    def setsockopt(self, *args):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+async def test_a_socket_that_refuses_options_ends_by_what_it_receives():
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as far:
+        near = SocketTransport(ResetOnMac(fileno=listener.accept()[0].detach()))
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        far.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await near.receive_some()
+        await near.aclose()

@@ -1,14 +1,18 @@
-"""One local Spark for all tests that need it."""
+"""One local Spark for all tests that need it, and replays without any."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+import trioha_spark.replay as replays
+from trioha.recording.curves import Grid
+from trioha_spark.scan import Range, fold_range, join_connection, join_node
 from trioha_spark.session import spark_session
 
 
@@ -20,3 +24,27 @@ def spark() -> Iterator[SparkSession]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
         with spark_session("local[2]") as session:
             yield session
+
+
+def run_here(_: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], __: object) -> replays._Joined:
+    """What Spark's tasks do, in this process."""
+    joined = replays._Joined({}, {})
+    for work in ranges:
+        node, connections = fold_range(work)
+        index = work.session_index
+        known = joined.nodes.get(index)
+        joined.nodes[index] = join_node([node] if known is None else [known, node])
+        for conn, part in connections.items():
+            earlier = joined.connections.get((index, conn))
+            joined.connections[index, conn] = join_connection(
+                [part] if earlier is None else [earlier, part], grids[index]
+            )
+    return joined
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """Stands for Spark: replays are run in this process."""
+    monkeypatch.setattr(replays, "_run", run_here)
+    stand_in: Any = object()
+    return stand_in

@@ -42,7 +42,7 @@ def test_replay_prints_json_and_writes_the_report_and_nothing_else(session: Path
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert set(document) == {
-        *("sessions", "connections", "reconnects", "gaps", "waits", "causes", "links"),
+        *("sessions", "connections", "reconnects", "probes", "gaps", "waits", "causes", "links"),
         *("invariants", "violations"),
     }
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
@@ -59,7 +59,8 @@ def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> N
         (2, 1500, 1300),
     ]
     assert {path.stem for path in (tmp_path / "new" / "tables").iterdir()} == {
-        *("sessions", "connections", "seconds", "events", "reconnects", "gaps", "waits", "causes", "links"),
+        *("sessions", "connections", "seconds", "events", "reconnects", "probes", "gaps", "waits", "causes"),
+        "links",
         *("invariants", "violations"),
     }
 

@@ -6,21 +6,18 @@ import json
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import reduce
 from operator import xor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-import trioha_spark.replay as replays
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
-from trioha.recording.curves import Grid
 from trioha.recording.events import RECORD
 from trioha.recording.judging import judge_session
 from trioha.recording.layout import HEADER_BYTES
@@ -31,7 +28,6 @@ from trioha_spark.explain import explain
 from trioha_spark.moment import moment, open_tapes
 from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_spark.replay import ReplayResult, replay
-from trioha_spark.scan import Range, fold_range, join_connection, join_node
 from trioha_spark.sources.session import SessionReader, SessionStreamReader
 from trioha_spark.tables import arrow_tables
 from trioha_spark.whatif.model import model_of
@@ -48,30 +44,6 @@ COLUMNS = StructType(
     ]
 )
 ERRORS = StructType([StructField("file", StringType()), StructField("records", LongType())])
-
-
-def run_here(_: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], __: object) -> replays._Joined:
-    """What Spark's tasks do, in this process."""
-    joined = replays._Joined({}, {})
-    for work in ranges:
-        node, connections = fold_range(work)
-        index = work.session_index
-        known = joined.nodes.get(index)
-        joined.nodes[index] = join_node([node] if known is None else [known, node])
-        for conn, part in connections.items():
-            earlier = joined.connections.get((index, conn))
-            joined.connections[index, conn] = join_connection(
-                [part] if earlier is None else [earlier, part], grids[index]
-            )
-    return joined
-
-
-@pytest.fixture
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """Stands for Spark: replays are run in this process."""
-    monkeypatch.setattr(replays, "_run", run_here)
-    stand_in: Any = object()
-    return stand_in
 
 
 def read_all(path: Path, spark: SparkSession, *, range_records: int = RANGE_RECORDS) -> ReplayResult:

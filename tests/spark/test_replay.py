@@ -270,7 +270,9 @@ def test_who_connects_to_a_slave_takes_the_place_of_none_of_its_connections(
 ) -> None:
     guest = [
         Event(94, Kind.STATE, conn=7, offset=-1, aux=1300, flags=HaState.HANDSHAKE),
-        Event(95, Kind.CLOSED, conn=7, offset=-1, aux=1300, flags=CloseReason.NO_REQUEST),
+        Event(94, Kind.REQUESTED, conn=7, offset=1000, aux=1300),
+        Event(94, Kind.ACK, conn=7, offset=1000, aux=1300),
+        Event(95, Kind.CLOSED, conn=7, offset=1000, aux=1300, flags=CloseReason.EOF),
     ]
     events = sorted([*slave_events(), *guest], key=lambda event: event.ts_ns)
     path = write_session(

@@ -16,6 +16,7 @@ from rich.table import Table
 from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
+from trioha.recording.probes import ProbeCount, probes_line
 from trioha.recording.reader import find_sessions, open_session
 from trioha.recording.times import clock_text, zone_text
 
@@ -52,8 +53,8 @@ def replay(
         Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
         first one, or the first one after --at).
     json
-        Print one JSON object with `sessions`, `connections`, `reconnects`, `gaps`, `waits`, `causes`,
-        `links`, `invariants`, `violations`.
+        Print one JSON object with `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`,
+        `causes`, `links`, `invariants`, `violations`.
 
     Exits with 1 if an invariant of severity error does not hold.
     """
@@ -174,7 +175,7 @@ def _spark_module(name: str) -> ModuleType:
 
 
 def _print(document: dict[str, list[dict[str, Any]]]) -> None:
-    _print_sessions(document["sessions"])
+    _print_sessions(document["sessions"], document["probes"])
     if document["connections"]:
         _print_connections(document["connections"])
         out().print("lag: bytes, weighted by time; ack: ms from a frame's transfer to its ack", style="dim")
@@ -189,7 +190,7 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
             out().print(f"damage: {line}", markup=False, soft_wrap=True)
 
 
-def _print_sessions(rows: list[dict[str, Any]]) -> None:
+def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) -> None:
     table = _table(
         "Sessions", "node", "role", "began", "seconds", "events", "puts", "put bytes", "max offset"
     )
@@ -203,6 +204,13 @@ def _print_sessions(rows: list[dict[str, Any]]) -> None:
             *map(_number, (row["events"], row["puts"], row["putBytes"], row["maxOffset"], row["reconnects"])),
         )
     out().print(table)
+    for row in rows:
+        if row["probes"]:
+            own = [probe for probe in probes if probe["session"] == row["session"]]
+            line = probes_line([ProbeCount(one["host"], one["reason"], one["count"]) for one in own])
+            out().print(
+                f"{row['brokerName']} {row['brokerId']}: {line}", style="dim", markup=False, soft_wrap=True
+            )
 
 
 def _print_connections(rows: list[dict[str, Any]]) -> None:

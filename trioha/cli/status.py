@@ -18,6 +18,8 @@ from trioha.remoting.status_reader import fetch_status
 
 UNKNOWN = "-"
 """Shown where the peer does not say."""
+PROBE_HOSTS_MAX = 5
+"""Hosts whose probes get a line each."""
 
 
 def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
@@ -102,6 +104,21 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}", markup=False)
+        _print_probes(broker)
+
+
+def _print_probes(broker: BrokerStatus) -> None:
+    """A line for each host whose connections to the HA port ask for nothing, the busiest first."""
+    by_host = sorted(broker.probes.items(), key=lambda item: -sum(item[1].values()))
+    for host, reasons in by_host[:PROBE_HOSTS_MAX]:
+        counts = ", ".join(f"{name} {number:,}" for name, number in reasons.items())
+        out().print(f"{broker.address} probes of {host} at the HA port: {counts}", markup=False)
+    if len(by_host) > PROBE_HOSTS_MAX:
+        number = sum(sum(reasons.values()) for _, reasons in by_host[PROBE_HOSTS_MAX:])
+        hosts = len(by_host) - PROBE_HOSTS_MAX
+        out().print(
+            f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}", markup=False
+        )
 
 
 def _print_connections(brokers: Sequence[BrokerStatus]) -> None:

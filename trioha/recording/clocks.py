@@ -24,6 +24,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
+from trioha.recording.asking import asks
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
@@ -35,6 +36,8 @@ Ints = NDArray[np.int64]
 KEPT_MAX: Final = 5_000
 """Frames, and acks, of a connection that are compared: its first ones."""
 
+PROBES_PER_CONNECTION: Final = 16
+"""Connections whose begin is looked at, for each one wanted: some may be probes, in older recordings."""
 BEGIN_RECORDS: Final = 4096
 """Records that are the begin of a connection, where no more are looked at."""
 
@@ -160,11 +163,17 @@ def _pieces(tape: Tape, connections_max: int | None) -> Iterator[NDArray[np.void
         return
     begins: dict[int, int] = {}
     for conn, seq, _ in named_peers(tape.facts):
-        if len(begins) < connections_max:
+        if len(begins) < PROBES_PER_CONNECTION * connections_max:
             begins.setdefault(conn, seq)
+    found = 0
     for conn, seq in begins.items():
         records = tape.records_between(seq, seq + BEGIN_RECORDS)
-        yield records[records["conn"] == conn]
+        records = records[records["conn"] == conn]
+        # A probe is no connection to look at.
+        found += bool(asks(records).any())
+        yield records
+        if found >= connections_max:
+            return
 
 
 def _tracks(tape: Tape, connections_max: int | None) -> Mapping[int, _Track]:

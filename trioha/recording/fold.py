@@ -28,6 +28,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
+from trioha.recording.asking import asks
 from trioha.recording.curves import Curve, Grid
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, LinkEvent
 from trioha.recording.histogram import Histogram
@@ -89,7 +90,10 @@ class Part:
     grid: Grid
     node: NodeTally = field(factory=NodeTally)
     connections: Mapping[int, ConnectionPart] = field(factory=dict)
-    """By connection number."""
+    """By connection number; without those of `probes`."""
+    probes: Mapping[int, int] = field(factory=dict)
+    """Connections of a master's session that began and ended here and never asked for the log, by their
+    number: `CloseReason`. Of others the figures say it (`asked_ts_ns`)."""
 
 
 def combine(parts: Iterable[Part]) -> Part:
@@ -103,7 +107,8 @@ def _combine(earlier: Part, later: Part) -> Part:
     for conn, part in later.connections.items():
         known = connections.get(conn)
         connections[conn] = part if known is None else known.followed_by(part, earlier.grid)
-    return Part(earlier.grid, earlier.node + later.node, connections)
+    probes = {**earlier.probes, **later.probes}
+    return Part(earlier.grid, earlier.node + later.node, connections, probes)
 
 
 def fold(records: Array, *, is_slave: bool, grid: Grid, cold: bool = False) -> Part:
@@ -127,10 +132,33 @@ def fold_scene(scene: Scene, grid: Grid) -> Part:
         node = _stated_of_node(Rows(records[is_key])) + node
         scene = Scene(records, scene.setting, cold=False)
     track = _telling(scene.connections)
-    connections = {}
-    for group, conn in enumerate(track.keys.tolist()):
-        connections[conn] = _fold_connection(track, group, is_key, is_slave=scene.setting.is_slave, grid=grid)
-    return Part(grid, node, connections)
+    asked = asks(scene.records)
+    probes = {} if scene.setting.is_slave else _probes(track, asked)
+    connections = {
+        conn: _fold_connection(track, group, asked, is_key, is_slave=scene.setting.is_slave, grid=grid)
+        for group, conn in enumerate(track.keys.tolist())
+        if conn not in probes
+    }
+    return Part(grid, node, connections, probes)
+
+
+def _probes(track: Track, asked: Bools) -> dict[int, int]:
+    """Connections that began and ended here without a request, with the reason of their end."""
+    ends = track.stream((Kind.CLOSED,))
+    if not len(ends):
+        return {}
+    ended = np.flatnonzero(np.diff(ends.bounds))
+    births = track.stream((Kind.STATE,))
+    rows = births.rows[births["flags"] == HaState.HANDSHAKE]
+    has_birth = np.diff(np.append(np.searchsorted(rows, track.begins), len(rows))) > 0
+    assert track.places is not None, "a track of connections is sorted"
+    row_asks = asked[track.places]
+    probes: dict[int, int] = {}
+    for group in ended[has_birth[ended]].tolist():
+        if not row_asks[track.begins[group] : track.ends[group]].any():
+            last = int(ends.bounds[group + 1]) - 1
+            probes[int(track.keys[group])] = int(ends["flags"][last])
+    return probes
 
 
 def _telling(track: Track) -> Track:
@@ -235,9 +263,10 @@ class _Some:
 
 
 def _fold_connection(
-    track: Track, group: int, is_key: Bools | None, *, is_slave: bool, grid: Grid
+    track: Track, group: int, asked: Bools, is_key: Bools | None, *, is_slave: bool, grid: Grid
 ) -> ConnectionPart:
-    """`is_key`: which records are what KEYFRAMEs stand for; None if none is."""
+    """`asked`: which records of the scene show a request; `is_key`: which are what KEYFRAMEs stand for, None
+    if none is."""
     begin, end = int(track.begins[group]), int(track.ends[group])
     ts_ns, max_offset = track.rows["ts_ns"][begin:end], track.rows["aux"][begin:end]
 
@@ -267,10 +296,10 @@ def _fold_connection(
         )
         for name, some in told.items()
     }
-    asks = [int(some.rows[0]) for some in (requests, frames, acks, reports, went_out) if len(some)]
+    shows = asked[track.places_of(begin, end)]
     tally = Tally(
         first_ts_ns=int(ts_ns[0]),
-        asked_ts_ns=int(ts_ns[min(asks) - begin]) if asks else UNKNOWN,
+        asked_ts_ns=int(ts_ns[shows.argmax()]) if shows.any() else UNKNOWN,
         last_ts_ns=int(ts_ns.max()),
         state=int(states["flags"][-1]) if len(states) else UNKNOWN,
         close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,
