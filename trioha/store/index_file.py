@@ -29,7 +29,7 @@ from attrs import frozen
 from trioha.errors import StoreError
 from trioha.store.mapped_file import hint_at, make_whole
 from trioha.store.mapping import map_file
-from trioha.store.syncing import SharedDescriptor, sync_directory
+from trioha.store.syncing import SharedDescriptor
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -77,11 +77,11 @@ class IndexFile:
     """An open index file. Every number of its header is a property here; `put` writes them back."""
 
     def __init__(self, path: Path, shape: IndexShape, *, fd: int) -> None:
-        """Takes `fd` over, but for an OSError."""
+        """Maps the file, which needs `fd` no longer. Raises OSError."""
         self.path = path
         self.shape = shape
         self._view = map_file(fd, shape.file_bytes)
-        self.descriptor: SharedDescriptor | None = SharedDescriptor(fd)
+        self.descriptor: SharedDescriptor | None = None
         """Of a file that is being filled; reading needs none, and neither does writing what has its space."""
         self._words = self._view.cast("I")
         header: tuple[int, ...] = _HEADER.unpack_from(self._view)
@@ -99,27 +99,21 @@ class IndexFile:
     @classmethod
     def open(cls, path: Path, shape: IndexShape) -> IndexFile:
         """Open an existing file; raises StoreError if its length is not what `shape` says."""
-        fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            found = os.fstat(fd).st_size
-            if found != shape.file_bytes:
-                raise StoreError(
-                    f"has {found} bytes, the configuration says {shape.file_bytes}",
-                    path=path,
-                    hint="maxHashSlotNum and maxIndexNum must be what the store was made with",
-                )
-            file = cls(path, shape, fd=fd)
-        except BaseException as error:
-            if fd >= 0:
+            try:
+                found = os.fstat(fd).st_size
+                if found != shape.file_bytes:
+                    raise StoreError(
+                        f"has {found} bytes, the configuration says {shape.file_bytes}",
+                        path=path,
+                        hint="maxHashSlotNum and maxIndexNum must be what the store was made with",
+                    )
+                return cls(path, shape, fd=fd)
+            finally:
                 os.close(fd)
-            if isinstance(error, OSError):
-                raise StoreError(
-                    f"cannot be opened: {error.strerror}", path=path, hint=hint_at(error)
-                ) from error
-            raise
-        file.release()
-        return file
+        except OSError as error:
+            raise StoreError(f"cannot be opened: {error.strerror}", path=path, hint=hint_at(error)) from error
 
     @classmethod
     def create(
@@ -127,27 +121,33 @@ class IndexFile:
     ) -> IndexFile:
         """Make an empty file that continues one that ended at these values (spec store 4.1).
 
-        Raises StoreError if there is no space for the slots, or no descriptor; there is no such file then.
+        Its directory's entry is to be put on disk by the caller, with the file. Raises StoreError if there is
+        no space for the slots, or no descriptor; there is no such file then.
         """
-        fd = -1
+        made: list[IndexFile] = []
+
+        def prepare(fd: int) -> None:
+            _prepare(fd, shape)
+            file = cls(path, shape, fd=fd)
+            made.append(file)
+            file.begin_timestamp_ms = file.end_timestamp_ms = end_timestamp_ms
+            file.begin_physical_offset = file.end_physical_offset = end_physical_offset
+            file._write_header()
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = make_whole(path, lambda fd: _prepare(fd, shape))
-            sync_directory(path.parent)
-            file = cls(path, shape, fd=fd)
+            # It gets its name last: nothing can fail after that.
+            fd = make_whole(path, prepare)
         except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-                path.unlink(missing_ok=True)
+            for file in made:
+                file.close()
             raise StoreError(
                 f"no {shape.entries_at} bytes could be reserved: {error.strerror}",
                 path=path,
                 hint=hint_at(error),
             ) from error
-        file.begin_timestamp_ms = file.end_timestamp_ms = end_timestamp_ms
-        file.begin_physical_offset = file.end_physical_offset = end_physical_offset
-        file._write_header()
-        return file
+        made[0].descriptor = SharedDescriptor(fd)
+        return made[0]
 
     @property
     def is_full(self) -> bool:

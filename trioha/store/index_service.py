@@ -240,7 +240,8 @@ class IndexService:
             end_physical_offset=0 if last is None else last.end_physical_offset,
         )
         self._files.append(file)
-        self._unsynced[file.path] = None
+        # A file is there after a power cut only if its directory's entry is.
+        self._unsynced |= dict.fromkeys((file.path, self.directory, self.directory.parent))
         return file
 
     def _next_name(self) -> str:

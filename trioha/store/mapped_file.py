@@ -306,7 +306,9 @@ def make_whole(path: Path, prepare: Callable[[int], None]) -> int:
         raise
     finally:
         if name:
-            Path(name).unlink()
+            # One that stays is loaded by no one, and the file itself is whole.
+            with suppress(OSError):
+                Path(name).unlink()
     return fd
 
 

@@ -1,0 +1,211 @@
+"""Whatever call to the disk fails, and however often: afterwards queues and index are what they would be."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.descriptors import close_after_test, resources_closed
+from tests.store.dispatching import Parts, files_below, parts_of
+from tests.store.support import message, open_log
+from trioha.errors import StoreError
+from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queue import ConsumeQueue
+from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch import DispatchSettings
+from trioha.store.index_file import IndexShape
+
+CALLS = (
+    "open",
+    "pwrite",
+    "pread",
+    "link",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "mkdir",
+    "unlink",
+    "stat",
+)
+BATCH_TOPIC = "Batched"
+QUEUES = ConsumeQueueSettings(file_bytes=100, batch_file_bytes=46 * 4, open_files_max=3)
+SHAPE = IndexShape(hash_slots=7, index_num=9)
+
+
+class Disk:
+    """Fails the calls to it whose number is in `failing`."""
+
+    def __init__(self, failing: Collection[int] = ()) -> None:
+        self.failing = failing
+        self.calls = 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """All calls of this process go to this disk."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, self._call(getattr(os, name)))
+            yield
+
+    def _call(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            number, self.calls = self.calls, self.calls + 1
+            if number in self.failing:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+
+def stored(folder: Path) -> CommitLog:
+    """A log of plain and batch messages in queues that are new, that begin late, and that have gaps."""
+    log = close_after_test(open_log(folder)[0])
+    log.queue_offsets["Late", 0] = 13
+    for number in range(32):
+        # A key that is there twice has the same hash twice.
+        properties = f"UNIQ_KEY\x01key{number}\x02KEYS\x01key{number} other\x02TAGS\x01tag".encode()
+        topic = ("Orders", "Orders", BATCH_TOPIC, "Late")[number % 4]
+        if number == 27:
+            log.queue_offsets["Late", 0] += 3
+        log.append(
+            message(b"x", topic=topic, queue_id=0 if topic == "Late" else number % 3, properties=properties)
+        )
+    return log
+
+
+def parts(log: CommitLog, folder: Path) -> Parts:
+    return parts_of(
+        log, folder, batch={BATCH_TOPIC}, settings=DispatchSettings(), queue_settings=QUEUES, shape=SHAPE
+    )
+
+
+def built(folder: Path) -> tuple[dict[str, bytes], list[bytes]]:
+    """All files of queues by name, and the index files in their order."""
+    queues = {
+        name: data
+        for name, data in files_below(folder).items()
+        if not name.startswith(("index", "commitlog"))
+    }
+    return queues, list(files_below(folder / "index").values())
+
+
+def dispatch(made: Parts, disk: Disk, sizes: Iterator[int]) -> int:
+    """Dispatch all, again after each error; how many errors there were. The parts are closed."""
+    errors = 0
+    with disk.in_use():
+        while made.dispatcher.position < made.log.max_offset:
+            before, faults = made.dispatcher.position, made.dispatcher.faults
+            newest_ms = made.dispatcher.last_store_timestamp_ms
+            try:
+                made.dispatcher.dispatch(made.log.max_offset, records_max=next(sizes))
+            except StoreError:
+                errors += 1
+                assert made.dispatcher.position == before
+                assert (made.dispatcher.faults, made.dispatcher.last_store_timestamp_ms) == (
+                    faults,
+                    newest_ms,
+                )
+                for queue in made.queues:
+                    assert queue.pending == []
+                    assert queue.next_offset == queue.max_offset
+                    assert queue.min_offset <= queue.max_offset
+    made.close()
+    return errors
+
+
+def forever(size: int) -> Iterator[int]:
+    while True:
+        yield size
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    """The log, what is built from it, and how many calls to the disk that takes."""
+    log = stored(tmp_path / "log")
+    disk = Disk()
+    assert dispatch(parts(log, tmp_path / "whole"), disk, forever(512)) == 0
+    return log, built(tmp_path / "whole"), disk.calls
+
+
+@pytest.mark.parametrize(("times", "records_max"), [(1, 512), (1, 5), (2, 512), (7, 9)])
+def test_any_call_may_fail_any_number_of_times(undisturbed, tmp_path, times, records_max):
+    log, expected, calls = undisturbed
+    errors = 0
+    for first in range(calls + 20):
+        folder = tmp_path / f"{first}"
+        disk = Disk(range(first, first + times))
+        errors += dispatch(parts(log, folder), disk, forever(records_max))
+        assert built(folder) == expected, f"calls {first} to {first + times - 1} failed"
+    assert errors > calls // 2
+
+
+@settings(max_examples=60)
+@given(
+    failing=st.sets(st.integers(0, 400), max_size=60),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=9),
+)
+def test_any_calls_may_fail_in_batches_of_any_size(tmp_path_factory, failing, sizes):
+    folder = tmp_path_factory.mktemp("failed")
+    with resources_closed():
+        log = stored(folder / "log")
+        dispatch(parts(log, folder / "whole"), Disk(), forever(512))
+
+        def batches() -> Iterator[int]:
+            while True:
+                yield from sizes
+
+        dispatch(parts(log, folder / "torn"), Disk(failing), batches())
+        assert built(folder / "torn") == built(folder / "whole")
+
+
+def test_after_a_failed_write_a_start_finds_what_counts_and_no_more(undisturbed, tmp_path):
+    """As after a crash in the middle: what the failed write left is no entry of its own."""
+    log, expected, calls = undisturbed
+    for first in range(calls):
+        folder = tmp_path / f"{first}"
+        made = parts(log, folder)
+        with Disk(range(first, first + 1000)).in_use(), pytest.raises(StoreError):
+            while made.dispatcher.dispatch(log.max_offset, records_max=6):
+                pass
+        made.close()
+        again = parts(log, folder)
+        again.dispatch_all()
+        again.close()
+        assert built(folder)[0] == expected[0], f"calls from {first} on failed"
+
+
+def test_many_queues_that_begin_late_take_little_memory_until_they_are_written(tmp_path):
+    """A replica that begins with the last log file: each queue has a file's worth of blanks before it."""
+    import tracemalloc
+
+    log = close_after_test(open_log(tmp_path / "log")[0])
+    for queue_id in range(200):
+        log.queue_offsets["Orders", queue_id] = 299_999
+        log.append(message(queue_id=queue_id))
+    made = parts_of(log, tmp_path / "built", queue_settings=ConsumeQueueSettings())
+    write, peak = ConsumeQueue.flush, []
+
+    def flush(queue: ConsumeQueue) -> None:
+        peak.append(tracemalloc.get_traced_memory()[1])
+        if len(peak) == 1:
+            write(queue)
+            peak.append(tracemalloc.get_traced_memory()[1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsumeQueue, "flush", flush)
+        tracemalloc.start()
+        try:
+            made.dispatch_all()
+        finally:
+            tracemalloc.stop()
+    made.close()
+    # 200 queues with 6 MB of blanks each; one is written.
+    assert max(peak) < 8 << 20
