@@ -173,8 +173,7 @@ def test_after_a_failed_write_a_start_finds_what_counts_and_no_more(undisturbed,
         folder = tmp_path / f"{first}"
         made = parts(log, folder)
         with Disk(range(first, first + 1000)).in_use(), pytest.raises(StoreError):
-            while made.dispatcher.dispatch(log.max_offset, records_max=6):
-                pass
+            made.dispatch_all(records_max=6)
         made.close()
         again = parts(log, folder)
         again.dispatch_all()

@@ -1,13 +1,18 @@
 """Which files go and when, and what a full disk does: a disk that the tests play."""
 
+import errno
 import os
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
 
 import pytest
 import trio
 
 from tests.ha.support import connected, make_master, settled
-from tests.store.support import FILE_BYTES, message, open_log
+from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
+from trioha.errors import StoreError
 from trioha.recording.events import CloseReason
 from trioha.store.retention import Retention, RetentionClock, RetentionSettings
 from trioha.store.status import PutStatus
@@ -77,22 +82,188 @@ def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(log):
     assert log.append(message()).status is PutStatus.PUT_OK
 
 
-async def test_the_disk_is_looked_at_every_interval(log, autojump_clock, monkeypatch):
+async def test_the_disk_is_looked_at_every_interval(log, autojump_clock, in_place):
     looks = []
-
-    async def run_in_place(function, *args):
-        await trio.lowlevel.checkpoint()
-        return function(*args)
 
     def used_ratio(directory):
         looks.append((trio.current_time() - started, directory))
         return 0.5
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
     started = trio.current_time()
     with trio.move_on_after(25):
         await retention(log, used_ratio=used_ratio).run()
     assert looks == [(0.0, log.directory), (10.0, log.directory), (20.0, log.directory)]
+
+
+@pytest.fixture
+def in_place(monkeypatch):
+    """Worker threads do not follow virtual time: what they do is done in place."""
+
+    async def run_in_place(function, *args, **_options):
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+
+
+def errors_logged(capsys):
+    return capsys.readouterr().out.count("old files cannot be looked at or deleted yet")
+
+
+async def test_a_disk_that_does_not_answer_ends_nothing_and_is_asked_again(
+    log, in_place, autojump_clock, capsys
+):
+    answers = iter([0.5, *[OSError(errno.EIO, "Input/output error")] * 20, 0.91])
+
+    def used_ratio(_):
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    cleaner = retention(log, used_ratio=used_ratio)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cleaner.run)
+        await trio.sleep(205)
+        assert (cleaner.errors, log.disk_is_full) == (20, False)
+        await trio.sleep(10)
+        assert log.disk_is_full
+        nursery.cancel_scope.cancel()
+    # Once a minute: the first one, and at 70, 130 and 190 s.
+    assert errors_logged(capsys) == 4
+
+
+@pytest.mark.parametrize("call", ["stat", "unlink"])
+async def test_a_file_that_cannot_be_looked_at_or_deleted_stays_and_goes_later(
+    log, in_place, autojump_clock, monkeypatch, call
+):
+    refused = log.files[1].path
+    paths = [file.path for file in log.files]
+    real = getattr(Path, call)
+
+    def refuse(path, *arguments, **options):
+        if path == refused:
+            raise OSError(errno.EACCES, "Permission denied")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, call, refuse)
+    cleaned = []
+    cleaner = retention(
+        log, used_ratio=lambda _: 0.80, on_deleted=lambda: cleaned.append(log.min_offset) or ()
+    )
+    monkeypatch.setattr("trioha.store.retention.datetime", Noon)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cleaner.run)
+        await trio.sleep(25)
+        assert (log.min_offset, cleaner.errors, cleaned) == (FILE_BYTES, 3, [FILE_BYTES])
+        refused = None
+        await trio.sleep(10)
+        assert (log.min_offset, cleaner.errors, cleaned) == (3 * FILE_BYTES, 3, [FILE_BYTES, 3 * FILE_BYTES])
+        nursery.cancel_scope.cancel()
+    assert len(log_bytes(log)) == log.max_offset - log.min_offset
+    monkeypatch.undo()
+    assert [path.exists() for path in paths] == [False] * 3 + [True] * 3
+
+
+class Noon(datetime):
+    """The wall clock stands still."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return NOW
+
+
+async def test_a_file_that_an_operator_has_deleted_is_no_obstacle(log):
+    log.files[1].path.unlink()
+    retention(log).apply(0.80, now=NOW)
+    assert log.min_offset == 3 * FILE_BYTES
+
+
+async def test_what_was_built_from_deleted_files_is_cleaned_once_a_run_and_again_until_all_is(
+    log, in_place, autojump_clock
+):
+    runs = []
+
+    def clean():
+        runs.append(log.min_offset)
+        yield
+        if len(runs) < 3:
+            raise StoreError("cannot be deleted", path="consumequeue")
+
+    cleaner = retention(log, used_ratio=lambda _: 0.86, on_deleted=clean)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cleaner.run)
+        await trio.sleep(95)
+        nursery.cancel_scope.cancel()
+    assert runs == [5 * FILE_BYTES] * 3
+    assert cleaner.errors == 2
+
+
+async def test_other_tasks_get_their_turn_while_many_queues_are_cleaned(log, monkeypatch):
+    turns = []
+    clock_s = count(0, 0.0004)
+    monkeypatch.setattr("trioha.store.retention.time.perf_counter", lambda: next(clock_s))
+    done = trio.Event()
+
+    def clean():
+        for _ in range(20):
+            turns.append("queue")
+            yield
+
+    async def other():
+        while not done.is_set():
+            await trio.lowlevel.checkpoint()
+            turns.append("other")
+
+    log.delete_first_file()
+    cleaner = retention(log, on_deleted=clean)
+    # It takes the log as it is when it begins.
+    await cleaner.clean()
+    assert turns == []
+    log.delete_first_file()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        await trio.lowlevel.checkpoint()
+        await cleaner.clean()
+        done.set()
+    assert turns.count("queue") == 20
+    # A slice is three looks at this clock; tasks that are ready run once each, in any order.
+    assert max(map(len, "".join(turn[0] for turn in turns).split("o"))) <= 6
+
+
+def test_queues_are_those_of_the_log_that_is_left_whatever_the_disk_refused(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+    log = store.commit_log
+    for number in range(300):
+        log.append(message(bytes(2000), queue_id=number % 7))
+    store.dispatcher.dispatch(log.max_offset, records_max=1000)
+    for _ in range(6):
+        log.delete_first_file()
+    calls = iter(range(1000))
+    unlink = Path.unlink
+
+    def refuse_now_and_then(path, missing_ok=False):
+        if next(calls) % 2 == 0:
+            raise OSError(errno.EACCES, "Permission denied")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_now_and_then)
+    with pytest.raises(StoreError, match="cannot be deleted"):
+        list(store.head_deleted())
+    for _ in range(10):
+        with suppress(StoreError):
+            list(store.head_deleted())
+    monkeypatch.undo()
+    list(store.head_deleted())
+    for queue_id in range(7):
+        queue = store.queues.find("Orders", queue_id)
+        found = list(queue.entries(0, 1000))
+        assert all(entry.physical_offset >= log.min_offset for entry in found)
+        assert (found[0].queue_offset, found[-1].queue_offset + 1) == (queue.min_offset, queue.max_offset)
+        # Files of 20 entries: what is before the first one that counts is gone.
+        names = sorted(path.name for path in (tmp_path / f"consumequeue/Orders/{queue_id}").iterdir())
+        assert int(names[0]) == queue.min_offset // 20 * 400
+    store.close()
 
 
 async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_clock):

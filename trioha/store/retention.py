@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -23,7 +24,7 @@ import trio
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.net.border import is_shortage
+from trioha.net.threads import run_in_thread
 from trioha.store.commit_log import CommitLog
 from trioha.store.mapped_file import MappedFile
 
@@ -118,11 +119,9 @@ class Retention:
         """Look at the disk for ever. What it refuses is tried again at the next look."""
         while True:
             try:
-                ratio = await trio.to_thread.run_sync(self._used_ratio, self._log.directory)
+                ratio = await run_in_thread(partial(self._used_ratio, self._log.directory))
                 self.apply(ratio, now=self._clock.now())
-            except (OSError, RuntimeError) as error:
-                if not isinstance(error, OSError) and not is_shortage(error):
-                    raise
+            except OSError as error:
                 self._report(error)
             await self.clean()
             await trio.sleep(self._settings.interval_s)
