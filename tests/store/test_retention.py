@@ -149,9 +149,11 @@ async def test_a_file_that_cannot_be_looked_at_or_deleted_stays_and_goes_later(
     monkeypatch.setattr(Path, call, refuse)
     cleaned = []
     cleaner = retention(
-        log, used_ratio=lambda _: 0.80, on_deleted=lambda: cleaned.append(log.min_offset) or ()
+        log,
+        used_ratio=lambda _: 0.80,
+        on_deleted=lambda: cleaned.append(log.min_offset) or (),
+        clock=RetentionClock(wall_s=NOW.timestamp),
     )
-    monkeypatch.setattr("trioha.store.retention.datetime", Noon)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cleaner.run)
         await trio.sleep(25)
@@ -163,14 +165,6 @@ async def test_a_file_that_cannot_be_looked_at_or_deleted_stays_and_goes_later(
     assert len(log_bytes(log)) == log.max_offset - log.min_offset
     monkeypatch.undo()
     assert [path.exists() for path in paths] == [False] * 3 + [True] * 3
-
-
-class Noon(datetime):
-    """The wall clock stands still."""
-
-    @classmethod
-    def now(cls, tz=None):
-        return NOW
 
 
 async def test_a_file_that_an_operator_has_deleted_is_no_obstacle(log):
@@ -384,12 +378,7 @@ async def test_flow_control_bounds_headers_and_bodies_in_every_second(tmp_path, 
     assert arrived == {0: 10_000, 1: 10_000, 2: 10_000, 3: log.max_offset + 4 * 12 - 30_000}
 
 
-async def test_a_wall_clock_that_jumps_forward_makes_no_file_old(log, autojump_clock, monkeypatch):
-    async def run_in_place(call, *arguments):
-        await trio.lowlevel.checkpoint()
-        return call(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_in_place)
+async def test_a_wall_clock_that_jumps_forward_makes_no_file_old(log, autojump_clock, in_place):
     start_s = NOW.timestamp()
     jump_s = 0.0
     clock = RetentionClock(
