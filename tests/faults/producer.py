@@ -41,6 +41,8 @@ class LoadSettings:
     """Messages per second, all senders together."""
     body_bytes_max: int
     """Bodies are mostly short; the longest have this length."""
+    answer_timeout_s: float = ANSWER_TIMEOUT_S
+    """How long an answer may take."""
 
 
 @frozen
@@ -71,6 +73,8 @@ class Producer:
         self.promises: list[Promise] = []
         """In the order of their answers."""
         self.statuses: Counter[str] = Counter()
+        self.slowest_s = 0.0
+        """Of all answers that came."""
 
     def use(self, address: str | None) -> None:
         """Send to `address` from now on; None while the master is down."""
@@ -147,11 +151,15 @@ class Producer:
             flag=0,
             properties=encode_properties({KEY_PROPERTY: key, "WAIT": "true"}).decode(),
         )
+        began_s = trio.current_time()
         try:
-            answer = await client.request(send_request(header, body), timeout_s=ANSWER_TIMEOUT_S)
+            answer = await client.request(
+                send_request(header, body), timeout_s=self._settings.answer_timeout_s
+            )
         except PeerError:
             self.statuses[NO_ANSWER] += 1
             return
+        self.slowest_s = max(self.slowest_s, trio.current_time() - began_s)
         status = put_status_name(answer)
         self.statuses[status] += 1
         if status == PUT_OK:

@@ -140,8 +140,8 @@ def _print(result: Result) -> None:
     document = result.to_json()
     table = Table("hostile", box=None, show_header=False)
     table.add_column(justify="right")
-    for name in ("seed", "frames", "seconds"):
-        table.add_row(name, f"{document[name]:,}")
+    for name in ("seed", "frames", "seconds", "honest_slowest_ms"):
+        table.add_row(name.replace("_", " "), f"{document[name]:,}")
     for name in ("kinds", "answers", "closes", "reasons", "honest"):
         for key, number in document[name].items():
             table.add_row(f"{name}: {key}", f"{number:,}")

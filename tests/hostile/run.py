@@ -45,7 +45,11 @@ FILE_BYTES: Final = 256 * 1024
 MESSAGE_BYTES_MAX: Final = 60_000
 QUEUES: Final = ConsumeQueueSettings(file_bytes=20_000)
 INDEX: Final = IndexShape(hash_slots=5000, index_num=20_000)
-HONEST: Final = LoadSettings(concurrency=4, rate=60.0, body_bytes_max=2000)
+SLAVE_TIMEOUT_S: Final = 10.0
+"""slaveTimeout of the master: longer than usual, for machines that have other things to do."""
+HONEST: Final = LoadSettings(
+    concurrency=4, rate=60.0, body_bytes_max=2000, answer_timeout_s=SLAVE_TIMEOUT_S + 2
+)
 WARM_UP_SEED: Final = (1 << 23) - 1
 WARM_UP_FRAMES_MAX: Final = 5000
 SETTLE_WITHIN_S: Final = 30.0
@@ -74,6 +78,8 @@ class Result:
     tally: Tally = field(factory=Tally)
     honest: dict[str, int] = field(factory=dict)
     """Puts of the honest producer by status."""
+    honest_slowest_ms: int = 0
+    """The longest that one of them waited for its answer."""
     reasons: Counter[str] = field(factory=Counter)
     """Why nodes closed connections, as their logs and their status say."""
     health: dict[str, tuple[Health, Health]] = field(factory=dict)
@@ -97,6 +103,7 @@ class Result:
             "closes": dict(self.tally.closes.most_common()),
             "reasons": dict(self.reasons.most_common()),
             "honest": self.honest,
+            "honest_slowest_ms": self.honest_slowest_ms,
             "health": {
                 name: {
                     "private_kb": [before.private_kb, after.private_kb],
@@ -124,7 +131,9 @@ class Nodes:
             "maxMessageSize": MESSAGE_BYTES_MAX,
         }
         self.names = ["master", "slave"]
-        self.master = self._start(stack, "master", role="SYNC_MASTER", **common)
+        self.master = self._start(
+            stack, "master", role="SYNC_MASTER", slaveTimeout=round(SLAVE_TIMEOUT_S * 1000), **common
+        )
         self.slave = self._start(
             stack, "slave", role="SLAVE", ha_master_address=self.master.ha_address, **common
         )
@@ -396,6 +405,10 @@ class _World:
             self._result.reasons.update(
                 {f"{name}: HA {reason}": number for reason, number in told.ended_connections.items()}
             )
+            for reasons in told.probes.values():
+                self._result.reasons.update(
+                    {f"{name}: HA probe {reason}": number for reason, number in reasons.items()}
+                )
             if told.dispatch_fault:
                 violations.append(f"{name}: dispatch fault: {told.dispatch_fault}")
         self._end_offset = end_offset
@@ -405,7 +418,10 @@ class _World:
         if name == "misled":
             return []
         lane = Lane.HA_MASTER if name == "master" else Lane.HA_SLAVE
-        made, ended = self._tally.ha_connections[lane], sum(status.ended_connections.values())
+        made = self._tally.ha_connections[lane]
+        # Those that asked for something, and those that did not.
+        ended = sum(status.ended_connections.values())
+        ended += sum(sum(reasons.values()) for reasons in status.probes.values())
         # One that is reset may be gone before it is accepted.
         if made - self._tally.ha_resets[lane] <= ended <= made:
             return []
@@ -415,6 +431,7 @@ class _World:
         """Stop the nodes, and judge what they leave behind."""
         result = self._result
         result.honest = dict(self._producer.statuses)
+        result.honest_slowest_ms = round(self._producer.slowest_s * 1000)
         result.violations += [
             f"{number} honest puts were answered {status}"
             for status, number in self._producer.statuses.items()
