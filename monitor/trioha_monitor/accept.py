@@ -38,6 +38,8 @@ CONNECTIONS_MAX: Final = 256
 """Connections kept of one node; what is beyond is counted as `hidden_replicas`."""
 WARNINGS_MAX: Final = 16
 """Warnings kept of one node."""
+PROBING_HOSTS_MAX: Final = 64
+"""Hosts of probes that are told apart."""
 OFFSET: Final = Range(-1, I64.high)
 """An offset; RocketMQ says -1 for none."""
 
@@ -60,6 +62,7 @@ class Intake:
     def __init__(self) -> None:
         self._puts = Names(known=frozenset(PutStatus.__members__))
         self._ends = Names(known=frozenset(CloseReason.__members__))
+        self._probing = Names(names_max=PROBING_HOSTS_MAX)
 
     def accept(self, status: BrokerStatus) -> Answer:
         """What is kept of `status`. Raises RemoteProtocolError for an answer that cannot be true."""
@@ -96,6 +99,7 @@ class Intake:
             client=None if status.client is None else _client(status.client),
             put_statuses=_counts("number of puts", status.put_statuses, self._puts),
             ended_connections=_counts("number of connections", status.ended_connections, self._ends),
+            probes=self._probes(status.probes),
             dispatched_offset=_dispatched(status),
             dispatch_fault=clean(status.dispatch_fault, length_max=REASON_MAX),
             settings=_settings(status.settings),
@@ -103,6 +107,15 @@ class Intake:
             warnings=_warnings(status.warnings),
         )
         return Answer(kept_status, more, probes)
+
+    def _probes(self, told: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        kept: dict[str, dict[str, int]] = {}
+        for host, reasons in told.items():
+            counts = _counts("number of probes", reasons, self._ends)
+            so_far = kept.setdefault(self._probing.of(host), {})
+            for reason, count in counts.items():
+                so_far[reason] = min(so_far.get(reason, 0) + count, NATURAL64.high)
+        return kept
 
 
 def _dispatched(status: BrokerStatus) -> int | None:

@@ -8,7 +8,7 @@ from trioha.remoting.status import BrokerStatus
 from trioha_monitor.meters import RateMeter
 from trioha_monitor.replicas import SlaveNews
 from trioha_monitor.series import SeriesRecorder
-from trioha_monitor.view import Limits, LogView, PutRate, SlaveView
+from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView
 
 
 def view_log(
@@ -99,3 +99,9 @@ def limits_of(status: BrokerStatus) -> Limits:
         heartbeat_s=in_s(settings.heartbeat_ms, default.heartbeat_s),
         are_told=bool(settings.gap_bytes_max),
     )
+
+
+def probe_counts(told: Mapping[str, Mapping[str, int]]) -> tuple[ProbeCount, ...]:
+    """Probes by host and reason, the most frequent first."""
+    counts = [ProbeCount(host, name, count) for host, names in told.items() for name, count in names.items()]
+    return tuple(sorted(counts, key=lambda one: (-one.count, one.host, one.reason)))

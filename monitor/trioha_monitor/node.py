@@ -9,7 +9,7 @@ from attrs import define, field
 from trioha.recording.reconnects import Reconnects
 from trioha.remoting.status import BrokerStatus
 from trioha_monitor.accept import Answer, Intake
-from trioha_monitor.answers import limits_of, puts_of, view_log, view_slave
+from trioha_monitor.answers import limits_of, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.meters import AppendClock, RateMeter
 from trioha_monitor.node_events import NodeEvents
 from trioha_monitor.replicas import Replica, SlaveNews
@@ -191,5 +191,6 @@ class Node:
             in_sync_replicas=status.in_sync_slaves,
             ended_connections=status.ended_connections,
             waiting_probes=self.waiting_probes,
+            probes=probe_counts(status.probes),
             warnings=status.warnings,
         )

@@ -117,8 +117,6 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
             return Judgement(Verdict.OBSERVER, f"connected and no ack for {seconds(waits_s)}")
         return Judgement(Verdict.STALLED, f"no ack for {seconds(waits_s)}, {format_bytes(lacks_bytes)} wait")
     if facts.in_sync is False:
-        if facts.state == "HANDSHAKE":
-            return Judgement(Verdict.NOT_IN_SYNC, "connected, has not asked for anything")
         if lacks_bytes is not None and lacks_bytes < limits.gap_bytes_max:
             return Judgement(
                 Verdict.NOT_IN_SYNC, f"its master does not count it: no ack for {seconds(waits_s)}"

@@ -38,7 +38,7 @@ class Verdict(Enum):
     FALL_BEHIND = "FALL BEHIND"
     """What it lacks is older than the master waits for replicas (slaveTimeout)."""
     NOT_IN_SYNC = "NOT IN SYNC"
-    """The master does not count it: it lacks haMaxGapNotInSync or more, or has not asked for anything yet."""
+    """The master does not count it: it lacks haMaxGapNotInSync or more, or has not acknowledged lately."""
     STALE = "STALE"
     """Not known: its master does not answer. `ReplicaView.age_s` says how old the figures are."""
     STALLED = "STALLED"
@@ -134,6 +134,8 @@ class TimelineEvent:
     severity: Severity = Severity.NOTICE
     number: int = 0
     """Counts all events of the source from 1 on: stable, also after old ones were dropped."""
+    more: int = 0
+    """How many others of its node and kind it stands for: of a long session not every one is kept."""
 
 
 @frozen
@@ -173,6 +175,18 @@ class PutRate:
     """Since the node's start (live) or the session's (replay)."""
     per_s: float | None
     """Lately; None until two samples are there."""
+
+
+@frozen
+class ProbeCount:
+    """Connections of one host at a node's HA port that ended without a request."""
+
+    host: str
+    """Its address, or `other` for those that are not told apart."""
+    reason: str
+    """CloseReason."""
+    count: int
+    """Since the node's start (live), or the session's (replay)."""
 
 
 @frozen
@@ -292,6 +306,8 @@ class NodeView:
     waiting_probes: int = 0
     """Connections whose peer has not asked for anything: health checks, and slaves that have just connected.
     They are no replicas."""
+    probes: tuple[ProbeCount, ...] = ()
+    """What of that has ended, the most frequent first; empty where the node does not tell it."""
     observers: int = 0
     """Connections that take everything and acknowledge nothing, as they are meant to."""
     in_sync_replicas: int | None = None

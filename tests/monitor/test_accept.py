@@ -87,6 +87,16 @@ def test_connections_beyond_the_most_and_those_of_probes_are_counted() -> None:
     assert (answer.more_connections, answer.waiting_probes) == (1001 - CONNECTIONS_MAX + 7, 303 + 11)
 
 
+def test_probing_hosts_beyond_the_most_are_counted_together() -> None:
+    intake = Intake()
+    for number in range(10):
+        told = {f"10.{number}.0.{n}": {"EOF": 2, "\x1b[2J": 1} for n in range(50)}
+        kept = intake.accept(evolve(master(1), probes=told)).status.probes
+    assert kept == {OTHER: {"EOF": 100, "\N{REPLACEMENT CHARACTER}[2J": 50}}
+    with pytest.raises(RemoteProtocolError, match="impossible number of probes"):
+        intake.accept(evolve(master(1), probes={"a": {"EOF": -1}}))
+
+
 def test_warnings_beyond_the_most_are_counted() -> None:
     kept = Intake().accept(evolve(master(1), warnings=tuple(f"w{n}\x1b" for n in range(100)))).status
     assert kept.warnings[:2] == ("w0\N{REPLACEMENT CHARACTER}", "w1\N{REPLACEMENT CHARACTER}")

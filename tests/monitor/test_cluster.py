@@ -505,6 +505,24 @@ def test_a_connection_on_which_nothing_was_asked_is_no_row_and_no_event() -> Non
     assert kinds == [EventKind.NODE, EventKind.CONNECT, EventKind.LOST, EventKind.CONNECT]
 
 
+def test_a_probe_each_second_for_an_hour_is_one_line() -> None:
+    play = Play()
+    for second in range(3600):
+        probe = connection(f"10.0.0.7:{20_000 + second}", sent=-1, ack=-1, lag=0, state="HANDSHAKE")
+        told = evolve(
+            master(1000 + second, quiet(A, 1000 + second), *([probe] if second % 2 else [])),
+            probes={"10.0.0.7": {"EOF": second}} if second else {},
+            ended_connections={"EOF": second},
+        )
+        play.now_ms += 900
+        view = play.tell(told)
+    assert (play.row().reconnects, play.row().address) == (0, A)
+    (node,) = view.nodes
+    assert [(probe.host, probe.reason, probe.count) for probe in node.probes] == [("10.0.0.7", "EOF", 3599)]
+    assert (node.connected_replicas, node.waiting_probes) == (1, 1)
+    assert [kind for kind, _ in play.events()] == [EventKind.NODE, EventKind.CONNECT]
+
+
 def test_probes_that_a_master_refused_are_no_events() -> None:
     play = Play()
     for count in range(100):

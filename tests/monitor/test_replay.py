@@ -20,6 +20,7 @@ from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.tape import Tape
 from trioha_monitor.replay import ReplaySource, open_replay
+from trioha_monitor.replay import overview as overview_module
 from trioha_monitor.replay.reel import Reel
 from trioha_monitor.replay.until import UntilError
 from trioha_monitor.series import Series, Severity
@@ -91,13 +92,17 @@ ADDRESSES = {1: "10.0.0.1:40001", 2: "10.0.0.2:40002", 3: "10.0.0.1:40003"}
 
 def write_master(path: Path, **options: int) -> Path:
     """Facts of `write_session` stand before the first record: here each at its connection's begin."""
-    events = master_events()
+    return write_located(path, master_events(), ADDRESSES, **options)
+
+
+def write_located(path: Path, events: list[Event], addresses: dict[int, str], **options: int) -> Path:
+    """A master's session in which each connection's address is told where it begins."""
     write_session(path, events, **options)
     array = read_records(open_session(path)).array
     lines = [
         f'{{"seq": {int(array["seq"][array["conn"] == conn][0])}, "type": "connection", "conn": {conn}, '
         f'"address": "{address}", "role": "master"}}\n'
-        for conn, address in ADDRESSES.items()
+        for conn, address in addresses.items()
     ]
     (path / "facts.jsonl").write_text("".join(lines))
     return path
@@ -743,3 +748,117 @@ def test_packed_sessions_are_shown_as_others_are(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
         open_replay([path])
+
+
+def lose(at_ns: int, conn: int, ack: int, top: int, reason: CloseReason) -> list[Event]:
+    return [
+        Event(at_ns, Kind.CLOSED, conn=conn, offset=ack, aux=top, flags=reason),
+        Event(at_ns, Kind.STATE, conn=conn, offset=ack, aux=top, flags=HaState.SHUTDOWN),
+    ]
+
+
+def test_an_hour_of_probes_is_one_line_and_no_row_reconnect_or_event(tmp_path: Path) -> None:
+    """An earlier node recorded each probe as a connection: of the slave's own host, each second."""
+    events = [Event(0, Kind.PUT, offset=1000, size=1000), *connect(0, 1, 1000, 1000)]
+    addresses = {1: "10.0.0.1:40001", 2: "10.0.0.1:40002"}
+    slave, top = 1, 1000
+    for second in range(1, 3600):
+        at_ns, conn = second * S, 10 + second
+        addresses[conn] = f"10.0.0.1:{10_000 + second}"
+        events.append(Event(at_ns, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE))
+        events += lose(at_ns + 10 * MS, conn, -1, top, CloseReason.EOF)
+        if second == 1800:
+            events += lose(at_ns + 20 * MS, 1, top, top, CloseReason.IO_ERROR)
+        if second == 1803:
+            events += connect(at_ns + 20 * MS, 2, top, top)
+            slave = 2
+        if not 1800 <= second < 1803 and not second % 10:
+            top += 100
+            events.append(Event(at_ns + 30 * MS, Kind.PUT, offset=top, size=100))
+            events.append(
+                Event(at_ns + 30 * MS, Kind.TRANSFER, conn=slave, offset=top - 100, aux=top, size=100)
+            )
+            events.append(Event(at_ns + 31 * MS, Kind.ACK, conn=slave, offset=top, aux=top))
+    path = write_located(tmp_path / "s", events, addresses, segment_records=3000)
+    source = opened(path, chunk_records=512)
+    away = source.view_at(WALL_NS + 1801 * S)
+    assert [(row.address, row.is_connected, row.reconnects) for row in away.replicas] == [
+        ("10.0.0.1:40001", False, 0)
+    ]
+    view = source.view_at(WALL_NS + 3599 * S)
+    assert [(row.address, row.is_connected, row.reconnects) for row in view.replicas] == [
+        ("10.0.0.1:40002", True, 1)
+    ]
+    (node,) = view.nodes
+    assert [(probe.host, probe.reason, probe.count) for probe in node.probes] == [("10.0.0.1", "EOF", 3598)]
+    assert (node.connected_replicas, node.waiting_probes, node.ended_connections) == (1, 1, {"IO_ERROR": 1})
+    assert [(event.kind, event.replica) for event in view.events] == [
+        (EventKind.NODE, ""),
+        (EventKind.CONNECT, "10.0.0.1:40001"),
+        (EventKind.LOST, "10.0.0.1:40001"),
+        (EventKind.CONNECT, "10.0.0.1:40002"),
+    ]
+    # Another way to the same moment.
+    again = opened(path, chunk_records=512, work=False)
+    assert [row.address for row in again.view_at(WALL_NS + 3599 * S).replicas] == ["10.0.0.1:40002"]
+
+
+def test_probes_that_a_node_counted_are_shown_as_of_the_moment(tmp_path: Path) -> None:
+    path = write_master(tmp_path / "s")
+    facts = (path / "facts.jsonl").read_text()
+    last = int(read_records(open_session(path)).array["seq"][-1])
+    for seq, host, reason, count in (
+        (20, "10.0.0.7", "EOF", 3),
+        (20, "10.0.0.8", "NO_REQUEST", 1),
+        (last, "10.0.0.7", "EOF", 60),
+    ):
+        fact = f'"type": "probes", "host": "{host}", "reason": "{reason}", "count": {count}'
+        facts += f'{{"seq": {seq}, {fact}}}\n'
+    (path / "facts.jsonl").write_text(facts)
+    source = opened(path)
+
+    def probes(at_ns: int) -> list[tuple[str, str, int]]:
+        (node,) = source.view_at(WALL_NS + at_ns).nodes
+        return [(probe.host, probe.reason, probe.count) for probe in node.probes]
+
+    assert probes(0) == []
+    assert probes(15 * S) == [("10.0.0.7", "EOF", 3), ("10.0.0.8", "NO_REQUEST", 1)]
+    assert probes(60 * S)[0] == ("10.0.0.7", "EOF", 60)
+
+
+def test_two_slaves_of_one_host_that_come_back_are_not_guessed_in_a_replay_either(tmp_path: Path) -> None:
+    events = [
+        Event(0, Kind.PUT, offset=1000, size=1000),
+        *connect(0, 1, 1000, 1000),
+        *connect(0, 2, 1000, 1000),
+        *lose(5 * S, 1, 1000, 1000, CloseReason.EOF),
+        *lose(6 * S, 2, 1000, 1000, CloseReason.EOF),
+        *connect(8 * S, 3, 1000, 1000),
+        *connect(9 * S, 4, 1000, 1000),
+        Event(10 * S, Kind.PUT, offset=1100, size=100),
+    ]
+    path = write_located(tmp_path / "s", events, {n: f"10.0.0.1:4000{n}" for n in range(1, 5)})
+    view = opened(path).view_at(WALL_NS + 10 * S)
+    assert [(row.address, row.is_connected, row.reconnects) for row in view.replicas] == [
+        ("10.0.0.1:40003", True, 1),
+        ("10.0.0.1:40004", True, 1),
+    ]
+
+
+def test_more_events_than_can_be_kept_become_fewer_and_the_worst_of_them_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_module, "EVENTS_MAX", 100)
+    events = [Event(0, Kind.PUT, offset=1000, size=1000)]
+    for number in range(1000):
+        status = PutStatus.FLUSH_SLAVE_TIMEOUT if number == 777 or number % 2 else PutStatus.PUT_OK
+        at_ns = number * S
+        events.append(Event(at_ns, Kind.WAIT_BEGIN, offset=1000, aux=number, size=2))
+        events.append(Event(at_ns + MS, Kind.WAIT_END, offset=1000, aux=number, size=9000, flags=status))
+    everything = opened(write_session(tmp_path / "s", events)).view_at(WALL_NS + 1000 * S).events
+    assert len(everything) <= 100
+    puts = [event for event in everything if event.kind is EventKind.PUTS]
+    assert sum(1 + event.more for event in puts) == 999
+    assert all(event.severity is Severity.BAD for event in puts if event.more)
+    assert [event.time_ms for event in everything] == sorted(event.time_ms for event in everything)
+    assert [event.number for event in everything] == list(range(1, len(everything) + 1))

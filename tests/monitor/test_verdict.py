@@ -52,11 +52,6 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
             Verdict.NOT_IN_SYNC,
             "its master does not count it: no ack for 2.5 s",
         ),
-        (
-            evolve(IN_STEP, in_sync=False, state="HANDSHAKE", ack_offset=-1, lag_s=None),
-            Verdict.NOT_IN_SYNC,
-            "connected, has not asked for anything",
-        ),
         (evolve(IN_STEP, is_connected=False, unconnected_s=12.0), Verdict.SILENT, "not connected for 12 s"),
         (evolve(IN_STEP, heard_s=10.0), Verdict.OK, ""),
         (evolve(IN_STEP, heard_s=10.5), Verdict.SILENT, "nothing heard for 10 s"),

@@ -9,13 +9,13 @@ from rich.style import Style
 
 from tests.monitor.scenes import NOW_MS, busy_view, lag_series, replica
 from trioha_monitor.copying import ha_status_text
-from trioha_monitor.panes.log import log_columns
+from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import ladder_of
 from trioha_monitor.series import Bucket, SeriesRecorder, Severity
 from trioha_monitor.themes import Palette
 from trioha_monitor.units import NOTHING
-from trioha_monitor.view import ClusterView, Verdict
+from trioha_monitor.view import ClusterView, ProbeCount, Verdict
 from trioha_monitor.widgets.bars import ColumnCache, area, bar, full_scale, round_above, runs, sparkline
 from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
 from trioha_monitor.widgets.curves import lag_curve
@@ -192,6 +192,19 @@ def test_the_whole_names_the_worst_first() -> None:
     ]  # fmt: skip
     assert plain(in_short(view, LOOK)) == "✗ 5 bad ▲ 4 warn "
     assert plain(whole(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
+
+
+def test_probes_are_one_line_however_many_hosts_there_are() -> None:
+    probes = tuple(ProbeCount(f"10.0.0.{n}", "EOF", 1000 - n) for n in range(20))
+    node = evolve(busy_view().nodes[0], probes=probes, waiting_probes=2)
+    line = plain(probe_parts(node, LOOK))
+    assert line == ("19,810 10.0.0.0 EOF 1,000 · 10.0.0.1 EOF 999 · 10.0.0.2 EOF 998 · 17 more  2 connected")
+    facts = [plain(line) for line in log_facts(node, busy_view(), LOOK)]
+    assert [line for line in facts if line.startswith("Probes")] == [f"Probes     {line}"]
+    note = next(column for column in node_columns() if column.key == "note")
+    assert plain(note.write(node, LOOK, 80)) == (
+        "6 slaves (1 observes), 4 in sync, 19,810 probes ▲ 1 warning"
+    )
 
 
 def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:

@@ -187,8 +187,10 @@ class Reconnects(Generic[K]):
         return Arrival(connection, candidates=tuple(lost.connection.key for lost in left))
 
 
-def pair(spans: Iterable[Span[K]]) -> list[Arrival[K]]:
+def pair(spans: Iterable[Span[K]], reconnects: Reconnects[K] | None = None) -> list[Arrival[K]]:
     """What is known of each connection of a whole recording, by the time at which it came.
+
+    `reconnects`, a new one if given, then says which of the lost ones may still be continued.
 
     Connections that came at the same time came at one moment, as those in one sample of a monitor do, and
     what was lost at that time was lost before it.
@@ -199,7 +201,7 @@ def pair(spans: Iterable[Span[K]]) -> list[Arrival[K]]:
         if span.lost_ns is not None:
             lost_ns = max(span.lost_ns, span.came_ns)
             turns.append((lost_ns, 0 if lost_ns > span.came_ns else 2, number, span))
-    reconnects: Reconnects[K] = Reconnects()
+    reconnects = Reconnects() if reconnects is None else reconnects
     arrivals: list[Arrival[K]] = []
     for (at_ns, turn), group in groupby(sorted(turns, key=_turn), key=_moment):
         connections = [span.connection for _, _, _, span in group]

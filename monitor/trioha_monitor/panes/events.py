@@ -98,7 +98,7 @@ class EventsPane(Pane):
         if title != str(self.chosen.border_title):
             self.chosen.border_title = Text(title)
         told_by = f" (told by {event.node})" if event.node and event.replica else ""
-        words = f"{event.replica or event.node}{told_by}: {event.text}".removeprefix(": ")
+        words = f"{event.replica or event.node}{told_by}: {words_of(event)}".removeprefix(": ")
         lines = wrap(words, max(16, self.chosen.size.width))
         self.chosen.show_lines([((line, look.palette.text),) for line in lines])
 
@@ -148,11 +148,16 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             "What",
             "in a line",
             lambda event, look: (
-                (event.text, look.palette.bad if event.severity == 3 else look.palette.text),
+                (words_of(event), look.palette.bad if event.severity == 3 else look.palette.text),
             ),
             flexible_min=24,
         ),
     )
+
+
+def words_of(event: TimelineEvent) -> str:
+    """What an event says, and how many it stands for."""
+    return event.text if not event.more else f"{event.text} (and {event.more:,} more like it)"
 
 
 def _time(event: TimelineEvent, look: Look) -> Line:

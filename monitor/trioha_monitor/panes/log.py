@@ -23,6 +23,8 @@ from trioha_monitor.widgets.row_table import RowTable
 
 LABEL_WIDTH = 11
 DISK_BAR = 20
+PROBES_NAMED = 3
+"""Hosts and reasons that the line of probes names."""
 
 
 class LogPane(Pane):
@@ -59,6 +61,8 @@ class LogPane(Pane):
                     ("Disk", "used part of the disk; above the mark old files are deleted early"),
                     ("Keeps", "the oldest message that it still has, and the age at which files are deleted"),
                     ("Ended", "HA connections that ended since its start, by reason"),
+                    ("Probes", "connections at its HA port that never asked for anything: health checks"),
+                    ("No answer", "questions of this monitor that it did not answer, by reason"),
                     ("Graph", "the fastest that its log grew in each stretch of time"),
                 ],
             ),
@@ -229,10 +233,27 @@ def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
         sorted(node.ended_connections.items(), key=lambda item: -item[1])
     ):
         lines.append(row("" if index else "Ended", text(f"{ended:,} "), small(reason)))
+    if node.probes or node.waiting_probes:
+        lines.append(row("Probes", *probe_parts(node, look)))
+    for index, (reason, times) in enumerate(sorted(node.faults.items(), key=lambda item: -item[1])):
+        lines.append(row("" if index else "No answer", text(f"{times:,} "), small(reason)))
     lines.extend(((f"▲ {warning}", palette.warn),) for warning in node.warnings)
     if node.reason:
         lines.append(((f"✗ {node.reason}", palette.bad),))
     return lines
+
+
+def probe_parts(node: NodeView, look: Look) -> tuple[Part, ...]:
+    """All probes of a node in one line: how many, and who they are mostly."""
+    text, small = look.palette.text, look.palette.muted
+    parts: list[Part] = [(f"{sum(probe.count for probe in node.probes):,} ", text)]
+    for place, probe in enumerate(node.probes[:PROBES_NAMED]):
+        parts.append((f"{' · ' if place else ''}{probe.host} {probe.reason} {probe.count:,}", small))
+    if more := len(node.probes) - PROBES_NAMED:
+        parts += [(f" · {more} more", small)] if more > 0 else []
+    if node.waiting_probes:
+        parts.append((f"  {node.waiting_probes:,} connected", small))
+    return tuple(parts)
 
 
 def _disk_facts(log: LogView, look: Look) -> tuple[Part, ...]:

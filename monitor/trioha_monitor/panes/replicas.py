@@ -27,7 +27,7 @@ VERDICT_HELP = {
     Verdict.OK: "it follows",
     Verdict.OBSERVER: "takes everything, acknowledges nothing, as it is meant to",
     Verdict.FALL_BEHIND: "what it lacks is older than the master waits for replicas (slaveTimeout)",
-    Verdict.NOT_IN_SYNC: "the master does not count it (haMaxGapNotInSync), or it has not asked yet",
+    Verdict.NOT_IN_SYNC: "the master does not count it: it lacks haMaxGapNotInSync or more",
     Verdict.STALE: "not known: its master does not answer; for how long",
     Verdict.STALLED: "connected, bytes wait for it, and its ack does not move",
     Verdict.SILENT: "not connected, or not heard of for two heartbeats",

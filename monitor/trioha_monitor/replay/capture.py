@@ -288,6 +288,7 @@ class Sampler:
             "version": node.version,
             "min_offset": node.log.min_offset,
             "puts": {rate.status: rate.count for rate in node.log.puts},
+            "probes": [[one.host, one.reason, one.count] for one in node.probes],
             "complaint": "" if slave is None else slave.complaint,
         }
         is_due = time_ms - sampled.said_ms >= SAMPLE_FACT_MS or said["health"] != sampled.said.get("health")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 
-from trioha.recording.events import CloseReason, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.events import NO_CONNECTION, CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.extracts import Array
 from trioha.recording.lags import Lags
 from trioha_monitor.replay.reel import NS_PER_MS, Take
@@ -25,6 +26,8 @@ GAP_REASONS = frozenset(
     )
 )
 """Ends after which a slave does not follow again by itself."""
+_ASKS: Final = np.zeros(256, np.bool_)
+_ASKS[[Kind.REQUESTED, Kind.TRANSFER, Kind.ACK, Kind.HEARTBEAT]] = True
 _IN_ORDER = frozenset((CloseReason.SHUTDOWN, CloseReason.PROBED, CloseReason.MASTER_CHANGED))
 
 
@@ -52,6 +55,27 @@ def happenings(
                 replica, address = name_of_replica(conn), take.address_of(conn)
                 text += "" if replica == address or take.is_slave else f" ({address})"
             yield TimelineEvent(take.wall_of(ts_ns) // NS_PER_MS, event_kind, node, replica, text, severity)
+
+
+def asked_in(records: Array) -> set[int]:
+    """Connections that `records` show to have asked for the log: a replica's, not a probe's."""
+    kind = records["kind"]
+    asks = _ASKS[kind] & ((kind != Kind.HEARTBEAT) | (records["flags"] == Direction.SENT))
+    # A monitor records where a connection is sent from, though it be from nowhere yet.
+    asks &= records["offset"] >= 0
+    return set(np.unique(records["conn"][asks]).tolist())
+
+
+def without_probes(marks: Array, asked: set[int]) -> Array:
+    """The `marks` of a master's session but those of connections that are not among `asked`.
+
+    What a master refused stays: it was asked for something.
+    """
+    conn = marks["conn"]
+    is_kept = (conn == NO_CONNECTION) | np.isin(conn, list(asked)) | (marks["kind"] == Kind.REFUSED)
+    is_kept |= (marks["kind"] == Kind.CLOSED) & np.isin(marks["flags"], list(GAP_REASONS))
+    kept: Array = marks[is_kept]
+    return kept
 
 
 def _happening(

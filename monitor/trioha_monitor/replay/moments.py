@@ -10,7 +10,7 @@ from attrs import frozen
 from trioha.recording.events import Kind
 from trioha.recording.standing import Ended, Standing, Stands, stands
 from trioha_monitor.replay.reel import NS_PER_S, Reel, Take
-from trioha_monitor.replay.rows import Row, rows_of
+from trioha_monitor.replay.rows import Life, Row, Rows, Twins
 
 RATE_NS: Final = 2 * NS_PER_S
 """Speeds are means over this time, as in the live view."""
@@ -29,7 +29,9 @@ class Moment:
     position: int
     standing: Standing
     connections: dict[int, Stands]
-    """Open ones."""
+    """Open ones; of a master's session those that asked for the log."""
+    waiting_probes: int
+    """Open ones of a master's session on which nothing was asked."""
     acked_ns: dict[int, int]
     """Time of each one's last ack, on the axis."""
 
@@ -45,6 +47,9 @@ class Moments:
 
     def __init__(self, reel: Reel) -> None:
         self._reel = reel
+        self._rows = Rows(Twins(reel))
+        self._lives: dict[tuple[int, int], Life | None] = {}
+        """What is known of ended connections, by take and the record that ended them."""
         self._known: OrderedDict[tuple[int, int], Moment] = OrderedDict()
 
     def at(self, take: Take, at_ns: int) -> Moment:
@@ -58,15 +63,19 @@ class Moments:
         standing = take.tape.with_own_times(take.tape.standing_at(position), position)
         connections: dict[int, Stands] = {}
         acked_ns: dict[int, int] = {}
+        waiting_probes = 0
         for conn, records in standing.connections():
             said = stands(records, is_slave=take.is_slave)
             if said.state < 0 and said.ack_offset < 0 and said.received_offset < 0:
+                continue
+            if not take.is_slave and not has_asked(said):
+                waiting_probes += 1
                 continue
             connections[conn] = said
             acks = records["ts_ns"][records["kind"] == Kind.ACK]
             if len(acks):
                 acked_ns[conn] = take.wall_of(int(acks[-1]))
-        found = Moment(take, at_ns, position, standing, connections, acked_ns)
+        found = Moment(take, at_ns, position, standing, connections, waiting_probes, acked_ns)
         self._known[key] = found
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
@@ -84,17 +93,26 @@ class Moments:
 
     def rows(self, moment: Moment) -> list[Row]:
         """The replicas of a master's session, those included that were lost lately."""
-        rows = rows_of(
-            moment.take,
-            moment.position,
-            open_conns=moment.connections,
-            ended=self.ended(moment),
-            first_seq=_ended_from(moment),
-        )
         take = moment.take
+        lives = [Life(conn, _came_ns(take, conn)) for conn in moment.connections]
+        lives += [life for ended in self.ended(moment) if (life := self.life(take, ended)) is not None]
         return [
-            row for row in rows if row.ended is None or moment.at_ns - ended_ns(take, row.ended) <= LOST_NS
+            row
+            for row in self._rows.of(take, lives)
+            if row.ended is None or moment.at_ns - ended_ns(take, row.ended) <= LOST_NS
         ]
+
+    def life(self, take: Take, ended: Ended) -> Life | None:
+        """A connection of a master's session that ended; None of a probe."""
+        key = (take.number, ended.seq)
+        if key not in self._lives:
+            said = stands(ended.records, is_slave=False)
+            self._lives[key] = (
+                Life(ended.conn, _came_ns(take, ended.conn), ended_ns(take, ended), ended)
+                if has_asked(said)
+                else None
+            )
+        return self._lives[key]
 
     def ages_ns(self, at_ns: int, *, of: str = "") -> dict[tuple[int, int], int]:
         """Age of the oldest byte that each connected replica lacks, by take and connection.
@@ -115,6 +133,16 @@ class Moments:
                     passed_ns = take.tape.max_passed_ns(said.ack_offset, moment.position)
                 ages[take.number, conn] = 0 if passed_ns is None else max(0, at_ns - take.wall_of(passed_ns))
         return ages
+
+
+def _came_ns(take: Take, conn: int) -> int:
+    came_ns = take.begin_ns(conn)
+    return take.start_ns if came_ns is None else came_ns
+
+
+def has_asked(said: Stands) -> bool:
+    """Whether a connection of a master's session is a replica's: its peer sent a valid request."""
+    return max(said.request_max_offset, said.sent_offset, said.ack_offset) >= 0
 
 
 def ended_ns(take: Take, ended: Ended) -> int:

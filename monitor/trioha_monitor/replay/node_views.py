@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.recording.extracts import Counts
+from trioha_monitor.answers import probe_counts
 from trioha_monitor.replay.happenings import name_of
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.reel import NS_PER_S, RecordedNode
 from trioha_monitor.replay.slave_sides import side_of
-from trioha_monitor.texts import clean
-from trioha_monitor.view import Health, LogView, NodeView, PutRate, ReplicaView, Verdict
+from trioha_monitor.texts import clean, host_of
+from trioha_monitor.view import Health, LogView, NodeView, ProbeCount, PutRate, ReplicaView, Verdict
 
 
 class NodeViews:
@@ -35,6 +37,7 @@ class NodeViews:
         identity = take.tape.session.identity
         health, reason, since_ns = health_of(node, moment, is_growing=is_growing)
         observers = sum(view.is_connected and view.verdict is Verdict.OBSERVER for view in views)
+        ended, probes = _ended_reasons(self._moments, moment)
         last = take.tape.record_before(moment.position)
         age_ns = at_ns - (take.start_ns if last is None else take.wall_of(int(last["ts_ns"])))
         return NodeView(
@@ -60,7 +63,9 @@ class NodeViews:
             in_sync_replicas=None
             if take.is_slave
             else sum(view.in_sync is True and view.verdict is not Verdict.OBSERVER for view in views),
-            ended_connections=_ended_reasons(moment),
+            ended_connections=ended,
+            waiting_probes=moment.waiting_probes,
+            probes=_sampled_probes(take.sample_at(at_ns)) if take.is_sampled else probe_counts(probes),
         )
 
     def _log(self, moment: Moment) -> LogView:
@@ -125,16 +130,36 @@ def _puts(moment: Moment, lately: Counts | None, passed_s: float) -> tuple[PutRa
     )
 
 
-def _ended_reasons(moment: Moment) -> dict[str, int]:
-    tape = moment.take.tape
-    if not tape.knows_all_before(moment.position):
-        return {}
-    reasons: dict[str, int] = {}
-    for ended in tape.ended_between(tape.first_seq, moment.position):
-        closed = ended.records[ended.records["kind"] == Kind.CLOSED]
-        name = name_of(CloseReason, int(closed["flags"][-1])) if len(closed) else "NONE"
-        reasons[name] = reasons.get(name, 0) + 1
-    return reasons
+def _ended_reasons(moments: Moments, moment: Moment) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Connections that ended: replicas' by reason, probes' by host and reason.
+
+    Nodes count probes themselves, in facts; earlier ones recorded each as a connection.
+    """
+    take, tape = moment.take, moment.take.tape
+    reasons: Counter[str] = Counter()
+    probes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (host, reason), count in take.probes_at(moment.position).items():
+        probes[host][reason] += count
+    if tape.knows_all_before(moment.position):
+        for ended in tape.ended_between(tape.first_seq, moment.position):
+            closed = ended.records[ended.records["kind"] == Kind.CLOSED]
+            name = name_of(CloseReason, int(closed["flags"][-1])) if len(closed) else "NONE"
+            if take.is_slave or moments.life(take, ended) is not None:
+                reasons[name] += 1
+            else:
+                probes[host_of(take.address_of(ended.conn))][name] += 1
+    return dict(reasons), {host: dict(names) for host, names in probes.items()}
+
+
+def _sampled_probes(sample: Mapping[str, object]) -> tuple[ProbeCount, ...]:
+    """Probes as a monitor noted them."""
+    told = sample.get("probes")
+    counts = []
+    for one in told if isinstance(told, list) else ():
+        host, reason, count = one if isinstance(one, list) and len(one) == 3 else (None, None, None)
+        if isinstance(count, int):
+            counts.append(ProbeCount(clean(str(host)), clean(str(reason)), count))
+    return tuple(counts)
 
 
 def _results(counts: Counts) -> dict[int, int]:

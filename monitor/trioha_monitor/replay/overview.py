@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -21,14 +22,14 @@ from trioha.recording.chunks import Chunk
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.extracts import Ints, marks_of
 from trioha.recording.lags import Lags, lags
-from trioha_monitor.replay.happenings import happenings, session_marks, sync_changes
+from trioha_monitor.replay.happenings import asked_in, happenings, session_marks, sync_changes, without_probes
 from trioha_monitor.replay.lanes import UNKNOWN, Growth, Lane
 from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, Reel, Take
 from trioha_monitor.replay.rows import Twins
 from trioha_monitor.series import Bucket, Series, Severity
 from trioha_monitor.source import Tick
 from trioha_monitor.verdict import OBSERVER_HOUSEKEEPINGS
-from trioha_monitor.view import Limits, TimelineEvent
+from trioha_monitor.view import EventKind, Limits, TimelineEvent
 
 BUCKETS_MAX = 8192
 """Buckets of the whole time at most."""
@@ -37,6 +38,12 @@ HISTORY_MS = 15 * 60 * 1000
 """How far back histories go."""
 EVENTS_SHOWN_MAX = 2000
 """Events in a view: the last ones."""
+EVENTS_MAX = 50_000
+"""Events of the whole time: beyond them those that are close together become one."""
+THIN_MS_MIN, THIN_MS_MAX = 1000, 2**62
+"""How close together such events are: doubled from the one to the other, milliseconds."""
+SERIES_MAX = 1024
+"""Histories that are kept: those that were asked for last."""
 
 
 class Overview:
@@ -50,6 +57,10 @@ class Overview:
         self._events: list[TimelineEvent] = []
         self._times_ms: list[int] = []
         self._is_sorted = True
+        self._thinned_ms = 0
+        """Events of one node and kind are no closer than this; 0 while all are kept."""
+        self._asked: dict[int, set[int]] = {}
+        """Connections on which the log was asked for, so far, by take."""
         self._shown: tuple[TimelineEvent, ...] = ()
         self._shown_at = (0, 0)
         self._ticks: tuple[Tick, ...] = ()
@@ -65,7 +76,7 @@ class Overview:
         """Position behind what was passed, by take."""
         self._passed_bucket: dict[int, int] = {}
         """And the bucket of its last record."""
-        self._series: dict[tuple[object, ...], tuple[tuple[int, int], Series]] = {}
+        self._series: OrderedDict[tuple[object, ...], tuple[tuple[int, int], Series]] = OrderedDict()
         """Histories made last, with what they were made for."""
         self._failing: dict[int, bool] = {}
         """Whether the last wait that was passed failed, by take."""
@@ -115,7 +126,11 @@ class Overview:
         )
         node = self._labels[take.number]
         was_failing = self._failing.get(take.number, False)
+        asked = self._asked.setdefault(take.number, set())
+        asked |= asked_in(records)
         marks = marks_of(records, was_failing=was_failing)
+        if not take.is_slave:
+            marks = without_probes(marks, asked | asked_in(stood.records))
         name_of = partial(self._name_of, take)
         new = list(happenings(take, node, marks, name_of, was_failing=was_failing))
         waits = records["flags"][records["kind"] == Kind.WAIT_END]
@@ -276,6 +291,9 @@ class Overview:
             series = _series(values, first, self.bucket_ms, limit=limit, per=per)
             series = evolve(series, revision=self._records)
             self._series[name] = (key, series)
+            while len(self._series) > SERIES_MAX:
+                self._series.popitem(last=False)
+        self._series.move_to_end(name)
         return series
 
     def _up_to(self, series: Series, at_ns: int, now: Bucket | None) -> Series:
@@ -304,6 +322,29 @@ class Overview:
         if new:
             self._events += new
             self._is_sorted = False
+        if len(self._events) > EVENTS_MAX:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Make one event of those of a node and kind that are close together, until half the most are left.
+
+        The one that stays is the worst of them, the first of several: nothing bad goes unseen.
+        """
+        while len(self._events) > EVENTS_MAX // 2:
+            self._thinned_ms = max(THIN_MS_MIN, 2 * self._thinned_ms)
+            kept: dict[tuple[int, EventKind, str], TimelineEvent] = {}
+            for event in sorted(self._events, key=_time_ms):
+                place = (event.time_ms // self._thinned_ms, event.kind, event.node)
+                known = kept.get(place)
+                if known is None:
+                    kept[place] = event
+                else:
+                    worst = event if event.severity > known.severity else known
+                    kept[place] = evolve(worst, more=known.more + event.more + 1)
+            self._events = list(kept.values())
+            if self._thinned_ms >= THIN_MS_MAX:
+                break
+        self._ticks = ()
 
     def events(self) -> list[TimelineEvent]:
         """What happened, in order, as far as it was passed."""
@@ -356,7 +397,14 @@ def _bucket(value: int, limit: int | None, per: float = 1.0) -> Bucket:
 
 def _numbered(event: TimelineEvent, number: int) -> TimelineEvent:
     return TimelineEvent(
-        event.time_ms, event.kind, event.node, event.replica, event.text, event.severity, number
+        event.time_ms,
+        event.kind,
+        event.node,
+        event.replica,
+        event.text,
+        event.severity,
+        number,
+        event.more,
     )
 
 

@@ -9,7 +9,7 @@ certainly ahead or behind is corrected, so that what came later is shown later. 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from trioha.recording.clocks import Link, links
 from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.tape import Tape
-from trioha_monitor.texts import clean
-from trioha_monitor.view import Limits
+from trioha_monitor.texts import REASON_MAX, clean
+from trioha_monitor.view import Limits, ProbeCount
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -41,14 +41,19 @@ class Take:
     limits: Limits
     addresses: dict[int, str] = field(factory=dict)
     """Peer of each connection, by its number."""
+    certificates: dict[int, str] = field(factory=dict)
+    """Name in the peer's certificate of each connection with TLS."""
     begin_seqs: dict[int, int] = field(factory=dict)
     """Where each connection begins."""
+    probes: list[tuple[int, ProbeCount]] = field(factory=list)
+    """Where the count of probes of a host is told, in order."""
     clock_ahead_ns: int = 0
     """How far its wall clock was ahead of its master's; 0 where that is not known, or may be none."""
     clock_of: str = ""
     """Whose session says so."""
     samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
     """What a monitor noted of what moves slowly: monotonic time and what it was from then on."""
+    _begins_ns: dict[int, int] = field(factory=dict)
 
     @property
     def quiet_ns(self) -> int:
@@ -99,6 +104,20 @@ class Take:
         index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
         return self.samples[index - 1][1] if index else {}
 
+    def begin_ns(self, conn: int) -> int | None:
+        """When a connection began, on the axis; None if that is not recorded."""
+        known = self._begins_ns.get(conn)
+        if known is None and conn in self.begin_seqs:
+            ts_ns = self.tape.time_of(self.begin_seqs[conn])
+            if ts_ns is not None:
+                known = self._begins_ns[conn] = self.wall_of(ts_ns)
+        return known
+
+    def probes_at(self, position: int) -> dict[tuple[str, str], int]:
+        """How many probes there were of a host and for a reason before a position, as facts tell it."""
+        index = bisect_left(self.probes, position, key=_told_seq)
+        return {(one.host, one.reason): one.count for _, one in self.probes[:index]}
+
     def address_of(self, conn: int) -> str:
         """The peer of a connection, or its number."""
         return self.addresses.get(conn, f"connection {conn}")
@@ -112,7 +131,7 @@ class Take:
 
     def read_facts(self) -> None:
         """Learn of connections, and what a monitor noted."""
-        self.samples = []
+        self.samples, self.probes = [], []
         for fact in self.tape.facts:
             ts_ns = fact.fields.get("ts_ns")
             if fact.type_ == "sample" and isinstance(ts_ns, int):
@@ -121,6 +140,12 @@ class Take:
             if fact.type_ == "connection" and isinstance(conn, int):
                 self.addresses[conn] = clean(str(fact.fields.get("address")))
                 self.begin_seqs.setdefault(conn, fact.seq)
+                if certificate := fact.fields.get("certificate"):
+                    self.certificates[conn] = clean(str(certificate), length_max=REASON_MAX)
+            host, reason, count = (fact.fields.get(name) for name in ("host", "reason", "count"))
+            if fact.type_ == "probes" and isinstance(count, int):
+                self.probes.append((fact.seq, ProbeCount(clean(str(host)), clean(str(reason)), count)))
+        self.probes.sort(key=_told_seq)
 
 
 @define(eq=False)
@@ -234,6 +259,10 @@ def limits_of(tape: Tape) -> Limits:
         heartbeat_s=number("haSendHeartbeatInterval", default.heartbeat_s, 1000),
         are_told="haMaxGapNotInSync" in settings,
     )
+
+
+def _told_seq(told: tuple[int, ProbeCount]) -> int:
+    return told[0]
 
 
 def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:

@@ -38,8 +38,8 @@ class ReplicaViews:
         is_connected = row.ended is None
         if row.ended is None:
             said = moment.connections[conn]
-            since_ts_ns = take.tape.time_of(take.begin_seqs[conn]) if conn in take.begin_seqs else None
-            since_ns = take.start_ns if since_ts_ns is None else take.wall_of(since_ts_ns)
+            began_ns = take.begin_ns(conn)
+            since_ns = take.start_ns if began_ns is None else began_ns
         else:
             said = stands(row.ended.records, is_slave=False)
             since_ns = ended_ns(take, row.ended)
@@ -127,7 +127,7 @@ class ReplicaViews:
             transferred_bytes_per_s=None,
             eta_s=eta_s,
             is_closing=is_closing,
-            reconnects=len(row.conns) - 1,
+            reconnects=row.returns,
             is_rejoining=rejoins,
             ack_latency_ms=latency,
             frame_bytes=frames,
@@ -183,9 +183,9 @@ class ReplicaViews:
         is_connected = said is not None
         since_ns = take.start_ns
         conn = next(iter(moment.connections), None)
-        if conn is not None and conn in take.begin_seqs:
-            began = take.tape.time_of(take.begin_seqs[conn])
-            since_ns = since_ns if began is None else take.wall_of(began)
+        began_ns = None if conn is None else take.begin_ns(conn)
+        if began_ns is not None:
+            since_ns = began_ns
         elif not is_connected:
             ended = self._moments.ended(moment)
             since_ns = ended_ns(take, ended[-1]) if ended else since_ns

@@ -1,21 +1,26 @@
 """Which connections of a master are one replica: a slave's port changes with every connection.
 
-As in the live view: a new connection continues one of the same host that is lost; of several lost ones that
-which was lost first. A slave that recorded a session of its own is known by the times of its connections.
+As in the live view, by the one rule of `trioha.recording.reconnects`. A slave that recorded a session of its
+own is known by the times of its connections. A connection on which nothing was asked is a probe and no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from trioha.recording.reconnects import Connection, Reconnects, Span, pair
 from trioha.recording.standing import Ended
 from trioha_monitor.replay.reel import NS_PER_S, Reel, Take
 
 TWIN_NS_MAX: Final = 2 * NS_PER_S
 """Difference of both sides' times of one connection at most: clocks of two machines."""
+_KEPT: Final = 64
+"""Answers that stay in memory: while it plays, one view after the other has the same connections."""
 
 
 @define(eq=False)
@@ -24,6 +29,8 @@ class Row:
 
     conns: list[int] = field(factory=list)
     """Their numbers; the last one is the present one."""
+    returns: int = 0
+    """How often it came back, also where it is not known after which connection."""
     ended: Ended | None = None
     """The end of the last one; None while it is open."""
 
@@ -38,46 +45,62 @@ class Row:
         return self.conns[0]
 
 
-def rows_of(
-    take: Take, position: int, *, open_conns: Iterable[int], ended: Iterable[Ended], first_seq: int
-) -> list[Row]:
-    """The rows of a master's session at `position`, in the order of their first connections.
+@frozen(eq=False)
+class Life:
+    """A connection of a master's session that asked for the log."""
 
-    `ended` are the connections that ended since `first_seq`; of those that ended before, nothing is known
-    but that they are neither open nor among these.
-    """
-    open_now = set(open_conns)
-    ends = {one.conn: one for one in ended}
-    turns: list[tuple[int, int, int]] = []
-    begun = {conn: seq for conn, seq in take.begin_seqs.items() if seq < position}
-    for conn in open_now - begun.keys() | ends.keys() - begun.keys():
-        begun[conn] = first_seq
-    for conn, seq in begun.items():
-        turns.append((seq, 1, conn))
-        if conn in ends:
-            turns.append((ends[conn].seq, 0, conn))
-        elif conn not in open_now:
-            turns.append((max(seq + 1, min(first_seq, position)), 0, conn))
-    rows: list[Row] = []
-    of_conn: dict[int, Row] = {}
-    vacant: dict[str, list[Row]] = {}
-    for _, begins, conn in sorted(turns):
-        host = take.addresses.get(conn, f":{conn}").rpartition(":")[0]
-        if begins:
-            lost = vacant.get(host)
-            if lost:
-                row = lost.pop(0)
-            else:
+    conn: int
+    came_ns: int
+    lost_ns: int | None = None
+    """None while it is open."""
+    ended: Ended | None = None
+    """Its end, if it has one."""
+
+
+class Rows:
+    """Finds the rows of masters' sessions; keeps what it found last."""
+
+    def __init__(self, twins: Twins) -> None:
+        self._twins = twins
+        self._found: OrderedDict[tuple[object, ...], tuple[Row, ...]] = OrderedDict()
+
+    def of(self, take: Take, lives: Sequence[Life]) -> tuple[Row, ...]:
+        """The rows of these connections of a master's session, in the order of their first connections.
+
+        Lost ones whose places others have taken are left out.
+        """
+        key = (take.number, *((life.conn, life.lost_ns) for life in lives))
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = tuple(self._find(take, lives))
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return found
+
+    def _find(self, take: Take, lives: Sequence[Life]) -> Iterable[Row]:
+        by_conn = {life.conn: life for life in lives}
+        spans = [Span(self._connection(take, life.conn), life.came_ns, life.lost_ns) for life in lives]
+        reconnects: Reconnects[int] = Reconnects()
+        rows: list[Row] = []
+        of_conn: dict[int, Row] = {}
+        for arrival in pair(spans, reconnects):
+            row = None if arrival.previous is None else of_conn.get(arrival.previous)
+            if row is None:
                 row = Row()
                 rows.append(row)
+            conn = arrival.connection.key
             row.conns.append(conn)
-            row.ended = None
+            row.returns += arrival.is_reconnect
+            row.ended = by_conn[conn].ended
             of_conn[conn] = row
-        else:
-            row = of_conn[conn]
-            row.ended = ends.get(conn)
-            vacant.setdefault(host, []).append(row)
-    return [row for row in rows if row.conn in open_now or row.ended is not None]
+        return (row for row in rows if row.ended is None or row.conn in reconnects)
+
+    def _connection(self, take: Take, conn: int) -> Connection[int]:
+        identity = take.certificates.get(conn, "")
+        if not identity and (twin := self._twins.of(take, conn)) is not None:
+            session = twin[0].tape.session.identity
+            identity = f"{session.cluster_name}/{session.broker_name}/{session.broker_id}"
+        return Connection(conn, take.addresses.get(conn, ""), identity)
 
 
 class Twins:
@@ -87,7 +110,6 @@ class Twins:
         self._reel = reel
         self._known: dict[tuple[int, int], tuple[Take, int]] = {}
         self._counted: tuple[int, ...] = ()
-        self._begins: dict[tuple[int, int], int | None] = {}
 
     def of(self, take: Take, conn: int) -> tuple[Take, int] | None:
         """The slave's session and its number of the connection `conn` of a master's session."""
@@ -99,28 +121,24 @@ class Twins:
 
     def _find(self) -> None:
         self._known.clear()
+        ours: defaultdict[tuple[str, str], list[tuple[int, int, Take, int]]] = defaultdict(list)
+        for slave in self._reel.takes:
+            if slave.is_slave:
+                ours[_group_of(slave)] += _begins(slave)
         pairs: list[tuple[int, Take, int, Take, int]] = []
-        slaves = [one for one in self._reel.takes if one.is_slave]
-        for master in self._reel.takes if slaves else ():
-            if master.is_slave:
+        for own in ours.values():
+            own.sort(key=_begin_and_number)
+        for master in self._reel.takes:
+            own = ours.get(_group_of(master), [])
+            if master.is_slave or not own:
                 continue
-            identity = master.tape.session.identity
-            ours = [
-                (begin_ns, slave, conn)
-                for slave in slaves
-                if slave.tape.session.identity.cluster_name == identity.cluster_name
-                and slave.tape.session.identity.broker_name == identity.broker_name
-                for conn in slave.begin_seqs
-                if (begin_ns := self._begin_ns(slave, conn)) is not None
-            ]
-            for conn in master.begin_seqs:
-                begin_ns = self._begin_ns(master, conn)
-                if begin_ns is None:
-                    continue
+            times = [begin_ns for begin_ns, *_ in own]
+            for begin_ns, conn, _, _ in _begins(master):
+                low = bisect_left(times, begin_ns - TWIN_NS_MAX)
+                high = bisect_right(times, begin_ns + TWIN_NS_MAX)
                 pairs += [
                     (abs(begin_ns - other_ns), master, conn, slave, slave_conn)
-                    for other_ns, slave, slave_conn in ours
-                    if abs(begin_ns - other_ns) <= TWIN_NS_MAX
+                    for other_ns, slave_conn, slave, _ in own[low:high]
                 ]
         taken: set[tuple[int, int]] = set()
         for _, master, conn, slave, slave_conn in sorted(pairs, key=_apart):
@@ -129,14 +147,26 @@ class Twins:
             self._known[master.number, conn] = (slave, slave_conn)
             taken.add((slave.number, slave_conn))
 
-    def _begin_ns(self, take: Take, conn: int) -> int | None:
-        key = (take.number, conn)
-        if self._begins.get(key) is None:
-            ts_ns = take.tape.time_of(take.begin_seqs[conn])
-            self._begins[key] = None if ts_ns is None else take.wall_of(ts_ns)
-        return self._begins[key]
+
+def _begins(take: Take) -> list[tuple[int, int, Take, int]]:
+    """When each connection of a session began, and its number; the last value only keeps takes in order."""
+    return [
+        (begin_ns, conn, take, take.number)
+        for conn in take.begin_seqs
+        if (begin_ns := take.begin_ns(conn)) is not None
+    ]
 
 
-def _apart(pair: tuple[int, Take, int, Take, int]) -> tuple[int, int, int, int, int]:
-    apart_ns, master, conn, slave, slave_conn = pair
+def _group_of(take: Take) -> tuple[str, str]:
+    identity = take.tape.session.identity
+    return identity.cluster_name, identity.broker_name
+
+
+def _begin_and_number(begin: tuple[int, int, Take, int]) -> tuple[int, int, int]:
+    begin_ns, conn, _, number = begin
+    return begin_ns, number, conn
+
+
+def _apart(pair_: tuple[int, Take, int, Take, int]) -> tuple[int, int, int, int, int]:
+    apart_ns, master, conn, slave, slave_conn = pair_
     return apart_ns, master.number, conn, slave.number, slave_conn

@@ -153,6 +153,10 @@ def _note(node: NodeView, look: Look, width: int) -> Line:
     if count and node.in_sync_replicas is not None:
         style = palette.good if node.in_sync_replicas >= count - node.observers else palette.warn
         line += [(", ", palette.muted), (f"{node.in_sync_replicas} in sync", style)]
+    if probes := sum(probe.count for probe in node.probes):
+        words = f", {probes:,} probe{'' if probes == 1 else 's'}"
+        if sum(len(text) for text, _ in line) + len(words) <= width:
+            line.append((words, palette.muted))
     if node.hidden_replicas:
         line.append((f", {node.hidden_replicas} not shown", palette.warn))
     if node.warnings:
