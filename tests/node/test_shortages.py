@@ -22,8 +22,15 @@ from tests.interop.node import TriohaNode, run_trioha
 from tests.node import shims
 from tests.node.client import Client, endpoint
 from tests.node.test_processes import node_command
+from tests.node.test_stopping import wait_for
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 
-pytestmark = pytest.mark.process
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, prlimit and all of 127.0.0.0/8"),
+]
 
 TRIOHA = [sys.executable, "-m", "trioha"]
 
@@ -99,6 +106,29 @@ def test_strangers_take_no_descriptor_that_store_slaves_or_clients_need(
     slave.stop()
     master.stop()
     verify(tmp_path / "slave", tmp_path / "master")
+
+
+def test_without_a_descriptor_left_connections_wait_and_whoever_is_there_is_served(
+    start: Callable[..., TriohaNode], tmp_path: Path
+) -> None:
+    node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH", syncFlushTimeout=10_000)
+    with Client(node.listen_address) as client, ExitStack() as later:
+        assert client.send(20) == {"PUT_OK": 20}
+        # Something that no budget has foreseen: from now on not one more can be opened.
+        limits = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+        in_use = 1 + max(int(entry.name) for entry in Path(f"/proc/{node.pid}/fd").iterdir())
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (in_use, limits[1]))
+        waiting = [later.enter_context(Client(node.listen_address)) for _ in range(10)]
+        for one in waiting:
+            one.ask()
+        assert client.send(20) == {"PUT_OK": 20}
+        wait_for(node, "new connections wait")
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
+        assert [one.answer() for one in waiting] == ["PUT_OK"] * 10
+    assert node.log().count("new connections wait") == 1
+    assert "Traceback" not in node.log()
+    node.stop()
+    verify(tmp_path / "store")
 
 
 def test_a_store_of_many_files_leaves_descriptors_for_clients(
@@ -247,3 +277,44 @@ def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
     slave.stop()
     master.stop()
     verify(tmp_path / "slave", tmp_path / "master")
+
+
+def private_bytes(node: TriohaNode) -> int:
+    """Memory that only this process has: maps of files do not count."""
+    status = Path(f"/proc/{node.pid}/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+def test_clients_take_no_more_memory_than_they_are_given(start: Callable[..., TriohaNode]) -> None:
+    node = start("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=64 << 20, maxMessageSize=4 << 20)
+    before = private_bytes(node)
+    largest = 0
+    # The node answers it with MESSAGE_ILLEGAL, if it ever gets its end.
+    frame = memoryview(encode(request(RequestCode.SEND_MESSAGE_V2, body=bytes(15 << 20)), opaque=1))
+    with Client(node.listen_address) as client, ExitStack() as strangers:
+        # Five times the memory of all clients.
+        opened = [
+            strangers.enter_context(
+                socket.create_connection(
+                    endpoint(node.listen_address), source_address=(f"127.0.0.{2 + number % 4}", 0)
+                )
+            )
+            for number in range(42)
+        ]
+        sent = dict.fromkeys(opened, 0)
+        for stranger in opened:
+            stranger.setblocking(False)
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            for stranger, at in sent.items():
+                # Not ready for more, or closed.
+                with suppress(OSError):
+                    sent[stranger] += stranger.send(frame[at : min(at + (1 << 20), len(frame) - 1)])
+            largest = max(largest, private_bytes(node))
+            assert client.send(body=bytes(100_000)) == {"PUT_OK": 1}
+    print(largest >> 20, before >> 20, sum(sent.values()) >> 20)
+    assert largest < 512 << 20
+    # It has been tried: what was offered was taken as far as it was allowed.
+    assert largest - before > 32 << 20
+    assert "Traceback" not in node.log()
+    node.stop()

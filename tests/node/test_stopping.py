@@ -197,3 +197,35 @@ def test_sigterm_ends_a_start_that_recovers_and_the_next_one_recovers_whole(
         assert again.wait(20) == 0
     assert not (tmp_path / "store" / "abort").exists()
     assert run_trioha("verify", tmp_path / "store").exit_code == 0
+
+
+FAULT = """
+import sys
+from trioha.store.retention import Retention
+
+def fail(self, ratio, *, now):
+    raise KeyError("planted")
+
+Retention.apply = fail
+from trioha.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_fault_of_the_program_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Path) -> None:
+    command = node_command(tmp_path, "cleanResourceInterval=1")
+    ended = subprocess.run(
+        [sys.executable, "-c", FAULT, *command[3:]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert lines[-1] == "trioha: the node ended by a fault of this program: KeyError: 'planted' at <string>:6"
+    # Where it was, for who mends it.
+    assert "Traceback" in ended.stderr
+    assert "store closed" in ended.stderr
+    assert not (tmp_path / "store" / "abort").exists()
