@@ -7,6 +7,7 @@ from struct import pack
 
 import pytest
 import trio
+from attrs import fields
 
 from tests.ha.support import Events, connected, make_master, settled
 from tests.store.support import open_store
@@ -23,6 +24,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
 from trioha.remoting.send import SendMessageRequestHeader, SendMessageResponseHeader
 from trioha.remoting.server import Peer
+from trioha.remoting.serving import ServerStatistics
 from trioha.remoting.status import HaRuntimeInfo
 from trioha.store.properties import parse_properties
 from trioha.store.record import Record, decode_record
@@ -349,6 +351,14 @@ async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
     assert table["commitLogMaxOffset"] == str(broker.log.max_offset)
     assert table["msgPutTotalTodayNow"] == "1"
     assert int(table["earliestMessageTimeStamp"]) == broker.stored().store_timestamp_ms
+
+
+async def test_runtime_info_says_what_became_of_clients(broker):
+    broker.info.client_statistics = lambda: ServerStatistics(connections_open=3, protocol_errors=7)
+    answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    table = json.loads(bytes(answer.body))["table"]
+    assert (table["trioha.clients.connectionsOpen"], table["trioha.clients.protocolErrors"]) == ("3", "7")
+    assert len([key for key in table if key.startswith("trioha.clients.")]) == len(fields(ServerStatistics))
 
 
 @pytest.mark.parametrize("code", [11, 320, 999, -5])

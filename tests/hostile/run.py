@@ -29,15 +29,20 @@ from tests.faults.invariants import (
 )
 from tests.faults.producer import PUT_OK, LoadSettings, Producer
 from tests.faults.rebuilt import Shape, check_rebuilt
-from tests.hostile.frame import Frame, Lane
+from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
 from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
 from tests.hostile.tally import Finding, Tally
 from tests.interop.node import TriohaNode
+from trioha.broker.info import CLIENTS_PREFIX
 from trioha.errors import TriohaError
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 from trioha.remoting.status import BrokerStatus
+from trioha.remoting.status_reader import parse_runtime_info
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 
@@ -395,6 +400,8 @@ class _World:
         violations = self._result.violations
         if status.client is None or status.client.reconnects:
             violations.append(f"the honest slave was disconnected: {status.client}")
+        violations += await self._judge_clients(master, Lane.MASTER)
+        violations += await self._judge_clients(slave, Lane.SLAVE)
         assert self._misled is not None
         misled = self._misled
         true_end = self._hostile_master.max_offset
@@ -418,14 +425,47 @@ class _World:
         if name == "misled":
             return []
         lane = Lane.HA_MASTER if name == "master" else Lane.HA_SLAVE
-        made = self._tally.ha_connections[lane]
+        made = self._tally.connections[lane]
         # Those that asked for something, and those that did not.
         ended = sum(status.ended_connections.values())
         ended += sum(sum(reasons.values()) for reasons in status.probes.values())
         # One that is reset may be gone before it is accepted.
-        if made - self._tally.ha_resets[lane] <= ended <= made:
+        if made - self._tally.hasty[lane] <= ended <= made:
             return []
         return [f"{name}: {made} HA connections were made by strangers, {ended} are counted as ended"]
+
+    async def _judge_clients(self, node: TriohaNode, lane: Lane) -> list[str]:
+        """What a node counts of its clients adds up with what strangers did."""
+        tally = self._tally
+        deadline_s = trio.current_time() + HANG_S
+        async with open_client(node.listen_address) as client:
+            while True:
+                response = await client.request(
+                    request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_s=HANG_S
+                )
+                table = parse_runtime_info(response.body)
+                counted = {
+                    key.removeprefix(CLIENTS_PREFIX): int(value)
+                    for key, value in table.items()
+                    if key.startswith(CLIENTS_PREFIX)
+                }
+                # The last strangers, and those who asked for the status, may have left just now.
+                if counted["connectionsOpen"] == 1 or trio.current_time() > deadline_s:
+                    break
+                await trio.sleep(0.1)
+        self._result.reasons.update(
+            {f"{lane}: counted {key}": number for key, number in counted.items() if number}
+        )
+        wrong = [f"{counted[key]} {key}" for key in ("bugs", "handlerErrors", "shortages") if counted[key]]
+        if counted["connectionsOpen"] != 1:
+            wrong.append(f"{counted['connectionsOpen']} connectionsOpen when all but one are closed")
+        made = tally.connections[lane]
+        if counted["connectionsAccepted"] + counted["connectionsRefused"] < made - tally.hasty[lane]:
+            wrong.append(f"{counted['connectionsAccepted']} connectionsAccepted of {made} made")
+        sure, possible = tally.outcomes[lane, Outcome.CLOSED], tally.outcomes[lane, Outcome.ANY]
+        if not sure <= counted["protocolErrors"] <= sure + possible:
+            wrong.append(f"{counted['protocolErrors']} protocolErrors, {sure} to {sure + possible} were made")
+        return [f"{lane}: {problem}" for problem in wrong]
 
     def judge_stopped(self) -> None:
         """Stop the nodes, and judge what they leave behind."""

@@ -143,6 +143,7 @@ async def talk(target: Target, batch: Sequence[Frame], tally: Tally) -> None:
     """Send frames on a connection of their own and judge what comes. Only the last one may end it."""
     tally.begin(batch)
     stream = await connect(target)
+    tally.connected(batch[0])
     async with stream:
         if batch[0].manner is Manner.RESET:
             reset(stream)
@@ -285,6 +286,7 @@ async def _aside(
 
 async def _idle(target: Target, frame: Frame, tally: Tally) -> None:
     async with await connect(target) as stream:
+        tally.connected(frame)
         await stream.send_all(frame.data)
         with trio.move_on_after(IDLE_S):
             try:
@@ -297,6 +299,7 @@ async def _idle(target: Target, frame: Frame, tally: Tally) -> None:
 
 async def _deaf(target: Target, frame: Frame, tally: Tally) -> None:
     async with await connect(target) as stream:
+        tally.connected(frame)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reset(stream)
         try:
@@ -330,8 +333,7 @@ async def besiege(
 async def play(target: Target, frame: Frame, tally: Tally) -> None:
     """Play one script at an HA port."""
     stream = await connect(target)
-    tally.ha_connections[frame.lane] += 1
-    tally.ha_resets[frame.lane] += frame.manner is Manner.RESET or not frame.steps
+    tally.connected(frame)
     async with stream:
         if frame.manner is Manner.RESET:
             reset(stream)

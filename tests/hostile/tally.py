@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
-from tests.hostile.frame import Frame
+from tests.hostile.frame import Frame, Manner
 
 SUSPECTS_NAMED_MAX = 12
 
@@ -40,10 +40,12 @@ class Tally:
     """Answers by the name of their code; what the client and the feed made of hostile answers."""
     closes: Counter[str] = field(factory=Counter)
     """Connections by who ended them."""
-    ha_connections: Counter[str] = field(factory=Counter)
-    """Made to an HA port, by lane."""
-    ha_resets: Counter[str] = field(factory=Counter)
-    """Of them, ended without a word or by a reset at once."""
+    connections: Counter[str] = field(factory=Counter)
+    """Made to a node, by lane."""
+    hasty: Counter[str] = field(factory=Counter)
+    """Of them, ended without a word or by a reset: they may be gone before they are accepted."""
+    outcomes: Counter[tuple[str, str]] = field(factory=Counter)
+    """Frames that were sent, by lane and by what must come of them."""
     findings: list[Finding] = field(factory=list)
     in_flight: set[Frame] = field(factory=set)
     """Sent, or about to be, and not yet judged: the suspects when a node ends."""
@@ -57,11 +59,17 @@ class Tally:
         """These are on their way."""
         self.in_flight.update(frames)
 
+    def connected(self, frame: Frame) -> None:
+        """A connection was made, of which this is the first frame."""
+        self.connections[frame.lane] += 1
+        self.hasty[frame.lane] += frame.manner is Manner.RESET or not any(frame.steps)
+
     def end(self, frames: Iterable[Frame]) -> None:
         """These have been judged."""
         for frame in frames:
             self.in_flight.discard(frame)
             self.frames[frame.kind] += 1
+            self.outcomes[frame.lane, frame.outcome] += 1
 
     def start_counting(self) -> None:
         """Forget what the summary shows; findings stay, and so does what nodes count from their start."""

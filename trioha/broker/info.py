@@ -6,12 +6,13 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import trio
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from trioha import __version__
 from trioha.broker.puts import PutService
@@ -21,6 +22,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
 from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
+from trioha.remoting.serving import ServerStatistics
 from trioha.remoting.status import (
     BrokerSettings,
     ConnectionStatus,
@@ -34,6 +36,8 @@ from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
 
 GIB = 1 << 30
+CLIENTS_PREFIX = "trioha.clients."
+"""Of keys of the runtime table that RocketMQ does not have: what became of clients."""
 DISK_KEPT_S = 1.0
 """How long what the disk holds is told again, in seconds."""
 
@@ -92,6 +96,8 @@ class BrokerInfo:
         self._master = master
         self._replicas = replicas
         self._slave = slave
+        self.client_statistics: Callable[[], ServerStatistics] | None = None
+        """Counters of the server that clients reach. Set by who builds that: it needs this object first."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUsage | None = None
         self._disk_until_s = -math.inf
@@ -231,7 +237,15 @@ class BrokerInfo:
             "timerEnqueueTps": "0.0",
             "timerOffsetBehind": "0",
             "timerReadBehind": "0",
+            **self._client_counters(),
         }
+
+    def _client_counters(self) -> dict[str, str]:
+        """What became of clients' connections and requests, by names of our own: `trioha.clients.*`."""
+        if self.client_statistics is None:
+            return {}
+        counters = asdict(self.client_statistics())
+        return {f"{CLIENTS_PREFIX}{_camel(name)}": str(number) for name, number in counters.items()}
 
     async def _disk_usage(self) -> DiskUsage:
         """What the disk of the store holds; asked in a thread, since a disk may be slow."""
@@ -256,6 +270,11 @@ def _told(measured: Measured | None) -> Spread | None:
     if measured is None:
         return None
     return Spread(measured.p50, measured.p99, measured.largest, measured.count)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def _runtime_text(elapsed_ms: int) -> str:

@@ -62,7 +62,9 @@ class BrokerRoom:
             delay_levels=DelayLevels(config.message_delay_level),
         )
         processor = BrokerProcessor(send=send, info=info, updates=updates)
-        return cls(RemotingServer(processor, limits=server_limits(config, budget)), updates)
+        server = RemotingServer(processor, limits=server_limits(config, budget))
+        info.client_statistics = lambda: server.statistics
+        return cls(server, updates)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> Identity:
