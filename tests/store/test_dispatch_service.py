@@ -9,7 +9,7 @@ import trio
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store.dispatch import DispatchSettings
-from trioha.store.dispatch_service import GATHER_S, RECHECK_S, DispatchService
+from trioha.store.dispatch_service import GATHER_S, RECHECK_S, TELL_INTERVAL_S, DispatchService
 from trioha.store.status import PutStatus
 
 
@@ -121,6 +121,30 @@ async def test_a_failed_sync_of_queues_ends_the_node_and_no_close_calls_the_stor
     assert raised.group_contains(StoreError, match="fsync failed")
     store.close()
     assert (tmp_path / "abort").exists()
+
+
+async def test_the_end_of_a_burst_is_told_as_soon_as_a_report_may_follow_the_one_before(
+    store, nursery, autojump_clock
+):
+    told = []
+    service = DispatchService(
+        store,
+        sync_flush=False,
+        sync=at_once,
+        on_dispatched=lambda offset, records: told.append((offset, records, trio.current_time())),
+    )
+    nursery.start_soon(service.run)
+    await trio.sleep(0.3)
+    ends = []
+    for _ in range(5):
+        ends.append(store.commit_log.append(message()).end_offset)
+        await trio.sleep(0.005)
+    await trio.sleep(TELL_INTERVAL_S)
+    (first, last) = told
+    assert (first[:2], last[:2]) == ((ends[0], 1), (ends[-1], 4))
+    assert last[2] - first[2] == pytest.approx(TELL_INTERVAL_S)
+    await trio.sleep(10)
+    assert len(told) == 2
 
 
 async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, nursery, autojump_clock):

@@ -22,6 +22,7 @@ from trioha.errors import StoreError
 from trioha.net.threads import run_in_thread
 from trioha.store.dispatch import BATCH_RECORDS
 from trioha.store.message_store import MessageStore
+from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,8 @@ class DispatchService:
         on_dispatched: OnDispatched = lambda _offset, _records: None,
         sync: Callable[[Callable[[], None]], Awaitable[None]] = run_in_thread,
     ) -> None:
-        """`on_dispatched` is told several times a second while dispatch moves; `sync` calls what it is given
-        away from the loop: by default in a worker thread."""
+        """`on_dispatched` is called several times a second while dispatch moves, and soon after it has come
+        to the log's end; `sync` calls what it is given away from the loop: by default in a worker thread."""
         self._store = store
         self._sync_flush = sync_flush
         self._on_dispatched = on_dispatched
@@ -76,7 +77,7 @@ class DispatchService:
         grown_s = -math.inf
         while True:
             if source.offset <= dispatcher.position:
-                if await source.reached(dispatcher.position + 1):
+                if await self._more(source):
                     await trio.sleep(GATHER_S)
                 continue
             end_offset, position = commit_log.max_offset, dispatcher.position
@@ -91,6 +92,16 @@ class DispatchService:
                 grown_s = trio.current_time()
             is_being_filled = dispatcher.settings.is_slave and trio.current_time() < grown_s + QUIET_S
             records_max = BESIDE_RECORDS if is_being_filled else BATCH_RECORDS
+
+    async def _more(self, source: Watermark) -> bool:
+        """Wait until there is something to dispatch; False if the log was cut or `_tell` was due before."""
+        following = self._store.dispatcher.position + 1
+        if following - 1 == self._told_offset:
+            return await source.reached(following)
+        with trio.move_on_at(self._told_s + TELL_INTERVAL_S):
+            return await source.reached(following)
+        self._tell()
+        return False
 
     def _slice(self, until_offset: int, records_max: int) -> int:
         """Dispatch some records; 0 if there is nothing to do or the disk refuses."""
