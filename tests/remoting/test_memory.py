@@ -159,6 +159,51 @@ async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are
         assert trio.current_time() == LIMITS.room_timeout_s + 1
 
 
+async def test_large_frames_are_completed_however_many_come_again_and_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Those that are closed connect again and send anew: they must not take what the others need."""
+    answered = 0
+
+    async def insist(server: Server) -> None:
+        nonlocal answered
+        while trio.current_time() < 20:
+            stream = server.connect()
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(LARGE)
+                answer = await answer_of(stream)
+                answered += answer is not None
+            await stream.aclose()
+
+    async with serving() as server:
+        async with trio.open_nursery() as peers:
+            for _ in range(50):
+                peers.start_soon(insist, server)
+            await trio.sleep(20)
+            peers.cancel_scope.cancel()
+        assert server.statistics.memory_closes > 0
+        # Six fit at a time, every two seconds.
+        assert answered >= 48
+
+
+async def test_a_frame_that_was_let_go_on_and_does_not_is_the_first_to_go(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A reserve is not for ever: others wait for it."""
+    async with serving() as server:
+        liars = [server.connect() for _ in range(20)]
+        async with trio.open_nursery() as peers:
+            for stream in liars:
+                peers.start_soon(send, stream, LARGE[:-1])
+            await trio.sleep(3)
+            # The others are closed; these have all they need.
+            assert server.statistics.connections_open in range(5, 8)
+            honest = server.connect()
+            peers.start_soon(send, honest, LARGE)
+            assert await answer_of(honest) is not None
+            assert trio.current_time() <= 3 + 2 * LIMITS.room_timeout_s
+
+
 async def test_a_peer_that_was_slow_goes_before_those_that_the_server_did_not_read_from(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -15,13 +15,14 @@ is subject to the same rule as a read; where it does not fit, the server says SY
 
 What is held comes free again without anybody's doing: requests end at their own deadlines, and answers are
 written or the connection is closed at the send timeout. Not so a frame of which the peer has sent a part.
-Many of them can fill the memory so that no one is ever whole: each connection waits for room that only
-another could give. Therefore, when a connection has waited for room for `patience_s` and most of the memory
-is held by unfinished frames, connections with one are closed, and counted, until the frames of all others
-that wait can be completed: first those whose peers have been slower than `patience_s` although they were read
-from, then those that wait for room themselves; of each kind, those with the largest frames first, and of
-equals the oldest. The last one stays. A frame that makes progress while the memory has room is never ended
-here; its own deadline is the connection's affair.
+Many of them can fill the memory so that none is ever whole: each connection waits for room that only another
+could give. Therefore, when a connection has waited for room for `patience_s` and most of the memory is held
+by unfinished frames, connections with one are closed, and counted, until all other frames that wait fit:
+first those whose peers were read from for `patience_s` and did not complete their frame, the largest and
+oldest first; then those that wait for room themselves, the largest and newest first. The last one stays. Each
+frame that is left gets a reserve for the rest of it as soon as that is free, before anybody else may read:
+connections that come in place of the closed ones cannot take it. A frame that makes progress while the memory
+has room is never ended here; its own deadline is the connection's affair.
 
 One connection alone may hold nearly half of the memory, which must therefore be at least `bytes_max_for` the
 largest frame: then a single connection can always complete its frame and have it handled.
@@ -79,6 +80,10 @@ class ClientMemory:
         """As soon as so much is free, one that waits may go on: the least that any of them needs."""
         self._relieved_s = -math.inf
         """When it was last decided who is closed for want of room."""
+        self._promises: dict[MemoryAccount, int] = {}
+        """What those that wait get for the rest of their frames before anybody else reads."""
+        self._promised_bytes = 0
+        """Their sum."""
 
     @property
     def free_bytes(self) -> int:
@@ -94,9 +99,15 @@ class ClientMemory:
         self._accounts.add(account)
         return account
 
+    @property
+    def spare_bytes(self) -> int:
+        """What is left for reading, whatever a connection holds already; may be negative."""
+        return self.shared_bytes - self.held_bytes - self._promised_bytes
+
     def _close(self, account: MemoryAccount) -> None:
         self._accounts.discard(account)
         self._waiting.pop(account, None)
+        self._withdraw(account)
 
     async def _wait(self, account: MemoryAccount) -> None:
         self.waits += 1
@@ -110,9 +121,12 @@ class ClientMemory:
                     self._relieve()
         finally:
             self._waiting.pop(account, None)
+            self._withdraw(account)
+            account.read_since_s = trio.current_time()
 
     def _freed(self, account: MemoryAccount) -> None:
         """Bytes of `account` came free: wake those whose time has come."""
+        self._keep_promises()
         if account in self._waiting:
             # It holds less, and so needs less.
             self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
@@ -130,38 +144,58 @@ class ClientMemory:
                 self._wake_bytes = min(self._wake_bytes, needed_bytes)
 
     def _relieve(self) -> None:
-        """Give up unfinished frames until the others can be completed, if it is they that fill the memory."""
+        """Give up unfinished frames until the others fit, if it is they that fill the memory."""
         now_s = trio.current_time()
         if now_s - self._relieved_s < self._patience_s:
             return
         self._relieved_s = now_s
         unfinished = [account for account in self._accounts if account.unfinished_bytes]
-        if 2 * sum(account.unfinished_bytes for account in unfinished) < self.held_bytes:
+        if (
+            2 * sum(account.unfinished_bytes + account.reserved_bytes for account in unfinished)
+            < self.held_bytes
+        ):
             # Most is held by requests and answers, which end by themselves.
             return
         waiting = [account for account in unfinished if account in self._waiting]
         slow = [
             account
             for account in unfinished
-            if account not in self._waiting and now_s - account.unfinished_since_s >= self._patience_s
+            if account not in self._waiting and now_s - account.read_since_s >= self._patience_s
         ]
-        for accounts in (slow, waiting):
-            accounts.sort(key=lambda account: (-account.frame_bytes, account.unfinished_since_s))
-        # What others hold, and what those that wait will hold when their frames are whole.
-        held_bytes = self.held_bytes + sum(
-            account.frame_bytes - account.unfinished_bytes for account in waiting
-        )
+        slow.sort(key=lambda account: (-account.frame_bytes, account.unfinished_since_s))
+        waiting.sort(key=lambda account: (-account.frame_bytes, -account.unfinished_since_s))
+        # What is held, and what those that wait will hold in addition when their frames are whole.
+        held_bytes = self.held_bytes + sum(account.missing_bytes for account in waiting)
         candidates = deque(slow + waiting)
-        while candidates:
-            next_frame_bytes = waiting[0].frame_bytes if waiting else 0
-            if held_bytes + next_frame_bytes <= self.shared_bytes or len(candidates) == 1:
-                return
+        while held_bytes > self.shared_bytes and len(candidates) > 1:
             account = candidates.popleft()
             held_bytes -= account.held_bytes
             if account in self._waiting:
-                held_bytes -= account.frame_bytes - account.unfinished_bytes
-                waiting.remove(account)
+                held_bytes -= account.missing_bytes
+                self._withdraw(account)
             account.give_up()
+        for account in candidates:
+            if account in self._waiting:
+                self._promise(account)
+        self._keep_promises()
+
+    def _promise(self, account: MemoryAccount) -> None:
+        self._withdraw(account)
+        self._promises[account] = account.missing_bytes
+        self._promised_bytes += account.missing_bytes
+
+    def _withdraw(self, account: MemoryAccount) -> None:
+        self._promised_bytes -= self._promises.pop(account, 0)
+
+    def _keep_promises(self) -> None:
+        """Reserve the rest of those frames for which it was promised, as far as there is room, in order."""
+        for account, promised_bytes in list(self._promises.items()):
+            if promised_bytes > self.shared_bytes - self.held_bytes:
+                return
+            self._withdraw(account)
+            account.reserved_bytes = promised_bytes
+            account.change(promised_bytes)
+            self._waiting[account].set()
 
 
 class MemoryAccount:
@@ -174,6 +208,8 @@ class MemoryAccount:
         "frame_bytes",
         "give_up",
         "held_bytes",
+        "read_since_s",
+        "reserved_bytes",
         "unfinished_bytes",
         "unfinished_since_s",
     )
@@ -189,9 +225,35 @@ class MemoryAccount:
         """How many bytes that frame is going to have, as far as is known."""
         self.unfinished_since_s = 0.0
         """When that frame began, on trio's clock."""
+        self.read_since_s = 0.0
+        """Since when the connection is read from for it without waiting for room."""
+        self.reserved_bytes = 0
+        """Of what is held: not received yet, but nobody else may take it."""
         self._request_bytes: int | None = None
         """What the request needs that the connection waits with; None if it waits to be read from."""
         self._is_only: Callable[[], bool] | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the unfinished frame has not come, and is not reserved for it."""
+        return max(0, self.frame_bytes - self.unfinished_bytes - self.reserved_bytes)
+
+    def begin_frame(self, now_s: float) -> None:
+        """The first bytes of a frame have come, of which there will be more."""
+        self.unfinished_since_s = self.read_since_s = now_s
+
+    def end_frame(self) -> None:
+        """The frame that was unfinished is whole."""
+        self.unfinished_bytes = 0
+        reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
+        if reserved_bytes:
+            self.change(-reserved_bytes)
+
+    def receive(self, received_bytes: int) -> None:
+        """Hold what was received, of the reserve as far as there is one."""
+        reserved_bytes = min(received_bytes, self.reserved_bytes)
+        self.reserved_bytes -= reserved_bytes
+        self.change(received_bytes - reserved_bytes)
 
     def change(self, by_bytes: int) -> None:
         """Hold so many bytes more, or less."""
@@ -199,6 +261,7 @@ class MemoryAccount:
         self.held_bytes += by_bytes
         memory.held_bytes += by_bytes
         if by_bytes < 0:
+            # Promises are made to connections that wait.
             if memory._waiting:
                 memory._freed(self)
         elif memory.held_bytes > memory.largest_held_bytes:
@@ -206,8 +269,10 @@ class MemoryAccount:
 
     def readable_bytes(self, wanted_bytes: int) -> int:
         """How many bytes may be received now, at most `wanted_bytes`; 0 if the connection has to wait."""
+        if self.reserved_bytes:
+            return min(wanted_bytes, self.reserved_bytes)
         memory = self._memory
-        spare_bytes = (memory.shared_bytes - memory.held_bytes - self.held_bytes) // 2
+        spare_bytes = (memory.spare_bytes - self.held_bytes) // 2
         if spare_bytes >= wanted_bytes:
             return wanted_bytes
         share_bytes = min(memory.share_bytes - self.held_bytes, memory.free_bytes - memory.kept_bytes)
@@ -219,7 +284,7 @@ class MemoryAccount:
         memory = self._memory
         if self.held_bytes + more_bytes <= memory.share_bytes:
             return more_bytes <= memory.free_bytes - memory.kept_bytes
-        return self.held_bytes + 2 * more_bytes <= memory.shared_bytes - memory.held_bytes
+        return self.held_bytes + 2 * more_bytes <= memory.spare_bytes
 
     def may_hold(self, more_bytes: int, *, is_only: bool) -> bool:
         """Whether a request that needs so many bytes more may be handled.
@@ -242,21 +307,30 @@ class MemoryAccount:
 
     def close(self) -> None:
         """Give all of it back: the connection is over."""
-        self.unfinished_bytes = 0
+        self.unfinished_bytes = self.reserved_bytes = 0
         self._memory._close(self)
         self.change(-self.held_bytes)
 
     def needed_bytes(self) -> int:
         """How much must be free for the connection, which waits, to go on."""
-        if self._request_bytes is None or self._is_only is None:
-            memory = self._memory
-            if memory.share_bytes - self.held_bytes >= READ_BYTES_MIN:
-                return memory.kept_bytes + READ_BYTES_MIN
-            return memory.bytes_max - memory.shared_bytes + self.held_bytes + 2 * WAKE_BYTES_MIN
-        return self._needed_to_handle(self._request_bytes, is_only=self._is_only())
+        if self._request_bytes is not None and self._is_only is not None:
+            return self._needed_to_handle(self._request_bytes, is_only=self._is_only())
+        memory = self._memory
+        if self.reserved_bytes:
+            return 0
+        if self in memory._promises:
+            # It goes on when the promise is kept.
+            return memory.bytes_max + 1
+        if memory.share_bytes - self.held_bytes >= READ_BYTES_MIN:
+            return memory.kept_bytes + READ_BYTES_MIN
+        return self._needed_beside_shared() + self.held_bytes + 2 * WAKE_BYTES_MIN
 
     def _needed_to_handle(self, more_bytes: int, *, is_only: bool) -> int:
         if is_only:
             return more_bytes
+        return self._needed_beside_shared() + self.held_bytes + 2 * more_bytes
+
+    def _needed_beside_shared(self) -> int:
+        """What must be free before anything is free for this connection."""
         memory = self._memory
-        return memory.bytes_max - memory.shared_bytes + self.held_bytes + 2 * more_bytes
+        return memory.free_bytes - memory.spare_bytes

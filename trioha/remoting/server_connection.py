@@ -182,8 +182,7 @@ class ServerConnection:
             self._is_turn_of_reader = True
             while (command := decoder.next_command()) is not None:
                 if account.unfinished_bytes:
-                    # The frame that was unfinished is whole.
-                    account.unfinished_bytes = 0
+                    account.end_frame()
                     self._reading.deadline = math.inf
                 if command.is_response:
                     self._counters.unasked_responses += 1
@@ -216,7 +215,7 @@ class ServerConnection:
             # Such a stream gives bytes whenever they come: room for them must be there before.
             while not (allowed_bytes := account.readable_bytes(wanted_bytes)):
                 await self._paused(account.wait_to_read())
-            account.change(allowed_bytes)
+            account.receive(allowed_bytes)
             data = b""
             try:
                 data = bytes(await self._stream.receive_some(allowed_bytes))
@@ -231,7 +230,7 @@ class ServerConnection:
                 continue
             received = direct.receive_now(allowed_bytes)
             if received is not None:
-                account.change(len(received))
+                account.receive(len(received))
                 return received
             await direct.until_readable()
 
@@ -240,7 +239,7 @@ class ServerConnection:
         unfinished_bytes = self._decoder.buffered_bytes
         if unfinished_bytes and not self._account.unfinished_bytes:
             now_s = trio.current_time()
-            self._account.unfinished_since_s = now_s
+            self._account.begin_frame(now_s)
             self._reading.deadline = now_s + self._limits.frame_timeout_s
         self._account.unfinished_bytes = unfinished_bytes
         self._account.frame_bytes = self._decoder.wanted_bytes
