@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -140,7 +140,10 @@ def read_until(descriptor: int, wanted: bytes | None, *, timeout_s: float = 20.0
     deadline = time.monotonic() + timeout_s
     seen = b""
     while wanted is None or wanted not in seen:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        # Not select(), which knows no descriptor above 1023.
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
         if not ready:
             raise AssertionError(f"{wanted!r} did not appear in: {seen[-2000:]!r}")
         try:

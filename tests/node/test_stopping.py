@@ -156,8 +156,8 @@ def test_sigterm_ends_a_start_that_recovers_and_the_next_one_recovers_whole(
     tmp_path: Path, phase: str
 ) -> None:
     store = open_store(tmp_path / "store")
-    # 40 s of the slowed recovery.
-    for _ in range(400):
+    # A log file each: 6 s of the slowed recovery.
+    for _ in range(60):
         store.commit_log.append(message(bytes(60_000)))
     end_offset = store.commit_log.max_offset
     store.close()

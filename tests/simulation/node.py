@@ -126,7 +126,7 @@ class Node(ABC):
             file_bytes=plan.file_bytes,
             message_bytes_max=plan.file_bytes,
             store_host=STORE_HOST,
-            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920),
+            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920, open_files_max=16),
             index=IndexShape(hash_slots=53, index_num=100),
             dispatch=DispatchSettings(is_slave=name != "master"),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from tests.simulation.node import Snapshot
 from tests.simulation.plan import LINK_FAULTS, Fault, Plan, plan_of
 from tests.simulation.slave_node import ReportCheck, SlaveNode
 from tests.simulation.trace import Trace
+from trioha.net.descriptors import raise_descriptor_limit
 from trioha.store.commit_log import Message
 from trioha.store.status import PutStatus
 
@@ -62,7 +64,11 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
     `plan` takes the place of the seed's own.
     """
     before = open_descriptors()
-    with _collector_off(), tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
+    with (
+        _limit_raised(),
+        _collector_off(),
+        tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder,
+    ):
         trace = Trace(show)
         world = World(plan or plan_of(seed), folder=Path(folder), trace=trace)
         with pinned(seed, on_log_fault=world.fail):
@@ -96,6 +102,17 @@ def _memory_folder() -> str | None:
     """Where files cost no disk time, if there is such a place."""
     folder = Path("/dev/shm")
     return str(folder) if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+@contextmanager
+def _limit_raised() -> Iterator[None]:
+    """As many descriptors as a node has after its start: here several nodes share them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_descriptor_limit()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @contextmanager

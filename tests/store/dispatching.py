@@ -8,14 +8,16 @@ from pathlib import Path
 from attrs import frozen
 
 from tests.descriptors import close_after_test
-from tests.store.support import VECTORS, expected
+from tests.store.support import OPEN_QUEUE_FILES_MAX, VECTORS, expected
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.dispatch import Dispatcher, DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 
-RECORDED_QUEUES = ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920)
+RECORDED_QUEUES = ConsumeQueueSettings(
+    file_bytes=400, batch_file_bytes=920, open_files_max=OPEN_QUEUE_FILES_MAX
+)
 RECORDED_INDEX = IndexShape(hash_slots=53, index_num=100)
 
 

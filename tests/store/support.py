@@ -20,6 +20,8 @@ from trioha.store.recovery import Recovered, open_commit_log
 VECTORS = Path(__file__).parent.parent / "vectors"
 STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
 FILE_BYTES = 65536
+OPEN_QUEUE_FILES_MAX = 32
+"""Of each store: tests pass with 256 descriptors."""
 HOST = Host.parse("127.0.0.1", 10911)
 
 
@@ -65,7 +67,9 @@ def open_store(
             file_bytes=file_bytes,
             message_bytes_max=4 << 20,
             store_host=HOST,
-            queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920),
+            queues=ConsumeQueueSettings(
+                file_bytes=400, batch_file_bytes=920, open_files_max=OPEN_QUEUE_FILES_MAX
+            ),
             index=IndexShape(hash_slots=53, index_num=100),
             dispatch=dispatch or DispatchSettings(enable_lmq=True, enable_multi_dispatch=True),
         )
