@@ -41,6 +41,7 @@ class LoadSettings:
     """Messages per second, all senders together."""
     body_bytes_max: int
     """Bodies are mostly short; the longest have this length."""
+    topics: tuple[str, ...] = TOPICS
     answer_timeout_s: float = ANSWER_TIMEOUT_S
     """How long an answer may take."""
 
@@ -142,7 +143,7 @@ class Producer:
         body = self._body()
         header = SendMessageRequestHeader(
             producer_group="faults",
-            topic=self._chance.choice(TOPICS),
+            topic=self._chance.choice(self._settings.topics),
             default_topic=DEFAULT_TOPIC,
             default_topic_queue_nums=QUEUES,
             queue_id=self._sent % QUEUES,
