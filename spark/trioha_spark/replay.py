@@ -128,7 +128,7 @@ def replay(
     `watch` how far it is. Raises StoreError if a path is no session, JavaError or SparkError if Spark cannot
     be started.
     """
-    opened = [open_session(path) for path in find_sessions(map(Path, sessions))]
+    opened = [open_session(path) for path in find_sessions(sessions)]
     found = [read_segments(session) for session in opened]
     grids = [_grid(session, segments) for session, segments in zip(opened, found, strict=True)]
     ranges = [

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.recording.sessions import WALL_NS, Event, pack, write_session
+from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, SessionIdentity, encode_session
 from trioha.recording.reader import open_session
@@ -246,11 +249,69 @@ def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
     stream.prepareForTriggerAvailableNow()
     first.write(10)
 
-    assert [one, two] == [{"a": 100, "b": 20}, {"a": 100, "b": 50}]
+    assert [one, two] == [{"a": 70, "b": 50}, {"a": 100, "b": 50}]
     assert stream.latestOffset(two, ReadAllAvailable()) == two
     assert stream.partitions(two, two) == []
     (part,) = stream.partitions(one, two)
-    assert [batch["seq"].to_pylist() for batch in stream.read(part)] == [list(range(20, 50))]
+    assert [batch["seq"].to_pylist() for batch in stream.read(part)] == [list(range(70, 100))]
+
+
+def test_a_busy_session_does_not_hold_up_the_others(
+    tmp_path: Path, record: Callable[[Path], Recording]
+) -> None:
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    busy, calm = record(tmp_path / "a-busy"), record(tmp_path / "b-calm")
+    schema = StructType([StructField("seq", LongType())])
+    stream = source.SessionStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "50"}, schema)
+    limit, offset = stream.getDefaultReadLimit(), stream.initialOffset()
+    for batch in range(1, 9):
+        # More than a batch holds comes with each.
+        busy.write(60)
+        calm.write(10)
+        offset = stream.latestOffset(offset, limit)
+        assert offset == {"a-busy": 40 * batch, "b-calm": 10 * batch}
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 50), max_size=8),
+    st.integers(1, 120),
+    st.integers(0, 20),
+)
+def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
+    shares = source.fair_shares(wanted, most, turn=turn)
+    assert sum(shares.values()) == min(most, sum(wanted.values()))
+    assert all(shares[name] <= wanted[name] for name in shares)
+    short = [shares[name] for name in shares if shares[name] < wanted[name]]
+    # Who gets less than it wants gets no less than any other, by one at the utmost.
+    assert all(max(shares.values()) - share <= 1 for share in short)
+
+
+def test_less_than_one_for_each_goes_to_all_of_them_in_turn() -> None:
+    wanted, given_ = dict.fromkeys("abc", 1000), dict.fromkeys("abc", 0)
+    for _ in range(9):
+        shares = source.fair_shares(wanted, 2, turn=sum(given_.values()))
+        given_ = {name: given_[name] + shares.get(name, 0) for name in given_}
+    assert given_ == {"a": 6, "b": 6, "c": 6}
+
+
+def test_partitions_name_absolute_folders(
+    tmp_path: Path, record: Callable[[Path], Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    record(tmp_path / "re cordings" / "a").write(10)
+    schema = StructType([StructField("seq", LongType())])
+    monkeypatch.chdir(tmp_path)
+    for path in ("re cordings", f"file:{tmp_path}/re%20cordings", (tmp_path / "re cordings").as_uri()):
+        reader = source.SessionReader({"path": path}, schema)
+        parts = reader.partitions()
+        # Read by executors, which have another working folder.
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir("/")
+            assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 10
+    with pytest.raises(StoreError, match="s3a: is not read"):
+        source.SessionReader({"path": "s3a://bucket/sessions"}, schema)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from trioha.recording.layout import (
     SessionIdentity,
 )
 from trioha.recording.packed import PackedError, describe, is_packed
+from trioha.recording.paths import absolute_path
 
 RECORD_BYTES_MAX: Final = 4096
 """Longest record that is believed."""
@@ -133,13 +134,13 @@ class Session:
         return self.identity.role == "SLAVE"
 
 
-def find_sessions(paths: Iterable[Path]) -> list[Path]:
+def find_sessions(paths: Iterable[str | Path]) -> list[Path]:
     """The session folders that `paths` mean: each is one itself, or a folder of them (trioha.recordDir).
 
-    Raises StoreError for a path that is neither.
+    They are absolute (`trioha.recording.paths`). Raises StoreError for a path that is neither.
     """
     found: list[Path] = []
-    for path in paths:
+    for path in map(absolute_path, paths):
         if (path / SESSION_FILE).is_file():
             found.append(path)
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trioha.errors import TriohaError
 from trioha.numbers import I64, Range, parse_int
+from trioha.recording.paths import absolute_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,11 +20,14 @@ class SourceError(TriohaError):
 
 
 def path_option(options: Mapping[str, str]) -> Path:
-    """The folder given to `load`."""
+    """The folder given to `load`, as an absolute path: executors have other working folders.
+
+    Raises SourceError without one, StoreError for one that is not of this machine.
+    """
     path = options.get("path")
     if not path:
         raise SourceError("no folder was given: load(FOLDER), or option path")
-    return Path(path.removeprefix("file://"))
+    return absolute_path(path)
 
 
 def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> int | None:

@@ -14,7 +14,7 @@ with some of these reads only them.
 | seqFrom, seqTo | only events with `seqFrom <= seq < seqTo` |
 | kinds | only these kinds, names or numbers, separated by commas: `PUT,ACK` |
 | errors | `true`: not the events but a table of the damage: session, file, position, records, reason |
-| maxEventsPerTrigger | streaming only: the most events of one batch (before `kinds` chooses) |
+| maxEventsPerTrigger | streaming only: the most events of a batch, before `kinds` chooses; sessions share it |
 
 The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
 the last of each session is open, and one more is for sessions that are new in the folder; every action reads
@@ -26,7 +26,7 @@ Filters are not pushed down: see `trioha_spark.sources.commit_log`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,19 +238,18 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the sessions end, or as far as `maxEventsPerTrigger` allows, session by session."""
+        """Where the sessions end, or as far as `maxEventsPerTrigger` allows, which they share fairly."""
         from pyspark.sql.streaming.datasource import ReadMaxRows  # noqa: PLC0415
 
-        left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         latest = {name: parse_int(seq, NATURAL64) for name, seq in start.items()}
+        given = sum(latest.values())
+        begins, there = {}, {}
         for name, end in (self._ends() if self.target is None else self.target).items():
-            begin = latest.get(name, self.sessions.seq_from)
-            events = max(0, end - begin)
-            if left is not None:
-                events = min(events, left)
-                left -= events
-            if events:
-                latest[name] = begin + events
+            begins[name] = latest.get(name, self.sessions.seq_from)
+            there[name] = max(0, end - begins[name])
+        if isinstance(limit, ReadMaxRows):
+            there = fair_shares(there, limit.max_rows, turn=given)
+        latest.update({name: begins[name] + events for name, events in there.items() if events})
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -284,6 +283,28 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from trioha_spark.pieces import end_seq  # noqa: PLC0415
 
         return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
+
+
+def fair_shares(wanted: Mapping[str, int], most: int, *, turn: int) -> dict[str, int]:
+    """How much each gets of `most`: all it wants, or no less than any other (by one at the utmost).
+
+    What cannot be divided goes to some of them, which change with `turn`: none is passed over for ever.
+    """
+    shares: dict[str, int] = {}
+    left = most
+    open_ = sorted((count, name) for name, count in wanted.items() if count)
+    # Those that want less than an even share leave the rest to the others.
+    while open_ and open_[0][0] <= left // len(open_):
+        count, name = open_.pop(0)
+        shares[name] = count
+        left -= count
+    if open_:
+        even, more = divmod(left, len(open_))
+        names = sorted(name for _, name in open_)
+        first = turn % len(names)
+        for place, name in enumerate(names[first:] + names[:first]):
+            shares[name] = even + (place < more)
+    return shares
 
 
 def _kinds(names: list[str]) -> list[int]:
