@@ -6,6 +6,8 @@ session. The modules below import NumPy only when something is read: Spark impor
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +17,26 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the sources known to `spark`, wherever its Python looks for modules."""
+    """Make the sources known to `spark`, wherever its Python looks for modules.
+
+    Local Spark starts `python3` of the PATH unless PYSPARK_PYTHON, or spark.pyspark.python, names another
+    one: that need not be the one that runs this program, nor have these sources. Where neither is set, the
+    Python workers of `spark` are this program's Python from now on.
+    """
     from trioha_spark.sources.commit_log import CommitLogSource  # noqa: PLC0415
     from trioha_spark.sources.session import SessionSource  # noqa: PLC0415
 
+    _use_this_python()
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(SessionSource)
+
+
+def _use_this_python() -> None:
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    context = SparkContext._active_spark_context
+    # A session of Spark Connect has none: its workers are not ours to choose.
+    if context is None or not str(context.master).startswith("local"):
+        return
+    if "PYSPARK_PYTHON" not in os.environ and context.getConf().get("spark.pyspark.python") is None:
+        context.pythonExec = sys.executable

@@ -14,7 +14,7 @@ with some of these reads only them.
 | seqFrom, seqTo | only events with `seqFrom <= seq < seqTo` |
 | kinds | only these kinds, names or numbers, separated by commas: `PUT,ACK` |
 | errors | `true`: not the events but a table of the damage: session, file, position, records, reason |
-| maxEventsPerTrigger | streaming only: the most events of a batch, before `kinds` chooses; sessions share it |
+| maxEventsPerTrigger | streaming only: most events of a batch, before `kinds` chooses; sessions share them |
 
 The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
 the last of each session is open, and one more is for sessions that are new in the folder; every action reads
