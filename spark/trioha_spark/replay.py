@@ -35,7 +35,7 @@ from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.tallies import NodeTally
 from trioha_spark.causes import CauseTally
 from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
-from trioha_spark.session import LOCAL, spark_session
+from trioha_spark.session import LOCAL, spark_session, this_python
 from trioha_spark.watching import Watch, watched
 
 CURVE_STEPS: Final = 1500
@@ -163,8 +163,8 @@ class _Joined:
 
 def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], watch: Watch | None) -> _Joined:
     joined = _Joined({}, {})
-    frame = fold_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
-    with watched(spark.sparkContext, watch):
+    with this_python(), watched(spark.sparkContext, watch):
+        frame = fold_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
         for session_index, conn, part in joined_rows(frame):
             if isinstance(part, NodePart):
                 joined.nodes[session_index] = part

@@ -106,6 +106,32 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
                 _end_java()
 
 
+def use_this_python() -> None:
+    """Let local Spark start the Python that runs this program for its workers, unless another one is named.
+
+    Spark starts `python3` of the PATH unless PYSPARK_PYTHON, or spark.pyspark.python, says otherwise: that
+    need not have what this program has. On a cluster, and of Spark Connect, nothing is changed.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or not str(context.master).startswith("local"):
+        return
+    if "PYSPARK_PYTHON" not in os.environ and context.getConf().get("spark.pyspark.python") is None:
+        context.pythonExec = sys.executable
+
+
+@contextmanager
+def this_python() -> Iterator[None]:
+    """`use_this_python` for what is begun inside."""
+    context = SparkContext._active_spark_context
+    before = None if context is None else context.pythonExec
+    use_this_python()
+    try:
+        yield
+    finally:
+        if context is not None and before is not None:
+            context.pythonExec = before
+
+
 def _end_java() -> None:
     """End the Java process that Spark ran in. It would end by itself, but only some time after this one."""
     gateway = SparkContext._gateway

@@ -63,7 +63,10 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TriohaError) as caught:
         monitor(MASTER)
-    assert one_line(caught.value) == "monitor: Textual is not installed; run: pip install 'trioha[monitor]'"
+    assert (
+        one_line(caught.value)
+        == "monitor: Textual is not installed; in a checkout of trioha run: pip install '.[monitor]'"
+    )
 
 
 def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

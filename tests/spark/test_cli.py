@@ -120,5 +120,5 @@ def test_missing_extra_names_what_to_install(
     monkeypatch.delitem(sys.modules, "trioha_spark.java", raising=False)
     assert main(["replay", str(session)]) == 2
     error = capsys.readouterr().err
-    assert "pip install 'trioha[spark]'" in error
+    assert "in a checkout of trioha run: pip install '.[spark]'" in error
     assert error.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,46 @@ def test_only_the_java_process_that_was_started_is_ended(tmp_path: Path) -> None
         env={**os.environ, "PYTHONPATH": str(folder)},
     )
     assert (done.stdout, done.returncode) == ("as it was\n", 0), done.stderr
+
+
+SCRIPT = """
+import sys
+
+from pyspark.sql import SparkSession
+
+from trioha_spark.replay import replay
+from trioha_spark.sources import register
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+assert replay([sys.argv[1]]).sessions[0].node.events == 16
+assert spark.sparkContext.pythonExec == "python3"
+register(spark)
+print(spark.read.format("trioha-session").load(sys.argv[1]).count())
+"""
+
+
+def test_script_finds_its_sources_though_the_path_has_another_python(tmp_path: Path) -> None:
+    """As in `.venv/bin/python script.py`, with no environment activated."""
+    write_session(tmp_path / "sessions" / "a", slave_events(), role="SLAVE", broker_id=1)
+    java = shutil.which("java")
+    assert java is not None
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "java").symlink_to(java)
+    (programs / "python3").write_text("#!/bin/sh\necho this is not the Python of the script >&2; exit 1\n")
+    (programs / "python3").chmod(0o755)
+    hidden = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "sessions"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=tmp_path,
+        env={
+            **{name: value for name, value in os.environ.items() if name not in hidden},
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "PYTHONPATH": str(Path(trioha_spark.__file__).parents[1]),
+        },
+    )
+    assert (done.stdout.split()[-1:], done.returncode) == (["16"], 0), done.stderr

@@ -137,4 +137,4 @@ def test_missing_extra_names_what_to_install(
     assert main(["what-if", str(session), "--rtt", "1"]) == 2
     error = capsys.readouterr().err
     assert "trioha what-if needs Spark" in error
-    assert "pip install 'trioha[spark]'" in error
+    assert "in a checkout of trioha run: pip install '.[spark]'" in error

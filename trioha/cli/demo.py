@@ -16,6 +16,7 @@ from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
 from trioha.cli.demo_story import BRISK, WATCHED, Plan, Story, tell_story
+from trioha.cli.extras import how_to_install
 from trioha.errors import ConfigError, TriohaError
 
 COUNT_DEFAULT: Final = 20_000
@@ -91,7 +92,7 @@ def _require_spark() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"pyspark", "trioha_spark"}:
             raise
-        raise TriohaError("demo: Spark is not installed; run: pip install 'trioha[spark]'") from error
+        raise TriohaError(f"demo: Spark is not installed; {how_to_install('spark')}") from error
     java.require_java()
 
 

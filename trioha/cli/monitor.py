@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from trioha.cli.extras import how_to_install
 from trioha.errors import TriohaError
 from trioha.remoting.address import parse_address
 
@@ -83,4 +84,4 @@ def _monitor_package() -> ModuleType:
         missing = (error.name or "").partition(".")[0]
         if missing not in {"textual", "trioha_monitor"}:
             raise
-        raise TriohaError("monitor: Textual is not installed; run: pip install 'trioha[monitor]'") from error
+        raise TriohaError(f"monitor: Textual is not installed; {how_to_install('monitor')}") from error

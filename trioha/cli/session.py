@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trioha.cli.console import err, out, print_json
+from trioha.cli.extras import how_to_install
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.reader import find_sessions, open_session
 
@@ -28,8 +29,8 @@ def session(
     """Pack recorded sessions into Parquet, several times smaller, or unpack them byte for byte.
 
     `pack` takes segments that nobody writes any more and deletes each when its packed file has been read back
-    and is the same. Spark reads packed sessions as others; `trioha replay` and `monitor --replay` need them
-    unpacked. Exit code 1 if something had to be left as it was.
+    and is the same. `trioha replay`, `trioha what-if`, `monitor --replay` and Spark read packed sessions as
+    they are, where PyArrow is installed. Exit code 1 if something had to be left as it was.
 
     Parameters
     ----------
@@ -111,5 +112,5 @@ def _packing() -> ModuleType:
         return importlib.import_module("trioha_spark.packing")
     except ModuleNotFoundError as error:
         raise TriohaError(
-            f"trioha session needs Parquet, and {error.name} is not installed: pip install 'trioha[spark]'"
+            f"trioha session needs Parquet, and {error.name} is not installed; {how_to_install('spark')}"
         ) from error

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from trioha.cli.extras import how_to_install
 from trioha.errors import TriohaError
 
 
@@ -28,7 +29,7 @@ def spark_module(name: str, *, command: str) -> ModuleType:
         return importlib.import_module(f"trioha_spark.{name}")
     except ModuleNotFoundError as error:
         raise TriohaError(
-            f"trioha {command} needs Spark, and {error.name} is not installed: pip install 'trioha[spark]'"
+            f"trioha {command} needs Spark, and {error.name} is not installed; {how_to_install('spark')}"
         ) from error
 
 

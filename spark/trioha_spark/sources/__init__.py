@@ -6,8 +6,6 @@ session. The modules below import NumPy only when something is read: Spark impor
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,20 +21,10 @@ def register(spark: SparkSession) -> None:
     one: that need not be the one that runs this program, nor have these sources. Where neither is set, the
     Python workers of `spark` are this program's Python from now on.
     """
+    from trioha_spark.session import use_this_python  # noqa: PLC0415
     from trioha_spark.sources.commit_log import CommitLogSource  # noqa: PLC0415
     from trioha_spark.sources.session import SessionSource  # noqa: PLC0415
 
-    _use_this_python()
+    use_this_python()
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(SessionSource)
-
-
-def _use_this_python() -> None:
-    from pyspark import SparkContext  # noqa: PLC0415
-
-    context = SparkContext._active_spark_context
-    # A session of Spark Connect has none: its workers are not ours to choose.
-    if context is None or not str(context.master).startswith("local"):
-        return
-    if "PYSPARK_PYTHON" not in os.environ and context.getConf().get("spark.pyspark.python") is None:
-        context.pythonExec = sys.executable

@@ -12,7 +12,7 @@ import pyarrow as pa
 from attrs import asdict, evolve, frozen
 from pyspark.sql import SparkSession
 
-from trioha_spark.session import LOCAL, spark_session
+from trioha_spark.session import LOCAL, spark_session, this_python
 from trioha_spark.watching import Watch, watched
 from trioha_spark.whatif.figures import Figures, figures
 from trioha_spark.whatif.model import Model, check, play, remarks
@@ -94,7 +94,7 @@ def _run(
     count = len(points) * repeats
     # What a task needs is small: the model's times and at most some ten thousand puts of each stretch.
     work = partial(_play_batches, model, [point.scenario for point in points], repeats)
-    with watched(spark.sparkContext, watch):
+    with this_python(), watched(spark.sparkContext, watch):
         rows = spark.range(0, count, 1, count).mapInArrow(work, PLAYED_SCHEMA).collect()
     # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
     return {(row["point"], row["repeat"]): pickle.loads(row["figures"]) for row in rows}  # noqa: S301
