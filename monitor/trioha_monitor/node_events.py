@@ -30,6 +30,8 @@ _END_WORDS = {
     "REQUEST_BELOW_MIN": "asked for bytes that were deleted",
     "NOT_ALLOWED": "is not allowed to connect",
     "NO_REQUEST": "asked for nothing in time",
+    "LOG_RESTARTED": "the node began its own log anew",
+    "INTERNAL_ERROR": "a fault of the node ended it; its log has the traceback",
 }
 _REFUSALS = frozenset(
     (
