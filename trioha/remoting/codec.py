@@ -349,12 +349,10 @@ def _decode_binary_header(raw: bytes, body: bytes) -> RemotingCommand:
             value, at = _text(raw, at + 4, value_bytes)
             if key and value:
                 ext[key] = value
-                if len(ext) > EXT_FIELDS_MAX:
-                    raise RemoteProtocolError(
-                        f"more than {EXT_FIELDS_MAX} ext fields; at most so many are accepted"
-                    )
     except StructError as error:
         raise RemoteProtocolError(f"binary header of {len(raw)} bytes is cut short") from error
+    if len(ext) > EXT_FIELDS_MAX:
+        raise RemoteProtocolError(f"{len(ext)} ext fields; at most {EXT_FIELDS_MAX} are accepted")
     if at != ext_end:
         raise RemoteProtocolError("binary header: the last ext field reaches beyond the ext fields")
     return RemotingCommand(

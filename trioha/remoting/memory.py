@@ -286,19 +286,29 @@ class MemoryAccount:
             return more_bytes <= memory.free_bytes - memory.kept_bytes
         return self.held_bytes + 2 * more_bytes <= memory.spare_bytes
 
-    def may_hold(self, more_bytes: int, *, is_only: bool) -> bool:
-        """Whether a request that needs so many bytes more may be handled.
+    def try_to_hold(self, more_bytes: int, *, is_only: bool) -> bool:
+        """Hold what a request needs beside its frame while it is handled, if there is room; whether there is.
 
         `is_only`: no other request of the connection is in flight; then what is kept is for it.
         """
-        return self._needed_to_handle(more_bytes, is_only=is_only) <= self._memory.free_bytes
+        # As `_needed_to_handle`, and as `change`, in a third of the time: this is done for each request.
+        memory = self._memory
+        held_bytes = memory.held_bytes + more_bytes
+        if self.held_bytes + more_bytes > memory.shared_bytes - held_bytes - memory._promised_bytes and not (
+            is_only and held_bytes <= memory.bytes_max
+        ):
+            return False
+        self.held_bytes += more_bytes
+        memory.held_bytes = held_bytes
+        memory.largest_held_bytes = max(memory.largest_held_bytes, held_bytes)
+        return True
 
     async def wait_to_read(self) -> None:
         """Return when the connection may be read from. Cancelled, it leaves nothing behind."""
         await self._memory._wait(self)
 
     async def wait_to_handle(self, more_bytes: int, *, is_only: Callable[[], bool]) -> None:
-        """Return when a request that needs so many bytes more may be handled; see `may_hold`."""
+        """Return when a request that needs so many bytes more may be handled; see `try_to_hold`."""
         self._request_bytes, self._is_only = more_bytes, is_only
         try:
             await self._memory._wait(self)

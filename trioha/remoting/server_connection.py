@@ -190,13 +190,12 @@ class ServerConnection:
                     continue
                 more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes
                 cost_bytes = more_bytes + decoder.frame_bytes
-                if not self._has_room(cost_bytes) or not account.may_hold(
+                if not (self._in_flight == 0 or self._has_room(cost_bytes)) or not account.try_to_hold(
                     more_bytes, is_only=self._in_flight == 0
                 ):
                     self._end_turn()
                     await self._wait_for_room(more_bytes, cost_bytes)
                     self._is_turn_of_reader = True
-                account.change(more_bytes)
                 self._handle(command, cost_bytes, handlers)
                 handled += 1
                 if handled % REQUESTS_PER_TURN == 0:
@@ -279,15 +278,16 @@ class ServerConnection:
         )
 
     async def _wait_for_room(self, more_bytes: int, cost_bytes: int) -> None:
+        """Wait until one more request may be handled, and hold what it needs."""
         while True:
             if not self._has_room(cost_bytes):
                 await self._paused(self._wait_for_less_in_flight())
-            elif not self._account.may_hold(more_bytes, is_only=self._in_flight == 0):
+            elif self._account.try_to_hold(more_bytes, is_only=self._in_flight == 0):
+                return
+            else:
                 await self._paused(
                     self._account.wait_to_handle(more_bytes, is_only=lambda: self._in_flight == 0)
                 )
-            else:
-                return
 
     async def _wait_for_less_in_flight(self) -> None:
         self._less_in_flight = trio.Event()
