@@ -17,7 +17,7 @@ SEED = 11
 FRAMES = 100_000
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_honest_peers_go_on_undisturbed_whatever_strangers_send(tmp_path):
     result = run_seed(SEED, FRAMES, tmp_path)
     assert result.findings == []
