@@ -146,6 +146,21 @@ def test_a_moment_shows_offsets_lag_speed_and_verdict(master: ReplaySource) -> N
     assert not view.is_live
 
 
+@pytest.mark.parametrize(("settings_", "silence_s"), [({}, 15), ({"haMaxTimeSlaveNotCatchup": 7_000}, 7)])
+def test_a_slave_that_owes_an_ack_for_too_long_is_not_in_sync_as_its_master_had_it(
+    tmp_path: Path, settings_: dict[str, object], silence_s: int
+) -> None:
+    path = write_session(
+        tmp_path / "master", master_events(), addresses={2: "10.0.0.2:4"}, settings=settings_
+    )
+    source = opened(path)
+    # The byte at 1900 was put at 10 s, and is never acknowledged.
+    owed_ns = WALL_NS + 10 * S
+    for after_ns, in_sync in ((silence_s * S - MS, True), (silence_s * S, False)):
+        stalled = by_host(source.view_at(owed_ns + after_ns))["10.0.0.2"]
+        assert stalled.in_sync is in_sync
+
+
 def test_a_slave_that_is_lost_and_comes_back_is_one_row(master: ReplaySource) -> None:
     before, lost, back = (
         by_host(master.view_at(WALL_NS + at_ns))["10.0.0.1"] for at_ns in (19 * S, 21 * S, 25 * S)

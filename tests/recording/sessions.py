@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +55,10 @@ def write_session(
     addresses: dict[int, str] | None = None,
     served: Container[int] = (),
     certificates: dict[int, str] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> Path:
     """Write a whole session as a node would have; in the connections `served` it was the master."""
-    identity = SessionIdentity("cluster", "broker-a", broker_id, role)
+    identity = SessionIdentity("cluster", "broker-a", broker_id, role, settings=dict(settings or {}))
     document = encode_session(identity, monotonic_ns=0, wall_ns=WALL_NS, program_version="0")
     writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
     records = pack(events, node=broker_id)

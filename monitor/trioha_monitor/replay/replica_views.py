@@ -6,6 +6,7 @@ from typing import Final
 
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.standing import Stands, stands
+from trioha.recording.sync import SyncRule
 from trioha_monitor.replay.happenings import GAP_REASONS, name_of
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, age_s, ended_ns, known
 from trioha_monitor.replay.node_views import health_of
@@ -49,7 +50,16 @@ class ReplicaViews:
         lag_s = _lag_s(moment, ack, diff)
         state = name_of(HaState, said.state) if is_connected and said.state >= 0 else ""
         limits = take.limits
-        in_sync = is_connected and diff is not None and diff < limits.gap_bytes_max
+        in_sync = (
+            is_connected
+            and diff is not None
+            and SyncRule.of(take.tape.session.identity.settings).is_in_sync(
+                lag_bytes=diff,
+                now_ns=at_ns,
+                acked_ns=moment.acked_ns.get(conn),
+                oldest_ns=None if lag_s is None else at_ns - round(lag_s * NS_PER_S),
+            )
+        )
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         slave_take, slave_moment = None, None
         twin = self._twins.of(take, conn)
