@@ -103,6 +103,7 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_verify": HaVerify.RECORD,
         "ha_tail_check": 65536,
         "ha_allowed_peers": (),
+        "queues_max": 100_000,
         "connections_max": 1024,
         "connections_per_peer": 512,
         "requests_in_flight_max": 4096,
@@ -181,6 +182,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haVerify=frame
         trioha.haTailCheck=0
         trioha.haAllowedPeers=10.0.0.7, 10.1.0.0/16,::1
+        trioha.queuesMax=77
         trioha.connectionsMax=9
         trioha.connectionsPerPeer=4
         trioha.requestsInFlightMax=11
@@ -253,6 +255,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_verify": HaVerify.FRAME,
         "ha_tail_check": 0,
         "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
+        "queues_max": 77,
         "connections_max": 9,
         "connections_per_peer": 4,
         "requests_in_flight_max": 11,

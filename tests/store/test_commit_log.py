@@ -10,6 +10,7 @@ from tests.descriptors import close_after_test, open_descriptors
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import mapped_file
+from trioha.store.inner import MultiDispatch
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Blank, Host, Record, decode_record, encode_record
 from trioha.store.status import PutStatus
@@ -217,3 +218,56 @@ def test_a_file_without_space_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="no 65536 bytes could be reserved: No space left on device"):
         MappedFile.create(tmp_path, start_offset=0, size=FILE_BYTES)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what cannot be dispatched ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", [".", "..", "a/b", "../../etc", "a\0b", "half \ud800"])
+def test_a_topic_that_no_queue_can_be_made_for_is_refused_and_not_stored(topic, tmp_path):
+    log = close_after_test(open_log(tmp_path)[0])
+    refused = log.append(message(topic=topic))
+    assert (refused.status, log.max_offset, log.queue_offsets) == (PutStatus.MESSAGE_ILLEGAL, 0, {})
+    assert refused.reason.startswith("topic ")
+
+
+def test_a_put_for_a_queue_too_many_is_refused_and_not_stored(tmp_path):
+    log = close_after_test(open_log(tmp_path)[0])
+    log.queues_max = 3
+    for queue_id in range(3):
+        assert log.append(message(queue_id=queue_id)).status is PutStatus.PUT_OK
+    end_offset = log.max_offset
+    refused = log.append(message(topic="Invented", queue_id=7))
+    assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert refused.reason == "no room for queue 7 of 'Invented': there are 3, trioha.queuesMax is 3"
+    assert (log.max_offset, len(log.queue_offsets)) == (end_offset, 3)
+    # Those that are there take messages, and a prepared message enters none.
+    assert log.append(message(queue_id=2)).queue_offset == 1
+    assert log.append(message(topic="Half", sys_flag=0x4)).status is PutStatus.PUT_OK
+    assert len(log.queue_offsets) == 3
+
+
+def test_further_queues_count_too_and_must_be_ones_that_can_be_made(tmp_path):
+    log = close_after_test(open_log(tmp_path)[0])
+    log.multi_dispatch = MultiDispatch(enabled=True, light_queues=True)
+    log.queues_max = 3
+    refused = log.append(message(properties=b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b,%LMQ%c"))
+    assert (refused.status, log.max_offset) == (PutStatus.SERVICE_NOT_AVAILABLE, 0)
+    assert refused.reason == "4 queues more than the 3 that trioha.queuesMax allows"
+    refused = log.append(message(properties=b"INNER_MULTI_DISPATCH\x01%LMQ%../a"))
+    assert (refused.status, log.max_offset) == (PutStatus.MESSAGE_ILLEGAL, 0)
+    # The same queue twice is one queue.
+    assert (
+        log.append(message(properties=b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%a,%LMQ%b")).status
+        is PutStatus.PUT_OK
+    )
+    assert len(log.queue_offsets) == 3
+    assert log.append(message(properties=b"INNER_MULTI_DISPATCH\x01%LMQ%b")).status is PutStatus.PUT_OK
+
+
+def test_invented_topics_take_no_more_memory_than_the_limit_allows(tmp_path):
+    log = close_after_test(open_log(tmp_path)[0])
+    log.queues_max = 100
+    for number in range(1000):
+        log.append(message(topic=f"topic-{number}"))
+    assert len(log.queue_offsets) == 100

@@ -210,14 +210,17 @@ def test_a_topic_that_cannot_be_a_folder_is_refused(topic, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_queues_beyond_the_limit_and_negative_ids_are_refused(tmp_path):
-    queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(queues_max=2))
-    queues.find_or_make("A", 0)
+def test_negative_queue_ids_are_refused(tmp_path):
     with pytest.raises(StoreError, match="negative"):
-        queues.find_or_make("A", -1)
-    queues.find_or_make("A", 1)
-    with pytest.raises(StoreError, match="there are 2 queues"):
-        queues.find_or_make("B", 0)
+        ConsumeQueues(tmp_path).find_or_make("A", -1)
+
+
+def test_queues_of_a_log_are_made_beyond_the_limit_of_puts_and_that_is_said_once(tmp_path, capsys):
+    queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(queues_max=2))
+    for queue_id in range(5):
+        queues.find_or_make("A", queue_id)
+    assert len(queues) == 5
+    assert capsys.readouterr().out.count("more queues than this store allows puts to make") == 1
 
 
 def test_many_queues_share_few_open_files(tmp_path):

@@ -436,6 +436,12 @@ class BrokerConfig:
     )
     """Addresses and networks (CIDR), split by `,`, that may connect to the HA port; empty allows all."""
 
+    queues_max: int = _setting("trioha.queuesMax", values.integer(low=1), default=100_000)
+    """Consume queues that a store may have: a put that would make one more is refused.
+
+    Each takes some 2 KiB of memory. Queues of records that are in the log are built whatever their number.
+    """
+
     connections_max: int = _setting("trioha.connectionsMax", values.integer(low=1), default=1024)
     """Connections of clients at a time: one more is closed as soon as it is accepted, and counted.
 

@@ -47,6 +47,7 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
             file_bytes=config.mapped_file_size_consume_queue,
             batch_file_bytes=config.mapped_file_size_batch_consume_queue,
             open_files_max=queue_files,
+            queues_max=config.queues_max,
         ),
         index=IndexShape(hash_slots=config.max_hash_slot_num, index_num=config.max_index_num),
         dispatch=DispatchSettings(

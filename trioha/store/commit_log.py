@@ -25,7 +25,8 @@ from attrs import define
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
-from trioha.store.inner import INNER_BATCH, MultiDispatch, give_offsets
+from trioha.store.consume_queues import QUEUES_MAX, topic_fault
+from trioha.store.inner import INNER_BATCH, Inner, MultiDispatch, QueueKey, give_offsets
 from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile
 from trioha.store.record import (
     BLANK,
@@ -155,6 +156,8 @@ class CommitLog:
         """Syncs that were asked for and have not run yet."""
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each topic and queue that has messages."""
+        self.queues_max = QUEUES_MAX
+        """Queues that puts may make: one that would add to so many is refused, not stored and never seen."""
         self.multi_dispatch = MultiDispatch()
         """Whether messages get offsets of further queues, too."""
         self.last_store_timestamp_ms = 0
@@ -252,7 +255,8 @@ class CommitLog:
         """Store one message at the end of the log and give it its offsets (spec store 2).
 
         A message that no file could ever hold is refused as MESSAGE_ILLEGAL: RocketMQ answers PUT_OK to it
-        and stores nothing (spec store 2.5).
+        and stores nothing (spec store 2.5). So is one whose topic no consume queue can be made for, and one
+        for a queue too many as SERVICE_NOT_AVAILABLE: clients would never get it.
         """
         topic, version_2, topic_is_legal = _encoded_topic(message.topic)
         body = message.body
@@ -276,6 +280,10 @@ class CommitLog:
         store_host_packed = self._store_host_packed
         body_bytes = len(body)
         hosts_bytes = len(born_host_packed) + len(store_host_packed)
+        sys_flag = message.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
+        queued = sys_flag & TRANSACTION_MASK not in _NOT_QUEUED
+        key = (message.topic, message.queue_id)
+        queue_offset = self.queue_offsets.get(key, -1) if queued else 0
         # The topic comes with its length, of which one byte is counted already.
         size = _RECORD_BYTES_LESS_HOSTS - 1 + hosts_bytes + body_bytes + len(topic) + len(properties)
         if (
@@ -286,18 +294,17 @@ class CommitLog:
             or not topic_is_legal
             or size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX
             or size + BLANK_BYTES > self.file_bytes
+            or (queue_offset < 0 and len(self.queue_offsets) >= self.queues_max)
+            or (inner is not None and inner.further and self._further_fault(key, inner.further))
         ):
-            return self._refusal(message, properties_bytes=len(properties), size=size)
+            return self._refusal(message, inner=inner, properties_bytes=len(properties), size=size)
         try:
             file, at = self._room_for(size)
         except StoreError as error:
             log.error("no file for the next message", path=error.path, reason=error.reason)
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
         physical_offset = file.start_offset + at
-        sys_flag = message.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
-        queued = sys_flag & TRANSACTION_MASK not in _NOT_QUEUED
-        key = (message.topic, message.queue_id)
-        queue_offset = self.queue_offsets.get(key, 0) if queued else 0
+        queue_offset = max(queue_offset, 0)
         # The newest record's time never goes back, so that a search by time stays a binary search.
         store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
         if hosts_bytes == 2 * _HOST_V4_BYTES:
@@ -357,7 +364,19 @@ class CommitLog:
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
         )
 
-    def _refusal(self, message: Message, *, properties_bytes: int, size: int) -> AppendResult:
+    def _further_fault(self, key: QueueKey, further: tuple[QueueKey, ...]) -> str:
+        """Why a message of the queue `key` cannot enter those further ones; empty if it can."""
+        for topic, _ in further:
+            if fault := topic_fault(topic):
+                return fault
+        new = {name for name in (key, *further) if name not in self.queue_offsets}
+        if new and len(self.queue_offsets) + len(new) > self.queues_max:
+            return f"{len(new)} queues more than the {self.queues_max} that trioha.queuesMax allows"
+        return ""
+
+    def _refusal(
+        self, message: Message, *, inner: Inner | None, properties_bytes: int, size: int
+    ) -> AppendResult:
         """Which of the limits of spec store 2.6 a message that would be `size` bytes is beyond."""
         if self.disk_is_full:
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
@@ -376,7 +395,7 @@ class CommitLog:
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
                 reason=f"properties of {properties_bytes} bytes, {PROPERTIES_BYTES_MAX} is the most",
             )
-        topic_bytes = len(message.topic.encode())
+        topic_bytes = len(message.topic.encode("utf-8", "surrogatepass"))
         if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
             return AppendResult(
                 illegal, reason=f"topic has {topic_bytes} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
@@ -385,12 +404,26 @@ class CommitLog:
             return AppendResult(
                 illegal, reason=f"topic of {topic_bytes} bytes, {TOPIC_BYTES_MAX_V1} is the most"
             )
+        if fault := topic_fault(message.topic):
+            return AppendResult(illegal, reason=fault)
         if size > self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX:
             return AppendResult(
                 illegal, reason=f"record of {size} bytes is longer than maxMessageSize allows"
             )
+        if size + BLANK_BYTES > self.file_bytes:
+            return AppendResult(
+                illegal, reason=f"record of {size} bytes never fits a log file of {self.file_bytes} bytes"
+            )
+        further = () if inner is None else inner.further
+        key = (message.topic, message.queue_id)
+        if fault := next(filter(None, (topic_fault(topic) for topic, _ in further)), ""):
+            return AppendResult(illegal, reason=fault)
         return AppendResult(
-            illegal, reason=f"record of {size} bytes never fits a log file of {self.file_bytes} bytes"
+            PutStatus.SERVICE_NOT_AVAILABLE,
+            reason=self._further_fault(key, further)
+            if further
+            else f"no room for queue {message.queue_id} of {message.topic!r}: there are "
+            f"{len(self.queue_offsets)}, trioha.queuesMax is {self.queues_max}",
         )
 
     def _room_for(self, size: int) -> tuple[MappedFile, int]:
@@ -652,6 +685,8 @@ class CommitLog:
 @lru_cache(maxsize=4096)
 def _encoded_topic(topic: str) -> tuple[bytes, bool, bool]:
     """The topic with its length before it, whether that takes a V2 record, and whether it is legal."""
+    if topic_fault(topic):
+        return b"", False, False
     data = topic.encode()
     version_2 = len(data) > TOPIC_BYTES_MAX_V1
     if not data or len(data) > TOPIC_BYTES_MAX or (version_2 and not topic.startswith(RETRY_TOPIC_PREFIX)):

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 CONSUME_QUEUE_FOLDER = "consumequeue"
 BATCH_CONSUME_QUEUE_FOLDER = "batchconsumequeue"
 QUEUES_MAX = 100_000
-"""Queues that a store may hold: a flood of made-up topics must not fill the disk with folders."""
+"""Queues that puts may make: a flood of made-up topics must not fill memory, and the disk with folders."""
 TOPIC_BYTES_MAX = 255
 QUEUE_ID_MAX = 0x7FFFFFFF
 _NEAR_END_QUEUES = 8
@@ -44,6 +44,11 @@ class ConsumeQueueSettings:
     """mapperFileSizeBatchConsumeQueue (RocketMQ's spelling)."""
     open_files_max: int = OPEN_FILES_MAX
     queues_max: int = QUEUES_MAX
+    """trioha.queuesMax: the log takes no put that would make one more.
+
+    Queues of records that are in the log are built, however many they are: those of a replica's log were
+    accepted by its master.
+    """
 
 
 def _never(_topic: str) -> bool:
@@ -54,7 +59,11 @@ def topic_fault(topic: str) -> str:
     """Why `topic` cannot name a folder; empty if it can."""
     if not topic or topic in {".", ".."} or "/" in topic or "\0" in topic:
         return f"topic {topic!r} cannot name a folder"
-    if len(topic.encode("utf-8", "surrogatepass")) > TOPIC_BYTES_MAX:
+    try:
+        data = topic.encode()
+    except UnicodeEncodeError:
+        return f"topic {topic!r} is no text"
+    if len(data) > TOPIC_BYTES_MAX:
         return f"topic of {len(topic)} characters is longer than {TOPIC_BYTES_MAX} bytes"
     return ""
 
@@ -174,7 +183,7 @@ class ConsumeQueues:
     def find_or_make(self, topic: str, queue_id: int) -> Queue:
         """The queue; a new one has no files until its first entry.
 
-        Raises StoreError for a topic or queue id that cannot be a folder, and beyond `queues_max`.
+        Raises StoreError for a topic or queue id that cannot be a folder.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
@@ -182,12 +191,16 @@ class ConsumeQueues:
         fault = topic_fault(topic)
         if not fault and not 0 <= queue_id <= QUEUE_ID_MAX:
             fault = f"queue id {queue_id} is negative"
-        if not fault and len(self._queues) >= self.settings.queues_max:
-            fault = f"there are {len(self._queues)} queues already, no room for {topic!r}"
         if fault:
             raise StoreError(fault, path=self.root / CONSUME_QUEUE_FOLDER)
         queue = self._make(topic, queue_id, batch=self.is_batch_topic(topic))
         self._queues[topic, queue_id] = queue
+        if len(self._queues) == self.settings.queues_max + 1:
+            log.warning(
+                "the log has more queues than this store allows puts to make: they are built all the same",
+                queues_max=self.settings.queues_max,
+                hint="raise trioha.queuesMax here, or look for made-up topics at the master",
+            )
         return queue
 
     def _make(self, topic: str, queue_id: int, *, batch: bool) -> Queue:

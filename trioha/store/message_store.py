@@ -160,6 +160,7 @@ class MessageStore:
             on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
         )
         opened.callback(commit_log.close)
+        commit_log.queues_max = settings.queues.queues_max
         # From here on queues and index are changed: a store that is left before it is closed whole, even now,
         # is in need of recovery.
         abort.create()
