@@ -36,6 +36,7 @@ from attrs import define, frozen
 from trioha.config.model import HaVerify, StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
+from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
 from trioha.store.record import RecordError
@@ -204,6 +205,11 @@ class Follower:
                 offset=header.offset,
             )
         file_bytes = log.file_bytes
+        if header.offset > I64.high - 2 * file_bytes:
+            # The end of its file would be no offset that a report can say.
+            raise FollowError(
+                CloseReason.BAD_SIZE, f"frame at {header.offset}: no log is so long", offset=header.offset
+            )
         if header.offset != self.next_offset:
             self._take_other_offset(header)
         if header.offset % file_bytes + header.body_bytes > file_bytes:

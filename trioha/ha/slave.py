@@ -10,6 +10,10 @@ master beyond the housekeeping interval ends the connection; after any end the s
 An ack is a promise: what is reported is the end of whole, checked records in the own log. The bytes of a
 frame are checked record by record before they are appended; a bad one ends the connection. With
 trioha.haVerify=frame only the records' boundaries are, and their contents by the dispatcher behind.
+
+Each connection, from the dial to its end, runs within a border: whatever the master sends, a fault of this
+program or a shortage ends that connection, and the slave dials again. A disk that refuses bytes does so, too;
+one that fails a sync ends the node, but not here: in the flush task.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.states import StateCell
+from trioha.net.border import ConnectionBorder, find_shortage
 from trioha.net.busy_poll import BusyPoll
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import SocketTransport, local_address, receive_into, send_now
@@ -61,6 +66,9 @@ OBSERVED_AGE_S = 60.0
 GAP_REASONS = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
 """Ends after which the own log cannot be continued as it is."""
 
+
+LASTING_REASONS = GAP_REASONS | {CloseReason.INTERNAL_ERROR}
+"""Ends that a new connection does not change, even one that has brought something."""
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
 
@@ -130,6 +138,8 @@ class HaSlave:
         self._ids = connection_ids or count(1)
         self._connection_id = NO_CONNECTION
         self._connections = 0
+        self.border = ConnectionBorder("link to the master")
+        """Ends what a connection raises, and counts it."""
         self.state = StateCell(HaState.READY)
         """The link's state; whoever wants to know of changes waits here."""
         self._reported_offset = -1
@@ -172,52 +182,88 @@ class HaSlave:
         back_off_s = BACK_OFF_MIN_S
         try:
             while True:
-                self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
                 self._frame_taken = False
-                reason = await self._connect_and_replicate()
-                if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
-                    self._set_log_aside(reason)
-                    back_off_s = BACK_OFF_MIN_S
-                elif self._frame_taken and reason not in GAP_REASONS:
-                    back_off_s = BACK_OFF_MIN_S
-                self._sink.emit(
-                    Kind.LINK,
-                    conn=self._connection_id,
-                    size=round(back_off_s * 1000),
-                    flags=LinkEvent.BACK_OFF,
-                )
-                log.info(
-                    "no connection to the master",
-                    master=self._master_address,
-                    reason=reason.name,
-                    next_try_s=back_off_s,
-                )
+                with self.border.around(self._master_address) as crossing:
+                    self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
+                    await self._connect_and_replicate()
+                if crossing.error is not None:
+                    self._last_reason = CloseReason.INTERNAL_ERROR
+                with self.border.around(self._master_address):
+                    back_off_s = self._back_off(back_off_s)
                 await trio.sleep(back_off_s)
                 back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
         finally:
             self.state.change_to(HaState.SHUTDOWN)
 
-    async def _connect_and_replicate(self) -> CloseReason:
+    def _back_off(self, back_off_s: float) -> float:
+        """A connection has ended: what is to be done before the next one, and how long it has to wait."""
+        reason = self._last_reason
+        if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
+            self._set_log_aside(reason)
+            back_off_s = BACK_OFF_MIN_S
+        elif self._frame_taken and reason not in LASTING_REASONS:
+            back_off_s = BACK_OFF_MIN_S
+        log.info(
+            "no connection to the master",
+            master=self._master_address,
+            reason=reason.name,
+            next_try_s=back_off_s,
+        )
+        self._sink.emit(
+            Kind.LINK, conn=self._connection_id, size=round(back_off_s * 1000), flags=LinkEvent.BACK_OFF
+        )
+        return back_off_s
+
+    async def _connect_and_replicate(self) -> None:
         self._connection_id = NO_CONNECTION
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 stream = await self._connect()
-        except (OSError, trio.TooSlowError) as error:
-            log.info("connect failed", master=self._master_address, error=str(error) or "timed out")
+        except (OSError, trio.TooSlowError, UnicodeError) as error:
+            # UnicodeError: a host name that the resolver cannot encode.
             self._last_reason = CloseReason.CONNECT_FAILED
-            return CloseReason.CONNECT_FAILED
-        self._connection_id = next(self._ids)
+            shortage = find_shortage(error)
+            if shortage is not None:
+                self.border.report(shortage, self._master_address, what="connect failed")
+            else:
+                log.info("connect failed", master=self._master_address, error=str(error) or "timed out")
+            return
         self._connections += 1
-        return await self.replicate(stream)
+        await self.replicate(stream)
 
     async def replicate(self, stream: trio.abc.Stream) -> CloseReason:
-        """Take the log over one stream until the connection ends, and say why. The stream is closed then."""
+        """Take the log over one stream until the connection ends, and say why. The stream is closed then.
+
+        Raises what the border is for, with the reason INTERNAL_ERROR.
+        """
         self._reason = CloseReason.NONE
+        try:
+            await self._replicate(stream)
+        except Exception:
+            self._end(CloseReason.INTERNAL_ERROR)
+            raise
+        finally:
+            self._end(CloseReason.SHUTDOWN)
+            self._last_reason = self._reason
+            self._local_address = None
+            try:
+                self._closed()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(stream)
+        return self._reason
+
+    async def _replicate(self, stream: trio.abc.Stream) -> None:
+        self._connection_id = next(self._ids)
         self._is_answered = False
         self._reported_offset = -1
         self._requested = trio.Event()
         self._checked = trio.Event()
-        self._request_offset = self._first_report()
+        try:
+            self._request_offset = self._first_report()
+        except StoreError as error:
+            self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
+            return
         self._unsent = bytearray()
         self._unsent_report = trio.Event()
         self._rate = RateMeter(trio.current_time())
@@ -232,30 +278,23 @@ class HaSlave:
         tasks = [partial(self._read_log, stream, housekeeping), partial(self._write_reports, stream)]
         if self._acks is AckMode.FLUSHED and not self._is_observer:
             tasks.append(partial(self._report_flushed, stream))
-        try:
-            await housekeeping.run(*tasks)
-            if housekeeping.is_expired:
-                self._end(CloseReason.HOUSEKEEPING)
-                log.warning(
-                    f"ha housekeeping, found this connection[{self._master_address}] expired",
-                    interval_s=self._settings.housekeeping_interval_s,
-                )
-        finally:
-            self._end(CloseReason.SHUTDOWN)
-            self._last_reason = self._reason
-            self._judge_silence()
-            self._local_address = None
-            self._sink.emit(
-                Kind.CLOSED,
-                conn=self._connection_id,
-                offset=self._log.max_offset,
-                aux=self._log.max_offset,
-                flags=self._reason,
+        await housekeeping.run(*tasks)
+        if housekeeping.is_expired:
+            self._end(CloseReason.HOUSEKEEPING)
+            log.warning(
+                f"ha housekeeping, found this connection[{self._master_address}] expired",
+                interval_s=self._settings.housekeeping_interval_s,
             )
-            self._change_state(HaState.READY)
-            with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(stream)
-        return self._reason
+
+    def _closed(self) -> None:
+        """Report that the connection has ended."""
+        self.state.change_to(HaState.READY)
+        self._judge_silence()
+        max_offset = self._log.max_offset
+        self._sink.emit(
+            Kind.CLOSED, conn=self._connection_id, offset=max_offset, aux=max_offset, flags=self._reason
+        )
+        self._change_state(HaState.READY)
 
     def _judge_silence(self) -> None:
         """Name a master that takes the connection, and the request, and hangs up.

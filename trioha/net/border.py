@@ -40,6 +40,17 @@ def is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or is_thread_shortage(error)
 
 
+def find_shortage(error: BaseException) -> Exception | None:
+    """The shortage that `error` is, or that caused it, however deep in groups; None if there is none."""
+    if isinstance(error, Exception) and is_shortage(error):
+        return error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for cause in (*inner, error.__cause__):
+        if cause is not None and (found := find_shortage(cause)) is not None:
+            return found
+    return None
+
+
 def is_thread_shortage(error: BaseException) -> bool:
     """Whether `error` is that of `threading` for a thread that the system did not start."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

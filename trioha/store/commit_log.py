@@ -54,6 +54,8 @@ log = structlog.get_logger(__name__)
 PROPERTIES_BYTES_MAX = 32767
 TOPIC_BYTES_MAX = 255
 RETRY_TOPIC_PREFIX = "%RETRY%"
+MESSAGE_BYTES_MAX_DEFAULT = 4 << 20
+"""maxMessageSize of a broker whose configuration does not say."""
 RECORD_OVERHEAD_BYTES_MAX = 64 * 1024
 """A record may be this much longer than the longest body."""
 

@@ -4,11 +4,20 @@ A master cuts its log into frames anywhere, so a frame may end inside a record. 
 stays in memory: the log of a replica never holds a part of one, and `kill -9` at any moment leaves nothing
 that recovery could mistake for a record. (A record of which only the properties are missing passes every
 check of RocketMQ's recovery with zeros in their place, and differs from the master's for ever.)
+
+What a master may make a replica keep so is the longest record that a broker takes, maxMessageSize and 64 KiB
+(spec store 2.6), and not what a record claims. It goes by this node's maxMessageSize, but at least RocketMQ's
+default: a replica whose own is smaller does not refuse its master's records.
 """
 
 from __future__ import annotations
 
-from trioha.store.commit_log import NO_BYTES, CommitLog
+from trioha.store.commit_log import (
+    MESSAGE_BYTES_MAX_DEFAULT,
+    NO_BYTES,
+    RECORD_OVERHEAD_BYTES_MAX,
+    CommitLog,
+)
 from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
@@ -29,6 +38,9 @@ class ReplicaAppender:
         the dispatcher behind it."""
         self._log = commit_log
         self._scan = scan_boundaries if boundaries_only else scan_records
+        self._record_bytes_max = (
+            max(commit_log.message_bytes_max, MESSAGE_BYTES_MAX_DEFAULT) + RECORD_OVERHEAD_BYTES_MAX
+        )
         self._partial = bytearray()
         """Bytes behind the log's end that are no whole record yet."""
         self._wanted_bytes = 0
@@ -120,8 +132,7 @@ class ReplicaAppender:
             header, self._blank_header = self._blank_header, b""
             log.append_blank(header)
 
-    @staticmethod
-    def _check_partial(rest: memoryview, *, offset: int, file_end: int) -> int:
+    def _check_partial(self, rest: memoryview, *, offset: int, file_end: int) -> int:
         """Bytes that the record needs which starts with `rest`; raises RecordError if none can."""
         if len(rest) < BLANK_BYTES:
             return BLANK_BYTES
@@ -136,4 +147,9 @@ class ReplicaAppender:
         magic_fault = describe_fault(rest, 0, len(rest), offset)
         if magic_fault.startswith("magic"):
             raise RecordError(f"bad record at offset {offset}: {magic_fault}")
+        if claimed > self._record_bytes_max:
+            raise RecordError(
+                f"record at offset {offset} says that it has {claimed} bytes, the most here are "
+                f"{self._record_bytes_max}; raise maxMessageSize here to its master's if that allows it"
+            )
         return claimed

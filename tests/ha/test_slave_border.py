@@ -1,0 +1,291 @@
+"""Whatever a connection to the master raises ends that connection: the slave dials again and goes on."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from itertools import count
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from trio.testing import memory_stream_pair
+
+import trioha.ha.slave as slave_module
+from tests.descriptors import close_after_test
+from tests.ha.support import Dialer, Events, make_master, make_slave, settled
+from tests.store.support import FILE_BYTES, log_bytes, message, open_log
+from trioha.config.model import AckMode, HaVerify, StartFrom
+from trioha.errors import StoreError
+from trioha.ha.follow import Follower, FollowSettings
+from trioha.ha.frames import HEADER, TransferDecoder
+from trioha.ha.meter import RateMeter
+from trioha.ha.slave import BACK_OFF_MAX_S, HaSlave
+from trioha.net.housekeeping import Housekeeping
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.store.commit_log import CommitLog
+from trioha.store.replica import ReplicaAppender
+
+ALL = FollowSettings(start=StartFrom.EARLIEST)
+PLANTED = [
+    (TransferDecoder, "feed"),
+    (TransferDecoder, "next_event"),
+    (ReplicaAppender, "append"),
+    (ReplicaAppender, "discard"),
+    (Follower, "begin"),
+    (Follower, "take_header"),
+    (Follower, "take_body"),
+    (CommitLog, "append_records"),
+    (CommitLog, "note_record"),
+    (RateMeter, "add"),
+    (Housekeeping, "_watch"),
+    (HaSlave, "_report"),
+    (HaSlave, "_report_flushed"),
+    (HaSlave, "_write_reports"),
+    (HaSlave, "_take_events"),
+    (HaSlave, "_judge_silence"),
+    (slave_module, "encode_report"),
+    (slave_module, "send_now"),
+    (slave_module, "receive_into"),
+    (slave_module, "local_address"),
+    (Events, "emit"),
+    (Events, "fact"),
+]
+"""Every parser, handler and port of a connection."""
+
+
+@pytest.fixture(autouse=True)
+def plain_tracebacks():
+    """As a node logs them: those that rich draws take a second each."""
+    before = structlog.get_config()
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.processors.add_log_level, renderer])
+    yield
+    structlog.configure(**before)
+
+
+def plant(patch, place, name, *, failing, error):
+    """Let the calls of a function whose numbers are in `failing` raise `error`; gives the list of those."""
+    real = getattr(place, name)
+    numbers = count()
+    raised = []
+
+    def call(*arguments, **options):
+        number = next(numbers)
+        if number in failing:
+            raised.append(number)
+            raise error
+        return real(*arguments, **options)
+
+    patch.setattr(place, name, call)
+    return raised
+
+
+class ServingDialer(Dialer):
+    """Each connect is to a master of this process."""
+
+    def __init__(self, master, nursery):
+        super().__init__()
+        self.master = master
+        self.nursery = nursery
+
+    async def __call__(self):
+        await trio.lowlevel.checkpoint()
+        self.times.append(trio.current_time())
+        near, far = memory_stream_pair()
+        self.nursery.start_soon(self._serve, far)
+        return near
+
+    async def _serve(self, stream):
+        await self.master.serve_stream(stream, host="127.0.0.1", port=len(self.times))
+
+
+@pytest.fixture
+def master_log(tmp_path):
+    log = close_after_test(open_log(tmp_path / "master")[0])
+    for number in range(40):
+        log.append(message(bytes([number]) * 4000))
+    return log
+
+
+@pytest.fixture
+def log(tmp_path):
+    return close_after_test(open_log(tmp_path / "slave")[0])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("planted"), MemoryError(), OSError(errno.EMFILE, "no more")])
+@pytest.mark.parametrize(("place", "name"), PLANTED, ids=lambda value: getattr(value, "__name__", value))
+async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
+    *, log, master_log, autojump_clock, monkeypatch, place, name, error
+):
+    raised = plant(monkeypatch, place, name, failing={0, 2, 3, 9}, error=error)
+    master, _, _ = make_master(master_log)
+    async with trio.open_nursery() as nursery:
+        dialer = ServingDialer(master, nursery)
+        slave, _, _ = make_slave(log, dialer=dialer, acks=AckMode.FLUSHED, follow=ALL)
+        nursery.start_soon(slave.run)
+
+        async def flush():
+            while True:
+                await log.appended.reached(log.flushed.offset + 1)
+                log.flushed.advance(log.max_offset)
+
+        nursery.start_soon(flush)
+        with trio.fail_after(600):
+            while log.max_offset < master_log.max_offset or slave.status().reported_offset < log.max_offset:
+                master_log.append(message(b"more")) if len(dialer.times) > 20 else None
+                await trio.sleep(0.01)
+        # A while without faults: it stays connected.
+        await trio.sleep(60)
+        assert slave.status().state is HaState.TRANSFER
+        nursery.cancel_scope.cancel()
+    assert raised
+    assert log_bytes(log) == log_bytes(master_log)
+    counted = slave.border.bugs if isinstance(error, RuntimeError) else slave.border.shortages
+    assert 1 <= counted <= len(raised)
+
+
+async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_backed_off_from(
+    log, master_log, autojump_clock, monkeypatch, capsys
+):
+    plant(monkeypatch, Follower, "take_body", failing=range(10_000), error=RuntimeError("planted"))
+    master, _, _ = make_master(master_log)
+    async with trio.open_nursery() as nursery:
+        dialer = ServingDialer(master, nursery)
+        slave, _, _ = make_slave(log, dialer=dialer)
+        monkeypatch.setattr(slave.border, "_clock", trio.current_time)
+        nursery.start_soon(slave.run)
+        await trio.sleep(300)
+        status = slave.status()
+        assert (status.last_close_reason, status.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
+        nursery.cancel_scope.cancel()
+    pauses = [round(after - before, 3) for before, after in zip(dialer.times, dialer.times[1:], strict=False)]
+    assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert set(pauses[6:]) == {BACK_OFF_MAX_S}
+    assert slave.border.bugs == len(dialer.times)
+    assert capsys.readouterr().out.count("closed by a fault of this program") == 5
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError("nobody there"),
+        OSError(-2, "Name or service not known"),
+        UnicodeError("label empty or too long"),
+        ssl.SSLError(1, "wrong version number"),
+        OSError(errno.EMFILE, "Too many open files"),
+        RuntimeError("can't start new thread"),
+        ValueError("planted"),
+    ],
+)
+async def test_a_dial_that_fails_in_any_way_is_repeated(log, autojump_clock, monkeypatch, error):
+    dialer = Dialer()
+    slave, _, _ = make_slave(log, dialer=dialer)
+    raised = plant(monkeypatch, slave, "_connect", failing={0, 1, 2}, error=error)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await trio.sleep(5)
+        assert (len(raised), slave.status().state) == (3, HaState.TRANSFER)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_shortage_that_trio_wraps_is_counted_as_one(log, autojump_clock, monkeypatch):
+    error = OSError("all attempts to connect to master:10912 failed")
+    error.__cause__ = ExceptionGroup("tried", [OSError(errno.EMFILE, "Too many open files")])
+    slave, _, _ = make_slave(log)
+    plant(monkeypatch, slave, "_connect", failing={0}, error=error)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert (slave.border.shortages, slave.border.bugs) == (1, 0)
+
+
+async def test_a_disk_that_refuses_what_a_new_connection_needs_ends_that_connection(
+    log, master_log, autojump_clock, monkeypatch
+):
+    refusal = StoreError("cannot be deleted: Read-only file system", path=log.directory)
+    plant(monkeypatch, Follower, "begin", failing={0, 1}, error=refusal)
+    master, _, _ = make_master(master_log)
+    async with trio.open_nursery() as nursery:
+        slave, _, events = make_slave(log, dialer=ServingDialer(master, nursery), follow=ALL)
+        nursery.start_soon(slave.run)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert [event[5] for event in events.of(Kind.REFUSED)] == [CloseReason.STORE_ERROR] * 2
+    assert log_bytes(log) == log_bytes(master_log)
+    assert slave.border.bugs == 0
+
+
+# -- what a master may claim -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63 - FILE_BYTES, 2**62 // FILE_BYTES * FILE_BYTES])
+async def test_a_log_at_the_end_of_all_offsets_is_refused_or_taken_and_ends_nothing(
+    log, autojump_clock, offset
+):
+    slave, dialer, _ = make_slave(log)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        for number in range(3):
+            await trio.sleep(6)
+            peer = dialer.peers[-1]
+            await peer.frame(offset)
+            await peer.frame(offset, b"x" * 200)
+            await settled()
+            assert number + 1 <= len(dialer.peers)
+        nursery.cancel_scope.cancel()
+    assert slave.border.bugs == 0
+    assert log.max_offset in {0, offset}
+
+
+@pytest.mark.parametrize("verify", list(HaVerify))
+@pytest.mark.parametrize(("message_bytes_max", "limit"), [(1000, 4 << 20), (6 << 20, 6 << 20)])
+async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_kept(
+    tmp_path: Path, autojump_clock, verify, message_bytes_max, limit
+):
+    file_bytes = 8 << 20
+    long = close_after_test(
+        open_log(tmp_path / "master", file_bytes=file_bytes, message_bytes_max=file_bytes)[0]
+    )
+    log = close_after_test(
+        open_log(tmp_path / "slave", file_bytes=file_bytes, message_bytes_max=message_bytes_max)[0]
+    )
+    # Of the longest legal record the slave keeps parts; the record behind it is one byte too long.
+    overhead = 91 + len("Orders")
+    fits = long.append(message(b"x" * (limit + (64 << 10) - overhead)))
+    assert fits.size == limit + (64 << 10)
+    head = bytearray(long.read(0, 200))
+    head[:4] = (fits.size + 1).to_bytes(4, "big")
+    slave, dialer, events = make_slave(log, follow=FollowSettings(verify=verify))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].frame(0, bytes(head))
+        await settled()
+        assert [event[5] for event in events.of(Kind.REFUSED)] == [CloseReason.BAD_RECORD]
+        await trio.sleep(1)
+        peer = dialer.peers[-1]
+        step = 1 << 20
+        for start in range(0, fits.size, step):
+            await peer.frame(start, bytes(long.read(start, step)))
+        await settled()
+        nursery.cancel_scope.cancel()
+    assert log.max_offset == fits.end_offset
+
+
+def test_the_refusal_of_a_long_record_names_the_key(tmp_path):
+    from trioha.store.record import RecordError
+
+    log = close_after_test(open_log(tmp_path / "slave", file_bytes=8 << 20)[0])
+    source = close_after_test(open_log(tmp_path / "master", file_bytes=8 << 20)[0])
+    source.append(message())
+    head = bytearray(source.read(0, 90))
+    head[:4] = (5 << 20).to_bytes(4, "big")
+    with pytest.raises(RecordError, match="raise maxMessageSize here"):
+        ReplicaAppender(log).append(memoryview(head))
+
+
+def test_the_wire_has_room_for_every_offset():
+    assert HEADER.unpack(HEADER.pack(2**63 - 1, 0)) == (2**63 - 1, 0)
