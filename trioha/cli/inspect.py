@@ -16,6 +16,8 @@ from trioha.store.record import Blank, Record
 from trioha.store.stored_log import StoredLog
 
 BODY_SHOWN_BYTES = 60
+_CALENDAR_END_MS = 253_402_300_800_000
+"""The year 10000."""
 
 
 def inspect(
@@ -79,7 +81,6 @@ def _as_json(record: Record | Blank) -> dict[str, Any]:
 def _as_line(record: Record | Blank) -> str:
     if isinstance(record, Blank):
         return f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  [dim]end of the file[/]"
-    stored = datetime.fromtimestamp(record.store_timestamp_ms / 1000, UTC)
     body = record.body[:BODY_SHOWN_BYTES].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else "·" for character in body)
     more = f" [dim]+{len(record.body) - BODY_SHOWN_BYTES} B[/]" if len(record.body) > BODY_SHOWN_BYTES else ""
@@ -87,6 +88,13 @@ def _as_line(record: Record | Blank) -> str:
     return (
         f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  "
         f"[cyan]{escape(record.topic)}[/]@{record.queue_id}:{record.queue_offset}  "
-        f"{stored:%Y-%m-%d %H:%M:%S}.{record.store_timestamp_ms % 1000:03d}  "
+        f"{_moment(record.store_timestamp_ms)}  "
         f"{escape(shown)}{more}  [dim]{escape(properties)}[/]"
     )
+
+
+def _moment(time_ms: int) -> str:
+    """UTC time of a record; the number itself if no calendar has it: a record may claim any."""
+    if not 0 <= time_ms < _CALENDAR_END_MS:
+        return f"{time_ms} ms"
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}.{time_ms % 1000:03d}"
