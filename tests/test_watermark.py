@@ -82,7 +82,7 @@ async def test_a_wait_ends_once_whoever_is_first():
     mark.advance(10)
     given_up.end(REACHED)
     reached.end()
-    assert [await wait.ended() for wait in (passed, given_up, reached)] == [REACHED, GIVEN_UP, REACHED]
+    assert [await wait.wait() for wait in (passed, given_up, reached)] == [REACHED, GIVEN_UP, REACHED]
 
 
 @pytest.mark.parametrize("offset", [50, 100])
@@ -101,20 +101,20 @@ async def test_a_rewind_ends_every_wait_with_its_own_outcome(offset, autojump_cl
         await trio.testing.wait_all_tasks_blocked()
         mark.rewind(offset)
     assert (reached, mark.offset, mark.waiting) == ([False], offset, 0)
-    assert [wait.outcome for wait in (near, far, given_up)] == [REWOUND, REWOUND, GIVEN_UP]
+    assert [wait.result for wait in (near, far, given_up)] == [REWOUND, REWOUND, GIVEN_UP]
     # A wait that begins now is for the new bytes.
     later = mark.wait_for(150)
     mark.advance(150)
-    assert later.outcome is REACHED
+    assert later.result is REACHED
 
 
 async def test_a_lowered_mark_keeps_its_waits():
     mark = Watermark(100)
     wait = mark.wait_for(110)
     mark.lower(50)
-    assert (mark.offset, wait.outcome) == (50, None)
+    assert (mark.offset, wait.result) == (50, None)
     mark.advance(110)
-    assert wait.outcome is REACHED
+    assert wait.result is REACHED
 
 
 def test_a_mark_goes_back_only_by_rewind_and_lower():
@@ -129,9 +129,9 @@ async def test_a_wait_for_copies_outlasts_the_replica_that_leaves():
     marks.acknowledge("a", 100)
     wait = marks.copies(1).wait_for(110)
     marks.forget("a")
-    assert wait.outcome is None
+    assert wait.result is None
     marks.acknowledge("b", 110)
-    assert wait.outcome is REACHED
+    assert wait.result is REACHED
 
 
 @given(

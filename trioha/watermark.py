@@ -53,33 +53,33 @@ GIVEN_UP: Final = Outcome.GIVEN_UP
 class Wait:
     """One task's wait for an offset. It ends once: by the mark, by a rewind, or given up."""
 
-    __slots__ = ("_event", "outcome", "start_offset")
+    __slots__ = ("_event", "result", "start_offset")
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
         """For the caller: where the bytes start for whose end it waits."""
-        self.outcome: Outcome | None = None
+        self.result: Outcome | None = None
         """How the wait ended; None while it has not."""
         self._event: trio.Event | None = None
         """What the task waits on, from the moment on that it does."""
 
-    def end(self, outcome: Outcome = GIVEN_UP) -> None:
+    def end(self, result: Outcome = GIVEN_UP) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
-        if self.outcome is None:
-            self.outcome = outcome
+        if self.result is None:
+            self.result = result
             if self._event is not None:
                 self._event.set()
 
-    async def ended(self) -> Outcome:
-        """The outcome as soon as there is one, without a checkpoint if there is. Cancelling gives it up."""
-        if self.outcome is None:
+    async def wait(self) -> Outcome:
+        """The result as soon as there is one, without a checkpoint if there is. Cancelling gives it up."""
+        if self.result is None:
             self._event = trio.Event()
             try:
                 await self._event.wait()
             finally:
                 self.end(GIVEN_UP)
-        assert self.outcome is not None, "the event of a wait is set by its end"
-        return self.outcome
+        assert self.result is not None, "the event of a wait is set by its end"
+        return self.result
 
 
 class Watermark:
@@ -104,7 +104,7 @@ class Watermark:
     @property
     def waits(self) -> list[Wait]:
         """Those who wait for an offset beyond the mark, in no order."""
-        return [wait for _, _, wait in self._waits if wait.outcome is None]
+        return [wait for _, _, wait in self._waits if wait.result is None]
 
     @property
     def waiting(self) -> int:
@@ -151,7 +151,7 @@ class Watermark:
 
         Returns without a checkpoint if it is there already. A cancelled wait leaves nothing behind.
         """
-        return offset <= self._offset or await self.wait_for(offset).ended() is REACHED
+        return offset <= self._offset or await self.wait_for(offset).wait() is REACHED
 
     def wait_for(self, offset: int, *, start_offset: int = 0) -> Wait:
         """A wait that ends with REACHED as soon as the mark has been at or beyond `offset`.
@@ -160,7 +160,7 @@ class Watermark:
         """
         wait = Wait(start_offset)
         if offset <= self._offset:
-            wait.outcome = REACHED
+            wait.result = REACHED
             return wait
         waits = self._waits
         heappush(waits, (offset, next(self._order), wait))
@@ -170,7 +170,7 @@ class Watermark:
 
     def _drop_ended(self) -> None:
         """Forget waits that ended before their offset was reached: amortised O(1) for each of them."""
-        self._waits = [entry for entry in self._waits if entry[2].outcome is None]
+        self._waits = [entry for entry in self._waits if entry[2].result is None]
         heapify(self._waits)
         self._waits_max = max(_ENDED_MAX, 2 * len(self._waits))
 

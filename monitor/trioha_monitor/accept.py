@@ -24,10 +24,10 @@ from attrs import evolve, frozen
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
 from trioha.recording.events import CloseReason, PutStatus
-from trioha.remoting.status import (
+from trioha.remoting.ha_status import (
+    BrokerRuntimeInfo,
     BrokerSettings,
     BrokerStatus,
-    BrokerTable,
     ConnectionStatus,
     SlaveClientStatus,
     Spread,
@@ -207,7 +207,7 @@ def _settings(settings: BrokerSettings) -> BrokerSettings:
     )
 
 
-def _table(table: BrokerTable) -> BrokerTable:
+def _table(table: BrokerRuntimeInfo) -> BrokerRuntimeInfo:
     return evolve(
         table,
         booted_ms=_known(table.booted_ms),

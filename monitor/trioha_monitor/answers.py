@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.meters import RateMeter
-from trioha_monitor.replicas import SlaveNews
+from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView
 
@@ -66,7 +66,7 @@ def puts_of(status: BrokerStatus) -> Iterable[tuple[str, int]]:
     return (("all", table.puts_total), ("failed", table.puts_failed))
 
 
-def view_slave(news: SlaveNews | None, *, now_ms: int) -> SlaveView | None:
+def view_slave(news: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
     """A slave's own side at `now_ms`; None for a node that is none."""
     if news is None:
         return None

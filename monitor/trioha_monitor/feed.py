@@ -22,8 +22,8 @@ from trioha.errors import PeerError, TriohaError
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import ResponseCode
-from trioha.remoting.dialect import JsonLimits
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.fastjson import JsonLimits
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import StatusReader
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.faults import BORDER, fault_of_this_program
@@ -39,7 +39,7 @@ UNASKED_MAX: Final = 1000
 
 Ask = Callable[[], Awaitable[BrokerStatus]]
 """One question to one node."""
-Hear = Callable[[str, BrokerStatus | None, str | None], None]
+OnAnswer = Callable[[str, BrokerStatus | None, str | None], None]
 """Listener: gets the address, and an answer or the reason why there is none."""
 
 
@@ -98,7 +98,7 @@ async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]
 
 async def watch_node(
     address: str,
-    hear: Hear,
+    hear: OnAnswer,
     times: FeedTimes,
     open_session: OpenSession,
     *,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from trioha_monitor.node import Node
-from trioha_monitor.replicas import Replica, SlaveNews
+from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.texts import host_of
 
 
@@ -21,7 +21,7 @@ class Joining:
         self._nameless: dict[str, tuple[int, int]] = {}
         """By master: rows that may be any slave's, and slaves that have no row."""
 
-    def news_of(self, row: Replica) -> SlaveNews | None:
+    def news_of(self, row: Replica) -> SlaveReport | None:
         """What the slave of a row says itself, where it is watched and known."""
         if row.node is None:
             return None

@@ -21,8 +21,8 @@ from attrs import define, frozen
 from trioha.errors import ConfigError, TriohaError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import open_client
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
-from trioha.remoting.status import BrokerStatus
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.feed import FeedTimes, OpenSession, reason_of, remoting_session, watch_node

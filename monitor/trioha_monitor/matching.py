@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trioha.recording.reconnects import Arrival, Connection
-from trioha.remoting.status import ConnectionStatus
+from trioha.remoting.ha_status import ConnectionStatus
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.joining import Joining
 from trioha_monitor.node import Node
@@ -46,7 +46,7 @@ class Matching:
         )
 
     def match(self, node: Node, listed: Mapping[str, ConnectionStatus], *, at_ms: int) -> bool:
-        """Take in which connections `node` lists, by their addresses; returns whether any came or went."""
+        """Match the connections that `node` lists, by address; returns whether any came or went."""
         known = {row.address: row for row in node.rows if row.is_connected}
         ended = [row for address, row in known.items() if address not in listed]
         new = [address for address in listed if address not in known]

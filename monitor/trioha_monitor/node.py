@@ -7,12 +7,12 @@ from collections import Counter
 from attrs import define, field
 
 from trioha.recording.reconnects import Reconnects
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.accept import Answer, Intake
 from trioha_monitor.answers import limits_of, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.meters import AppendClock, RateMeter
 from trioha_monitor.node_events import NodeEvents
-from trioha_monitor.replicas import Replica, SlaveNews
+from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.texts import REASON_MAX, Names, clean
 from trioha_monitor.view import Health, Limits, NodeView, Verdict
@@ -52,7 +52,7 @@ class Node:
     hidden_replicas: int = 0
     waiting_probes: int = 0
     """Connections on which nothing was asked yet."""
-    news: SlaveNews | None = None
+    news: SlaveReport | None = None
     """What it says as a slave."""
     own_row: Replica | None = None
     """Of a slave that no master lists."""
@@ -133,7 +133,7 @@ class Node:
             return was_slave
         news = self.news
         if news is None:
-            self.news = SlaveNews(status, heard_since_ms=at_ms, answered_ms=at_ms)
+            self.news = SlaveReport(status, heard_since_ms=at_ms, answered_ms=at_ms)
             self.unlisted_since_ms = at_ms
             return True
         news.is_heard, news.answered_ms = True, at_ms

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientStatus
-from trioha.remoting.status import Spread as ToldSpread
+from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+from trioha.remoting.ha_status import Spread as ToldSpread
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
-from trioha_monitor.verdict import Facts, Judgement, Steady, is_rejoining, judge
+from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
 from trioha_monitor.view import Limits, ReplicaView, Spread, Verdict
 
 IN_STEP_S = 1.0
@@ -21,7 +21,7 @@ IN_STEP_S = 1.0
 
 
 @define(eq=False)
-class SlaveNews:
+class SlaveReport:
     """What a watched slave says itself, as far as its replica's row needs it."""
 
     status: BrokerStatus
@@ -73,7 +73,7 @@ class Replica:
     transferred_bytes_per_s: int | None = None
     ack_latency_us: ToldSpread | None = None
     frame_bytes: ToldSpread | None = None
-    steady: Steady = field(factory=Steady)
+    steady: VerdictDebounce = field(factory=VerdictDebounce)
     sync_shown: bool | None = None
     """Whether it counts as in sync on the timeline."""
     sync_differs_ms: int | None = None
@@ -132,7 +132,7 @@ class Replica:
         master: BrokerStatus,
         clock: AppendClock,
         limits: Limits,
-        slave: SlaveNews | None,
+        slave: SlaveReport | None,
         at_ms: int,
     ) -> None:
         """Its master said so much of its connection at `at_ms`."""
@@ -158,8 +158,8 @@ class Replica:
         else:
             self.lag_now_s = clock.age_s(ack, now_ms=at_ms) if status.lag_bytes > 0 else 0.0
         self._sent_rate.add(status.sent_offset, at_ms=at_ms)
-        heard_s = None if status.heard_ms is None else max(0, status.heard_ms) / 1000
-        self._judge(master, limits=limits, slave=slave, heard_s=heard_s, at_ms=at_ms)
+        last_received_s = None if status.heard_ms is None else max(0, status.heard_ms) / 1000
+        self._judge(master, limits=limits, slave=slave, last_received_s=last_received_s, at_ms=at_ms)
 
     def _measure(self, status: ConnectionStatus, ack: int, master: BrokerStatus) -> None:
         """How far its acks are from the end of its master's log.
@@ -182,7 +182,7 @@ class Replica:
         master: BrokerStatus,
         clock: AppendClock,
         limits: Limits,
-        slave: SlaveNews | None,
+        slave: SlaveReport | None,
         at_ms: int,
     ) -> None:
         """Its master answered at `at_ms` and does not list it: it lacks what came since its last ack."""
@@ -194,7 +194,7 @@ class Replica:
             self.lag_now_s = (
                 clock.age_s(max(self.ack_offset, 0), now_ms=at_ms) if self.diff_bytes > 0 else 0.0
             )
-        self._judge(master, limits=limits, slave=slave, heard_s=None, at_ms=at_ms)
+        self._judge(master, limits=limits, slave=slave, last_received_s=None, at_ms=at_ms)
 
     def seen(
         self,
@@ -202,7 +202,7 @@ class Replica:
         master: BrokerStatus | None,
         clock: AppendClock | None,
         limits: Limits,
-        slave: SlaveNews,
+        slave: SlaveReport,
         at_ms: int,
     ) -> None:
         """The slave said so much of itself, and no master lists its slaves: its log's end is its ack."""
@@ -217,7 +217,7 @@ class Replica:
             self.master_offset = max(master.max_offset, own_offset)
             self.diff_bytes = self.master_offset - own_offset
             self.lag_now_s = clock.age_s(own_offset, now_ms=at_ms) if self.diff_bytes else 0.0
-        self._judge(master, limits=limits, slave=slave, heard_s=None, at_ms=at_ms)
+        self._judge(master, limits=limits, slave=slave, last_received_s=None, at_ms=at_ms)
 
     def _moved(self, ack_offset: int, *, at_ms: int) -> None:
         if ack_offset != self.ack_offset:
@@ -230,19 +230,25 @@ class Replica:
         master: BrokerStatus | None,
         *,
         limits: Limits,
-        slave: SlaveNews | None,
-        heard_s: float | None,
+        slave: SlaveReport | None,
+        last_received_s: float | None,
         at_ms: int,
     ) -> None:
         client = None if slave is None else slave.client
-        if heard_s is None and slave is not None and slave.is_heard and client and client.last_read_ms:
-            heard_s = max(0, at_ms - slave.heard_since_ms) / 1000
+        if (
+            last_received_s is None
+            and slave is not None
+            and slave.is_heard
+            and client
+            and client.last_read_ms
+        ):
+            last_received_s = max(0, at_ms - slave.heard_since_ms) / 1000
         for_s = max(0, at_ms - self.since_ms) / 1000
         facts = Facts(
             is_connected=self.is_connected,
             unconnected_s=for_s,
             connected_s=for_s,
-            heard_s=heard_s,
+            last_received_s=last_received_s,
             complaint="" if client is None else client.verdict or "",
             is_observer=None if client is None else client.is_observer,
             state=self.state,
@@ -273,7 +279,7 @@ class Replica:
         *,
         master_label: str,
         limits: Limits,
-        slave: SlaveNews | None,
+        slave: SlaveReport | None,
         stale: Judgement | None,
         age_s: float,
         now_ms: int,

@@ -20,7 +20,7 @@ from trioha_monitor.copying import ha_status_text
 from trioha_monitor.keys import LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS, help_on_keys
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
-from trioha_monitor.panes.pane import Pane, Scene
+from trioha_monitor.panes.pane import Pane, PaneModel
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.source import Playback, Recording
@@ -30,7 +30,7 @@ from trioha_monitor.view import ClusterView
 from trioha_monitor.widgets.dialogs import AskScreen
 from trioha_monitor.widgets.filter_line import FilterLine
 from trioha_monitor.widgets.help import HelpScreen
-from trioha_monitor.widgets.look import Look, Part
+from trioha_monitor.widgets.render_context import Part, RenderContext
 from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import TopBar
@@ -64,7 +64,7 @@ class MonitorScreen(Screen[None]):
         self._recording_turns = asyncio.Lock()
         """Held while a recording starts or stops."""
         self._replica: int | None = None
-        self._look: Look | None = None
+        self._look: RenderContext | None = None
         self._is_composed = False
         self._drawn_s = 0.0
         self._draw_timer: Timer | None = None
@@ -88,7 +88,7 @@ class MonitorScreen(Screen[None]):
     def on_mount(self) -> None:
         """The focus where the keys do something."""
         self.query_one("#filter").display = False
-        self._look = Look(palette_of(self.app), span_ms=self.span_s * 1000)
+        self._look = RenderContext(palette_of(self.app), span_ms=self.span_s * 1000)
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self._change_colours())
         self._is_composed = True
         self._focus_pane()
@@ -122,16 +122,18 @@ class MonitorScreen(Screen[None]):
             self._draw_timer.stop()
             self._draw_timer = None
         self._drawn_s = monotonic()
-        view, look = self._view, self._look
-        if view is None or look is None or not self._is_composed:
+        view, context = self._view, self._look
+        if view is None or context is None or not self._is_composed:
             return
-        look = self._look = evolve(look, end_ms=view.time_ms, span_ms=self.span_s * 1000)
-        self.query_one(TopBar).show(view, look, pane=self.pane.id or "", states=self._states(view, look))
+        context = self._look = evolve(context, end_ms=view.time_ms, span_ms=self.span_s * 1000)
+        self.query_one(TopBar).show(
+            view, context, pane=self.pane.id or "", states=self._states(view, context)
+        )
         if self._playback is not None:
             # Of the moment that all the rest shows: a replay that plays fast is far ahead of its last view.
             state = evolve(self._playback.state(), time_ms=view.time_ms)
-            self.query_one(ReplayBar).show(state, look)
-        self.pane.show(Scene(view, self._held or view, look, self._replica))
+            self.query_one(ReplayBar).show(state, context)
+        self.pane.show(PaneModel(view, self._held or view, context, self._replica))
 
     def watch_span_s(self) -> None:
         """All graphs show the same time."""
@@ -261,7 +263,7 @@ class MonitorScreen(Screen[None]):
         """Ask for a moment and go there."""
         await self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
 
-    async def action_until(self) -> None:
+    async def action_seek_until(self) -> None:
         """Ask for a condition and run until it holds."""
         await self.app.push_screen(
             AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until)
@@ -338,15 +340,17 @@ class MonitorScreen(Screen[None]):
         assert self._playback is not None, "only a replay can be steered"
         return self._playback
 
-    def _states(self, view: ClusterView, look: Look) -> tuple[Part, ...]:
+    def _states(self, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
         """What is out of the ordinary."""
         states: list[Part] = []
         if self._recording_since_ms is not None:
             since_s = max(0, view.time_ms - self._recording_since_ms) / 1000
-            states.append((f"● REC {format_duration(since_s)}", look.palette.bad))
+            states.append((f"● REC {format_duration(since_s)}", context.palette.bad))
         if self._held is not None:
             held_s = max(0, view.time_ms - self._held.time_ms) / 1000
-            states.append((f"▌▌ PAUSED {format_duration(held_s)}", look.palette.warn + look.palette.reverse))
+            states.append(
+                (f"▌▌ PAUSED {format_duration(held_s)}", context.palette.warn + context.palette.reverse)
+            )
         if self._playback is not None:
-            states.append(("REPLAY", look.palette.accent))
+            states.append(("REPLAY", context.palette.accent))
         return tuple(states)

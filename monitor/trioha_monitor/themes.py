@@ -53,7 +53,7 @@ class Palette:
     muted: Style
     """What is of less interest: labels, zeros, old figures."""
     faint: Style
-    """Grid lines."""
+    """TimeGrid lines."""
     accent: Style
     """Roles and keys."""
     reverse: Style

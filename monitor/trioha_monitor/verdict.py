@@ -19,8 +19,8 @@ A slave compares up to `TAIL_CHECK_BYTES` of its tail when it connects and ackno
 moment it is rejoining, which is OK and no lag.
 
 Nothing flickers, by two means. FALL BEHIND, once shown, ends at half the age at which it begins. And what
-`Steady` shows changes only after the new verdict, or others than the shown one, have lasted for a while. What
-does not pass by itself (GAP, DIVERGED) and what is no measurement (STALE) shows at once.
+`VerdictDebounce` shows changes only after the new verdict, or others than the shown one, have lasted for a
+while. What does not pass by itself (GAP, DIVERGED) and what is no measurement (STALE) shows at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Facts:
     """For how long it has been, seconds."""
     is_master_heard: bool = True
     """Whether its master answers."""
-    heard_s: float | None = None
+    last_received_s: float | None = None
     """How long ago either side last heard of the other, seconds."""
     complaint: str = ""
     """What a trioha slave says keeps it from following, `GAP: ...`; empty for nothing."""
@@ -105,15 +105,15 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
         return Judgement(Verdict.DIVERGED, f"acknowledged {format_bytes(ack - master)} more than there are")
     if facts.min_offset is not None and sent is not None and 0 < sent < facts.min_offset:
         return Judgement(Verdict.GAP, f"wants {sent}, the log begins at {facts.min_offset}")
-    if facts.heard_s is not None and facts.heard_s > 2 * limits.heartbeat_s:
-        return Judgement(Verdict.SILENT, f"nothing heard for {seconds(facts.heard_s)}")
+    if facts.last_received_s is not None and facts.last_received_s > 2 * limits.heartbeat_s:
+        return Judgement(Verdict.SILENT, f"nothing heard for {seconds(facts.last_received_s)}")
     if facts.is_observer:
         return Judgement(Verdict.OBSERVER, "never acknowledges, as it is meant to")
     lacks_bytes = None if master is None or ack is None else master - ack
     waits_s = min(facts.unmoved_s, lag_s or 0.0)
     if lacks_bytes and waits_s >= limits.slave_timeout_s:
-        patience_s = OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s
-        if sent is not None and ack is not None and sent > ack and waits_s >= patience_s:
+        idle_timeout_s = OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s
+        if sent is not None and ack is not None and sent > ack and waits_s >= idle_timeout_s:
             return Judgement(Verdict.OBSERVER, f"connected and no ack for {seconds(waits_s)}")
         return Judgement(Verdict.STALLED, f"no ack for {seconds(waits_s)}, {format_bytes(lacks_bytes)} wait")
     if facts.in_sync is False:
@@ -141,7 +141,7 @@ def is_rejoining(ack_offset: int, *, joined_at_offset: int, connected_s: float, 
 
 
 @define(eq=False)
-class Steady:
+class VerdictDebounce:
     """What is shown of a replica while its verdict changes to and fro: see the module's text."""
 
     shown: Judgement | None = None

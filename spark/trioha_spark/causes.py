@@ -21,12 +21,12 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
+from trioha.recording.aggregate import OWN_MAX_KINDS
 from trioha.recording.asking import asks
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
-from trioha.recording.fold import OWN_MAX_KINDS
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging.scene import Rows, Scene
-from trioha.recording.judging.waits import pair_waits
+from trioha.recording.invariants.event_batch import Columns, EventBatch
+from trioha.recording.invariants.waits import pair_waits
 
 Ints = NDArray[np.int64]
 K = TypeVar("K")
@@ -106,7 +106,7 @@ def _added(some: Mapping[K, Histogram], more: Mapping[K, Histogram]) -> dict[K, 
 
 
 @frozen(eq=False)
-class Journey:
+class AckTimes:
     """When offsets went over connections; shapes (n, c) and (c,)."""
 
     conns: Ints
@@ -116,15 +116,15 @@ class Journey:
     """First ACK at or beyond each offset, or `NEVER`."""
 
 
-class Journeys:
+class AckTimesTable:
     """The frames and acks of a part, to be asked about many offsets."""
 
-    def __init__(self, scene: Scene) -> None:
-        track = scene.connections
-        frames, acks = track.stream((Kind.TRANSFER,)), track.stream((Kind.ACK,))
+    def __init__(self, batch: EventBatch) -> None:
+        grouped = batch.connections
+        frames, acks = grouped.stream((Kind.TRANSFER,)), grouped.stream((Kind.ACK,))
         frame_ends = frames["offset"] + frames["size"]
         groups = np.flatnonzero(np.diff(frames.bounds) + np.diff(acks.bounds))
-        self.conns = track.keys[groups]
+        self.conns = grouped.keys[groups]
         self._tracks = []
         for group in groups.tolist():
             sent = slice(*frames.bounds[group : group + 2].tolist())
@@ -138,28 +138,28 @@ class Journeys:
                 )
             )
 
-    def of(self, offsets: Ints) -> Journey:
+    def of(self, offsets: Ints) -> AckTimes:
         """The journeys of some offsets (ends of records)."""
         sent = np.full((len(offsets), len(self._tracks)), NEVER, np.int64)
         acked = sent.copy()
         for column, (frame_ends, sent_ns, acks, acked_ns) in enumerate(self._tracks):
             sent[:, column] = sent_ns[np.searchsorted(frame_ends, offsets)]
             acked[:, column] = acked_ns[np.searchsorted(acks, offsets)]
-        return Journey(self.conns, sent, acked)
+        return AckTimes(self.conns, sent, acked)
 
 
-def tally_causes(scene: Scene, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+def tally_causes(batch: EventBatch, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
     """What the waits that ended in a part waited for.
 
     `before` gives, if asked, more and more of the records just before them: for waits that began there, or
     whose bytes were already in the log, so that frames and acks of them may be there.
     """
-    seen, ended = _connections_before(scene, len(scene.records))
-    return evolve(_tally_some(scene, pair_waits(scene).ends, before), opened=seen - ended, ended=ended)
+    seen, ended = _connections_before(batch, len(batch.records))
+    return evolve(_tally_some(batch, pair_waits(batch).ends, before), opened=seen - ended, ended=ended)
 
 
 def cause_of(
-    scene: Scene,
+    batch: EventBatch,
     end: int,
     *,
     before: Callable[[], Iterable[NDArray[np.void]]],
@@ -170,41 +170,43 @@ def cause_of(
     `end` is the place of its WAIT_END in the scene's records, `opened` the connections that had asked for the
     log and were open at the scene's begin, `before` as `tally_causes` has it.
     """
-    part = _tally_some(scene, np.array([end], np.int64), before)
+    part = _tally_some(batch, np.array([end], np.int64), before)
     ((_, cause, conn),) = (CauseTally(opened=opened) + part).finished().waited_us
     return cause, conn
 
 
-def _tally_some(scene: Scene, ends: Ints, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+def _tally_some(
+    batch: EventBatch, ends: Ints, before: Callable[[], Iterable[NDArray[np.void]]]
+) -> CauseTally:
     """Of some waits of a part; `ends`: places of their WAIT_END, ascending."""
-    waits = pair_waits(scene)
+    waits = pair_waits(batch)
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
-    offsets = scene.columns["offset"][ends]
-    is_early = (begins < 0) | (offsets <= _log_end_before(scene.columns))
+    offsets = batch.columns["offset"][ends]
+    is_early = (begins < 0) | (offsets <= _log_end_before(batch.columns))
     early = ends[is_early]
-    if scene.cold or not len(early):
-        return _tally(scene, ends)
-    began_ns, lowest_offset = _began_ns(scene, early).min(), offsets[is_early].min()
-    recent = scene.raw[:0]
+    if batch.cold or not len(early):
+        return _tally(batch, ends)
+    began_ns, lowest_offset = _began_ns(batch, early).min(), offsets[is_early].min()
+    recent = batch.raw[:0]
     for recent in before():
         # Without any: all of them are damaged.
         reaches_back = len(recent) and recent["ts_ns"].min() < began_ns
-        if reaches_back and _log_end_before(Rows(recent)) < lowest_offset:
+        if reaches_back and _log_end_before(Columns(recent)) < lowest_offset:
             break
-    records = scene.records[: int(early[-1]) + 1]
-    joined = Scene(np.concatenate((recent, records)), scene.setting, cold=False)
+    records = batch.records[: int(early[-1]) + 1]
+    joined = EventBatch(np.concatenate((recent, records)), batch.setting, cold=False)
     # Neither of the two comes before the other: they say nothing of what is open.
-    return _tally(scene, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
+    return _tally(batch, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
 
 
-def _began_ns(scene: Scene, ends: Ints) -> Ints:
+def _began_ns(batch: EventBatch, ends: Ints) -> Ints:
     """No later than which each of these waits began, as their ends say."""
-    columns = scene.columns
+    columns = batch.columns
     began_ns: Ints = columns["ts_ns"][ends] - columns["size"][ends] * 1000 - EARLIER_NS
     return began_ns
 
 
-def _log_end_before(columns: Rows) -> int:
+def _log_end_before(columns: Columns) -> int:
     """Where the node's log ended before these records, as the first one says that does; `NEVER` if none."""
     count = len(columns["kind"])
     for begin in range(0, count, _WINDOW):
@@ -220,17 +222,17 @@ def _log_end_before(columns: Rows) -> int:
     return int(NEVER)
 
 
-def _tally(scene: Scene, ends: Ints) -> CauseTally:
+def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
     """Of some waits of a scene; `ends`: places of their WAIT_END, ascending."""
-    waits = pair_waits(scene)
+    waits = pair_waits(batch)
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
     whole = begins >= 0
-    found = _caused(scene, ends[whole], begins[whole])
+    found = _caused(batch, ends[whole], begins[whole])
     cause = np.full(len(ends), UNKNOWN, np.int64)
     conn = np.full(len(ends), NO_CONNECTION, np.int64)
     cause[whole], conn[whole] = found.cause, found.conn
-    status = scene.columns["flags"][ends].astype(np.int64)
-    waited_us = np.maximum(scene.columns["size"][ends], 0)
+    status = batch.columns["flags"][ends].astype(np.int64)
+    waited_us = np.maximum(batch.columns["size"][ends], 0)
     alone: dict[frozenset[int], Histogram] = {}
     is_alone = (cause == NO_SLAVE) & (status == PutStatus.FLUSH_SLAVE_TIMEOUT)
     for out, own_us in zip(found.out, waited_us[is_alone].tolist(), strict=True):
@@ -251,12 +253,12 @@ def _tally(scene: Scene, ends: Ints) -> CauseTally:
     )
 
 
-def _caused(scene: Scene, ends: Ints, begins: Ints) -> Caused:
+def _caused(batch: EventBatch, ends: Ints, begins: Ints) -> Caused:
     """Of waits with both ends in the scene."""
-    journeys = Journeys(scene)
+    journeys = AckTimesTable(batch)
     step = max(1, _CELLS_MAX // max(1, len(journeys.conns)))
     parts = [
-        _causes(scene, journeys, ends[first : first + step], begins[first : first + step])
+        _causes(batch, journeys, ends[first : first + step], begins[first : first + step])
         for first in range(0, len(ends), step)
     ]
     none = np.zeros(0, np.int64)
@@ -269,9 +271,9 @@ def _caused(scene: Scene, ends: Ints, begins: Ints) -> Caused:
 
 
 def _causes(
-    scene: Scene, journeys: Journeys, ends: Ints, begins: Ints
+    batch: EventBatch, journeys: AckTimesTable, ends: Ints, begins: Ints
 ) -> tuple[Ints, Ints, list[frozenset[int]]]:
-    columns = scene.columns
+    columns = batch.columns
     begin_ns, end_ns = columns["ts_ns"][begins], columns["ts_ns"][ends]
     offsets, status = columns["offset"][ends], columns["flags"][ends]
     need = columns["size"][begins] - 1
@@ -297,8 +299,8 @@ def _causes(
         cause[is_last] = np.where(longer, SEND, ACK)[is_last]
         conn[is_last] = journey.conns[column[is_last]]
         released_ns[is_last] = acked_ns[is_last]
-    flushed = scene.whole.stream((Kind.FLUSHED,))
-    if scene.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
+    flushed = batch.whole.stream((Kind.FLUSHED,))
+    if batch.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
         place = np.searchsorted(np.maximum.accumulate(flushed["offset"]), offsets)
         flushed_ns = np.append(flushed["ts_ns"], NEVER)[place]
         cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
@@ -314,7 +316,7 @@ def _causes(
         conn[late] = NO_CONNECTION
         conn[late[was_sent]] = journey.conns[first[was_sent]]
         for at in late[~was_sent].tolist():
-            seen, ended = _connections_before(scene, int(ends[at]))
+            seen, ended = _connections_before(batch, int(ends[at]))
             not_it = ended.union(journey.conns[acked[at] < NEVER].tolist())
             cause[at] = SEND if seen - not_it else NO_SLAVE
             if cause[at] == NO_SLAVE:
@@ -324,16 +326,16 @@ def _causes(
     return cause, conn, out
 
 
-def _connections_before(scene: Scene, place: int) -> tuple[frozenset[int], frozenset[int]]:
+def _connections_before(batch: EventBatch, place: int) -> tuple[frozenset[int], frozenset[int]]:
     """Connections that had asked for the log before a place in the records of a scene, as far as these show
     it, and those that ended before it."""
-    track = scene.connections
-    assert track.places is not None, "connections are sorted"
-    asked = _asked_places(scene)
-    ends = track.stream((Kind.CLOSED, Kind.STATE))
+    grouped = batch.connections
+    assert grouped.places is not None, "connections are sorted"
+    asked = _asked_places(batch)
+    ends = grouped.stream((Kind.CLOSED, Kind.STATE))
     is_end = (ends["kind"] == Kind.CLOSED) | (ends["flags"] == HaState.SHUTDOWN)
     return (
-        frozenset(np.unique(scene.columns["conn"][asked[asked < place]]).tolist()),
+        frozenset(np.unique(batch.columns["conn"][asked[asked < place]]).tolist()),
         frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
     )
 
@@ -343,10 +345,10 @@ class _Asked:
     places: Ints
 
 
-def _asked_places(scene: Scene) -> Ints:
+def _asked_places(batch: EventBatch) -> Ints:
     """Places of the records that show that a connection had asked for the log; found once for each scene."""
-    known = scene.found.get(_Asked)
+    known = batch.found.get(_Asked)
     if not isinstance(known, _Asked):
-        shows = asks(scene.records) & (scene.columns["conn"] != NO_CONNECTION)
-        scene.found[_Asked] = known = _Asked(np.flatnonzero(shows))
+        shows = asks(batch.records) & (batch.columns["conn"] != NO_CONNECTION)
+        batch.found[_Asked] = known = _Asked(np.flatnonzero(shows))
     return known.places

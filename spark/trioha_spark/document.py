@@ -12,17 +12,17 @@ from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, PutStatus
 from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
-from trioha.recording.judging import Violation
+from trioha.recording.invariants import Violation
 from trioha_spark.causes import ACK, CAUSES
-from trioha_spark.interruptions import gap_rows, reconnect_rows, whose
+from trioha_spark.reconnects import gap_rows, reconnect_rows, whose
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
 
 
 def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
-    """Rows by table: `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`, `causes`, `links`,
-    `invariants`, `violations`; `links` as `trioha.recording.clocks.links` finds them."""
+    """Columns by table: `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`, `causes`,
+    `links`, `invariants`, `violations`; `links` as `trioha.recording.clocks.links` finds them."""
     return {
         "sessions": [session_row(session) for session in result.sessions],
         "connections": [

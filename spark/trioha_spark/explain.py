@@ -18,11 +18,11 @@ from trioha.numbers import NATURAL64, parse_int
 from trioha.recording.asking import asks
 from trioha.recording.clocks import Link, links
 from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
-from trioha.recording.judging.scene import Scene, Setting
-from trioha.recording.standing import stands
-from trioha.recording.tape import Tape
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
+from trioha.recording.session_reader import SessionReader
+from trioha.recording.snapshot import connection_state
 from trioha_spark.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
-from trioha_spark.moment import connection_addresses, reason_name
+from trioha_spark.state_at import connection_addresses, reason_name
 
 Array = NDArray[np.void]
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ REQUEST_HINT: Final = "a request id, @OFFSET, slowest or failed"
 class Put:
     """The records of one put."""
 
-    tape: Tape
+    reader: SessionReader
     put: np.void | None
     begin: np.void | None
     end: np.void | None
@@ -53,19 +53,21 @@ class Put:
         return int(self.first["offset"])
 
 
-def explain(tapes: Sequence[Tape], request: str, *, at_wall_ns: int | None = None) -> dict[str, Any]:
+def explain(
+    readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None
+) -> dict[str, Any]:
     """What became of a put, as one JSON object: what it was, `summary` and `steps` in the order of time.
 
     Raises TriohaError if no session has such a put.
     """
-    masters = [tape for tape in tapes if not tape.session.is_slave]
+    masters = [reader for reader in readers if not reader.session.is_slave]
     if not masters:
         raise TriohaError("only a master's session has puts; name that one (and its slaves')")
-    found = [put for tape in masters if (put := _find(tape, request, at_wall_ns)) is not None]
+    found = [put for reader in masters if (put := _find(reader, request, at_wall_ns)) is not None]
     if not found:
         raise TriohaError(f"--explain {request}: no put of that name in these sessions; say {REQUEST_HINT}")
     put = max(found, key=_waited_us) if request == "slowest" else min(found, key=_began_ns)
-    return _story(put, [link for link in links(tapes) if link.master is put.tape])
+    return _story(put, [link for link in links(readers) if link.master is put.reader])
 
 
 def _waited_us(put: Put) -> int:
@@ -73,18 +75,18 @@ def _waited_us(put: Put) -> int:
 
 
 def _began_ns(put: Put) -> int:
-    return put.tape.session.wall_of(int(put.first["ts_ns"]))
+    return put.reader.session.wall_of(int(put.first["ts_ns"]))
 
 
 # -- finding it --------------------------------------------------------------------------------------------
 
 
-def _find(tape: Tape, request: str, at_wall_ns: int | None) -> Put | None:
-    session = tape.session
+def _find(reader: SessionReader, request: str, at_wall_ns: int | None) -> Put | None:
+    session = reader.session
     from_ns = 0 if at_wall_ns is None else at_wall_ns - session.wall_ns + session.monotonic_ns
     if request in {"slowest", "failed"}:
         end = None
-        for records in _chunks(tape):
+        for records in _chunks(reader):
             ends = records[(records["kind"] == Kind.WAIT_END) & (records["ts_ns"] >= from_ns)]
             if request == "failed":
                 ends = ends[ends["flags"] != PutStatus.PUT_OK]
@@ -94,16 +96,16 @@ def _find(tape: Tape, request: str, at_wall_ns: int | None) -> Put | None:
             elif len(ends):
                 slowest = ends[ends["size"].argmax()]
                 end = slowest if end is None or slowest["size"] > end["size"] else end
-        return None if end is None else _records_of(tape, int(end["aux"]))
+        return None if end is None else _records_of(reader, int(end["aux"]))
     if request.startswith("@"):
         offset = _number(request, request[1:])
-        for records in _chunks(tape):
+        for records in _chunks(reader):
             puts = records[records["kind"] == Kind.PUT]
             inside = puts[(puts["offset"] > offset) & (puts["offset"] - puts["size"] <= offset)]
             if len(inside):
-                return _records_of(tape, int(inside["aux"][0]))
+                return _records_of(reader, int(inside["aux"][0]))
         return None
-    return _records_of(tape, _number(request, request))
+    return _records_of(reader, _number(request, request))
 
 
 def _number(request: str, text: str) -> int:
@@ -113,9 +115,9 @@ def _number(request: str, text: str) -> int:
         raise TriohaError(f"--explain {request}: not a put; say {REQUEST_HINT}") from None
 
 
-def _records_of(tape: Tape, request_id: int) -> Put | None:
+def _records_of(reader: SessionReader, request_id: int) -> Put | None:
     by_kind: dict[int, np.void] = {}
-    for records in _chunks(tape):
+    for records in _chunks(reader):
         kind = records["kind"]
         of_put = (kind == Kind.PUT) | (kind == Kind.WAIT_BEGIN) | (kind == Kind.WAIT_END)
         for record in records[of_put & (records["aux"] == request_id)]:
@@ -124,18 +126,18 @@ def _records_of(tape: Tape, request_id: int) -> Put | None:
             break
     if not by_kind:
         return None
-    return Put(tape, by_kind.get(Kind.PUT), by_kind.get(Kind.WAIT_BEGIN), by_kind.get(Kind.WAIT_END))
+    return Put(reader, by_kind.get(Kind.PUT), by_kind.get(Kind.WAIT_BEGIN), by_kind.get(Kind.WAIT_END))
 
 
-def _chunks(tape: Tape) -> Iterator[Array]:
-    for chunk in tape.scan():
+def _chunks(reader: SessionReader) -> Iterator[Array]:
+    for chunk in reader.scan():
         yield chunk.records
 
 
-def _between(tape: Tape, first_seq: int, last_seq: int) -> Array:
+def _between(reader: SessionReader, first_seq: int, last_seq: int) -> Array:
     """The records from `first_seq` to before `last_seq`."""
-    parts = [np.zeros(0, tape.dtype)]
-    for records in _chunks(tape):
+    parts = [np.zeros(0, reader.dtype)]
+    for records in _chunks(reader):
         inside = records[(records["seq"] >= first_seq) & (records["seq"] < last_seq)]
         if len(inside):
             parts.append(inside)
@@ -156,19 +158,19 @@ class _Step:
 
 
 def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
-    tape, session = put.tape, put.tape.session
+    reader, session = put.reader, put.reader.session
     first = put.first
     end_offset = put.end_offset
     last_seq = int(first["seq"] if put.end is None else put.end["seq"]) + 1
-    records = _between(tape, int(first["seq"]), last_seq + AFTERWARDS_RECORDS_MAX)
-    addresses = connection_addresses(tape)
+    records = _between(reader, int(first["seq"]), last_seq + AFTERWARDS_RECORDS_MAX)
+    addresses = connection_addresses(reader)
     steps = list(_own_steps(put))
-    standing = tape.standing_at(int(first["seq"]))
+    snapshot = reader.snapshot_at(int(first["seq"]))
     open_conns = {}
-    for conn, its_records in standing.connections():
+    for conn, its_records in snapshot.connections():
         if not asks(its_records).any():
             continue
-        at = stands(its_records, is_slave=False)
+        at = connection_state(its_records, is_slave=False)
         open_conns[conn] = at
         if at.state == HaState.TRANSFER:
             sentence = (
@@ -227,7 +229,7 @@ def _when(step: _Step) -> int:
 
 
 def _own_steps(put: Put) -> Iterator[_Step]:
-    wall_of = put.tape.session.wall_of
+    wall_of = put.reader.session.wall_of
     if put.put is not None:
         size, end = int(put.put["size"]), int(put.put["offset"])
         sentence = f"stored at {end - size}, {size:,} bytes, to {end}"
@@ -247,7 +249,7 @@ def _connection_steps(
 ) -> Iterator[_Step]:
     """Sent, acknowledged, refused or ended, on each connection; acks that came too late as well. Nothing of
     probes."""
-    wall_of, end_offset = put.tape.session.wall_of, put.end_offset
+    wall_of, end_offset = put.reader.session.wall_of, put.end_offset
     end_seq = None if put.end is None else int(put.end["seq"])
     kind = records["kind"]
     conns: list[int] = np.unique(records["conn"][records["conn"] != NO_CONNECTION]).tolist()
@@ -280,10 +282,10 @@ def _connection_steps(
 
 def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_Step]:
     """What the slave did with it, at times of the master's clock."""
-    tape, end_offset = link.slave, put.end_offset
+    reader, end_offset = link.slave, put.end_offset
     found: set[int] = set()
-    peer = f"the slave {tape.session.identity.broker_id} ({_peer(link.master_conn, addresses)})"
-    for records in _chunks(tape):
+    peer = f"the slave {reader.session.identity.broker_id} ({_peer(link.master_conn, addresses)})"
+    for records in _chunks(reader):
         own = records[records["conn"] == link.slave_conn]
         for kind, what, name in (
             (Kind.RECEIVED, "received", "took its last byte"),
@@ -297,7 +299,7 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
                 enough = enough[enough["offset"] < end_offset]
             if len(enough) and kind not in found:
                 found.add(kind)
-                wall_ns = link.on_master(tape.session.wall_of(int(enough["ts_ns"][0])))
+                wall_ns = link.on_master(reader.session.wall_of(int(enough["ts_ns"][0])))
                 yield _Step(wall_ns, what, f"{peer} {name}", link.master_conn)
         if len(found) == 2:
             return
@@ -307,15 +309,15 @@ def _cause(put: Put, records: Array, opened: frozenset[int]) -> tuple[str | None
     """Of a put's records; `opened`: connections that were open just before them."""
     if put.begin is None or put.end is None:
         return None, None
-    tape, first_seq = put.tape, int(put.first["seq"])
+    reader, first_seq = put.reader, int(put.first["seq"])
 
     def before() -> Iterator[Array]:
         for count in BEFORE_RECORDS:
-            yield tape.records_between(max(tape.first_seq, first_seq - count), first_seq)
+            yield reader.records_between(max(reader.first_seq, first_seq - count), first_seq)
 
-    scene = Scene(records[records["kind"] != Kind.KEYFRAME], Setting.of(tape.session), False)
-    end = int(np.searchsorted(scene.records["seq"], put.end["seq"]))
-    cause, conn = cause_of(scene, end, before=before, opened=opened)
+    batch = EventBatch(records[records["kind"] != Kind.KEYFRAME], SessionSettings.of(reader.session), False)
+    end = int(np.searchsorted(batch.records["seq"], put.end["seq"]))
+    cause, conn = cause_of(batch, end, before=before, opened=opened)
     return CAUSES[cause], None if conn == NO_CONNECTION else conn
 
 

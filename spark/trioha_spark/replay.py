@@ -12,11 +12,11 @@ from attrs import frozen
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from trioha.recording.curves import Grid
+from trioha.recording.aggregate import ConnectionPart
+from trioha.recording.counters import NodeCounters
 from trioha.recording.events import NO_CONNECTION, CloseReason
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
-from trioha.recording.fold import ConnectionPart
-from trioha.recording.judging import Setting, Verdict, judge, verdicts
+from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
 from trioha.recording.probes import ProbeCount, probe_counts
 from trioha.recording.reader import (
     Damage,
@@ -32,11 +32,19 @@ from trioha.recording.reader import (
 )
 from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.tallies import NodeTally
+from trioha.recording.time_series import TimeGrid
 from trioha_spark.causes import CauseTally
-from trioha_spark.scan import RANGE_RECORDS, NodePart, Range, fold_ranges, join_parts, joined_rows, ranges_of
+from trioha_spark.job_progress import Watch, watched
+from trioha_spark.scan import (
+    RANGE_RECORDS,
+    NodePart,
+    Range,
+    aggregate_ranges,
+    join_parts,
+    joined_rows,
+    ranges_of,
+)
 from trioha_spark.session import LOCAL, spark_session, this_python
-from trioha_spark.watching import Watch, watched
 
 CURVE_STEPS: Final = 1500
 """Points that a curve has, more or less: enough for a screen's width."""
@@ -86,7 +94,7 @@ class SessionReplay:
     one; of a slave's session its own connections to its master after the first one."""
     damage: tuple[Damage, ...]
     """What could not be read."""
-    grid: Grid
+    grid: TimeGrid
     """Time steps of the connections' curves."""
     verdicts: tuple[Verdict, ...]
     """On every invariant."""
@@ -161,10 +169,12 @@ class _Joined:
     """By session index and connection number."""
 
 
-def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], watch: Watch | None) -> _Joined:
+def _run(
+    spark: SparkSession, ranges: Sequence[Range], grids: Sequence[TimeGrid], watch: Watch | None
+) -> _Joined:
     joined = _Joined({}, {})
     with this_python(), watched(spark.sparkContext, watch):
-        frame = fold_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
+        frame = aggregate_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
         for session_index, conn, part in joined_rows(frame):
             if isinstance(part, NodePart):
                 joined.nodes[session_index] = part
@@ -173,7 +183,7 @@ def _run(spark: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], wa
     return joined
 
 
-def _grid(session: Session, segments: Segments) -> Grid:
+def _grid(session: Session, segments: Segments) -> TimeGrid:
     """Steps from the session's first record to its last one that can be read."""
     first_ns = segments.segments[0].base_ts_ns if segments.segments else 0
     last_ns = first_ns
@@ -182,10 +192,10 @@ def _grid(session: Session, segments: Segments) -> Grid:
         if len(records):
             last_ns = max(first_ns, int(records["ts_ns"][-1]))
             break
-    return curve_grid(first_ns, last_ns, wall_ns=session.wall_of(first_ns))
+    return series_grid(first_ns, last_ns, wall_ns=session.wall_of(first_ns))
 
 
-def curve_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> Grid:
+def series_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> TimeGrid:
     """Steps that make up whole seconds of the wall clock, which was `wall_ns` at `first_ns`."""
     span_ns = last_ns - first_ns
     wanted_ns = max(span_ns // CURVE_STEPS, 1)
@@ -194,11 +204,11 @@ def curve_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> Grid:
         wanted_ns = max(10**9, span_ns // SECONDS_MAX)
     step_ns = next((step for step in _STEPS_NS if step >= wanted_ns), _STEPS_NS[-1])
     origin_ns = first_ns - wall_ns % step_ns
-    return Grid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
+    return TimeGrid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
 
 
 def _session_replay(
-    index: int, session: Session, segments: Segments, grid: Grid, joined: _Joined
+    index: int, session: Session, segments: Segments, grid: TimeGrid, joined: _Joined
 ) -> SessionReplay:
     facts, fact_damage = read_facts(session)
     peers = peers_of(facts)
@@ -214,9 +224,9 @@ def _session_replay(
     # A slave's own connections are to its master: they are no probes.
     probes = {
         **{
-            conn: max(part.tally.close_reason, CloseReason.NONE)
+            conn: max(part.counters.close_reason, CloseReason.NONE)
             for conn, part in parts.items()
-            if part.tally.asked_ts_ns < 0 and (not session.is_slave or conn in served)
+            if part.counters.asked_ts_ns < 0 and (not session.is_slave or conn in served)
         },
         # Only the last state of such a one may lie in another range.
         **node_part.probes,
@@ -227,7 +237,7 @@ def _session_replay(
         if conn not in probes
     )
     own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
-    node = node_result(node_part.tally)
+    node = node_result(node_part.counters)
     events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
     return SessionReplay(
         session=session,
@@ -257,7 +267,7 @@ def _by_key(item: tuple[tuple[int, int], ConnectionPart]) -> tuple[int, int]:
 def _nothing(session: Session) -> NodePart:
     """What a session without any record says."""
     none = np.zeros(0, record_dtype(session))
-    return NodePart(NodeTally(), (), judge(none, Setting.of(session)), CauseTally(), ())
+    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseTally(), ())
 
 
 def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:

@@ -18,11 +18,11 @@ from plotly import graph_objects, offline
 
 from trioha.errors import StoreError
 from trioha.recording.clocks import Link
-from trioha.recording.curves import Curve
 from trioha.recording.events import PutStatus
 from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
 from trioha.recording.probes import probes_line
+from trioha.recording.time_series import TimeSeries
 from trioha.recording.times import offset_ns, zone_text
 from trioha_spark.causes import ACK, CAUSES
 from trioha_spark.document import ack_mostly
@@ -164,12 +164,12 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zo
     figure = _figure("Offsets over time", "bytes")
     for connection in shown:
         for name, label in _NAMES.items():
-            curve = connection.figures.curves[name]
-            if len(curve.steps):
+            series = connection.figures.series[name]
+            if len(series.steps):
                 _add_curve(
                     figure,
-                    _times(replay, _step_times(replay, _risen(replay, curve)), zone),
-                    _risen(replay, curve),
+                    _times(replay, _step_times(replay, _risen(replay, series)), zone),
+                    _risen(replay, series),
                     name=f"{_label(connection)} {label}",
                     color=_COLORS[name],
                     group=_label(connection),
@@ -180,10 +180,10 @@ def _offsets_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zo
 def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zone: tzinfo | None) -> Any:
     figure = _figure("Lag over time (the worst in each step)", "bytes")
     for connection in shown:
-        curve = _lag_curve(replay, connection)
-        if len(curve.steps):
-            times = _times(replay, _step_times(replay, curve), zone)
-            _add_curve(figure, times, curve, name=_label(connection), color=None, group=_label(connection))
+        series = _lag_curve(replay, connection)
+        if len(series.steps):
+            times = _times(replay, _step_times(replay, series), zone)
+            _add_curve(figure, times, series, name=_label(connection), color=None, group=_label(connection))
     for connection in shown:
         figures = connection.figures
         (opened,) = _times(replay, np.array([figures.first_ts_ns]), zone)
@@ -194,19 +194,19 @@ def _lag_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay], zone: 
     return figure if figure.data else None
 
 
-def _lag_curve(replay: SessionReplay, connection: ConnectionReplay) -> Curve:
+def _lag_curve(replay: SessionReplay, connection: ConnectionReplay) -> TimeSeries:
     """The worst lag in each step, and behind it the one at the step's end if nothing happens in the next."""
-    curves = connection.figures.curves
-    worst = _thinned(replay, curves["lag"])
+    series = connection.figures.series
+    worst = _thinned(replay, series["lag"])
     if not len(worst.steps):
         return worst
     at_end = [
-        curve.values[np.searchsorted(curve.steps, worst.steps, side="right") - 1]
-        for curve in (_risen(replay, curves["max"]), _risen(replay, curves["ack"]))
+        series.values[np.searchsorted(series.steps, worst.steps, side="right") - 1]
+        for series in (_risen(replay, series["max"]), _risen(replay, series["ack"]))
     ]
     left = np.maximum(at_end[0] - at_end[1], 0)
     quiet = np.flatnonzero(np.diff(worst.steps) > 1)
-    return worst + Curve(worst.steps[quiet] + 1, left[quiet])
+    return worst + TimeSeries(worst.steps[quiet] + 1, left[quiet])
 
 
 def _latency_figure(shown: Sequence[ConnectionReplay]) -> Any:
@@ -264,13 +264,13 @@ def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Any:
 
 def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> Any:
     """A strip for each connection: how long each piece of the log waited for its ack."""
-    acked = [one for one in shown if len(one.figures.curves["ack"].steps)]
+    acked = [one for one in shown if len(one.figures.series["ack"].steps)]
     if replay.session.is_slave or not acked:
         return None
-    own = sum((one.figures.curves["max"] for one in replay.connections), Curve())
+    own = sum((one.figures.series["max"] for one in replay.connections), TimeSeries())
     maxima = np.maximum.accumulate(own.values)
     begin = min(max(0, one.figures.request_offset or 0) for one in acked)
-    end = max(int(one.figures.curves["ack"].values.max()) for one in acked)
+    end = max(int(one.figures.series["ack"].values.max()) for one in acked)
     pieces = np.unique(np.linspace(begin, end, HEAT_PIECES + 1).astype(np.int64))
     if len(pieces) < 2:
         return None
@@ -278,7 +278,7 @@ def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> An
     step_s = replay.grid.step_ns / 1e9
     rows = []
     for one in acked:
-        ack = one.figures.curves["ack"]
+        ack = one.figures.series["ack"]
         acks = np.maximum.accumulate(ack.values)
         stored, arrived = np.searchsorted(maxima, ends), np.searchsorted(acks, ends)
         # What the slave had when it came was acknowledged before.
@@ -355,28 +355,28 @@ def _every(replay: SessionReplay) -> int:
     return -(-replay.grid.steps // (2 * CURVE_STEPS))
 
 
-def _thinned(replay: SessionReplay, curve: Curve) -> Curve:
-    return Curve.of(curve.steps // _every(replay), curve.values)
+def _thinned(replay: SessionReplay, series: TimeSeries) -> TimeSeries:
+    return TimeSeries.of(series.steps // _every(replay), series.values)
 
 
-def _risen(replay: SessionReplay, curve: Curve) -> Curve:
+def _risen(replay: SessionReplay, series: TimeSeries) -> TimeSeries:
     """An offset, which does not go back, thinned out."""
-    return _thinned(replay, Curve(curve.steps, np.maximum.accumulate(curve.values)))
+    return _thinned(replay, TimeSeries(series.steps, np.maximum.accumulate(series.values)))
 
 
-def _step_times(replay: SessionReplay, curve: Curve) -> NDArray[np.int64]:
+def _step_times(replay: SessionReplay, series: TimeSeries) -> NDArray[np.int64]:
     """Monotonic time of each point of a curve that is thinned out."""
-    ts_ns: NDArray[np.int64] = replay.grid.origin_ns + curve.steps * _every(replay) * replay.grid.step_ns
+    ts_ns: NDArray[np.int64] = replay.grid.origin_ns + series.steps * _every(replay) * replay.grid.step_ns
     return ts_ns
 
 
 def _add_curve(
-    figure: Any, times: list[str], curve: Curve, *, name: str, color: str | None, group: str
+    figure: Any, times: list[str], series: TimeSeries, *, name: str, color: str | None, group: str
 ) -> None:
     figure.add_trace(
         graph_objects.Scatter(
             x=times,
-            y=curve.values.tolist(),
+            y=series.values.tolist(),
             name=name,
             legendgroup=group,
             mode="lines",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from trioha.recording.clocks import Link
 from trioha.recording.times import clock_text
 from trioha_spark.document import connection_row, link_row
-from trioha_spark.interruptions import gap_rows
+from trioha_spark.reconnects import gap_rows
 from trioha_spark.replay import ReplayResult
 
 VIOLATIONS_MAX: Final = 20

@@ -21,15 +21,15 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
-from trioha.recording.curves import Grid
+from trioha.recording.aggregate import ConnectionPart, aggregate_batch
+from trioha.recording.counters import NodeCounters
 from trioha.recording.events import NO_CONNECTION, Kind
-from trioha.recording.fold import ConnectionPart, fold_scene
-from trioha.recording.judging import Judgement, Setting, combine, judge_scene
-from trioha.recording.judging.scene import Scene
+from trioha.recording.invariants import Judgement, SessionSettings, combine, judge_batch
+from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.tallies import NodeTally
+from trioha.recording.time_series import TimeGrid
 from trioha_spark.causes import BEFORE_RECORDS, CauseTally, tally_causes
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
@@ -71,7 +71,7 @@ class Range:
     """Its own."""
     first: int
     count: int
-    grid: Grid
+    grid: TimeGrid
     cold: bool
     """Whether nothing came before it."""
 
@@ -85,7 +85,7 @@ class Range:
 class NodePart:
     """What a range says of the node, and what was wrong with it."""
 
-    tally: NodeTally
+    counters: NodeCounters
     damage: tuple[Damage, ...]
     judgement: Judgement
     """Of all of the session's invariants, connections' too: some look at more than one."""
@@ -101,7 +101,7 @@ def ranges_of(
     session_index: int,
     session: Session,
     segments: Sequence[Segment],
-    grid: Grid,
+    grid: TimeGrid,
     *,
     range_records: int = RANGE_RECORDS,
 ) -> list[Range]:
@@ -126,11 +126,11 @@ def ranges_of(
     return ranges
 
 
-def fold_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
+def aggregate_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
     """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of `ranges`, which are not empty."""
     runs = runs_of(ranges, wanted=spark.sparkContext.defaultParallelism * RUNS_PER_CORE)
     numbers = spark.range(0, len(runs), 1, len(runs))
-    return numbers.mapInArrow(partial(_fold_batches, runs), PARTS_SCHEMA)
+    return numbers.mapInArrow(partial(_aggregate_batches, runs), PARTS_SCHEMA)
 
 
 def runs_of(ranges: Sequence[Range], *, wanted: int) -> list[list[Range]]:
@@ -144,18 +144,18 @@ def runs_of(ranges: Sequence[Range], *, wanted: int) -> list[list[Range]]:
     return runs
 
 
-def _fold_batches(
+def _aggregate_batches(
     runs: Sequence[Sequence[Range]], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield _fold_run(runs[number])
+            yield _aggregate_run(runs[number])
 
 
-def _fold_run(run: Sequence[Range]) -> pa.RecordBatch:
-    node, connections = fold_range(run[0])
+def _aggregate_run(run: Sequence[Range]) -> pa.RecordBatch:
+    node, connections = aggregate_range(run[0])
     for work in run[1:]:
-        its_node, its_connections = fold_range(work)
+        its_node, its_connections = aggregate_range(work)
         node = join_node([node, its_node])
         for conn, part in its_connections.items():
             known = connections.get(conn)
@@ -172,13 +172,13 @@ def _fold_run(run: Sequence[Range]) -> pa.RecordBatch:
     )
 
 
-def fold_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
+def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     """What a range says of the node, and of each connection."""
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
-    scene = Scene(records.array, Setting.of(work.session), work.cold)
-    part = fold_scene(scene, work.grid)
-    judgement = judge_scene(scene)
-    causes = tally_causes(scene, before=partial(_before, work))
+    batch = EventBatch(records.array, SessionSettings.of(work.session), work.cold)
+    part = aggregate_batch(batch, work.grid)
+    judgement = judge_batch(batch)
+    causes = tally_causes(batch, before=partial(_before, work))
     events = records.array[np.flatnonzero(_IS_EVENT[records.array["kind"]])]
     if part.probes:
         events = events[~np.isin(events["conn"], list(part.probes))]
@@ -186,7 +186,7 @@ def fold_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     return node, dict(part.connections)
 
 
-def join_parts(parts: DataFrame, grids: Mapping[int, Grid]) -> DataFrame:
+def join_parts(parts: DataFrame, grids: Mapping[int, TimeGrid]) -> DataFrame:
     """Of a DataFrame of parts one row for each connection and node (`JOINED_SCHEMA`).
 
     `grids`: that of each session, by its index.
@@ -200,7 +200,7 @@ def join_parts(parts: DataFrame, grids: Mapping[int, Grid]) -> DataFrame:
     return parts.groupBy("session", "conn").applyInArrow(join, JOINED_SCHEMA)
 
 
-def _join(grids: Mapping[int, Grid], rows: pa.Table) -> pa.Table:
+def _join(grids: Mapping[int, TimeGrid], rows: pa.Table) -> pa.Table:
     rows = rows.sort_by("ordinal")
     session, conn = rows["session"][0].as_py(), rows["conn"][0].as_py()
     # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
@@ -214,7 +214,7 @@ def _join(grids: Mapping[int, Grid], rows: pa.Table) -> pa.Table:
 def join_node(parts: Sequence[NodePart]) -> NodePart:
     """What the parts of a node, in their order, say together."""
     return NodePart(
-        reduce(NodeTally.__add__, (part.tally for part in parts)),
+        reduce(NodeCounters.__add__, (part.counters for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
         combine(part.judgement for part in parts),
         reduce(CauseTally.__add__, (part.causes for part in parts)),
@@ -249,7 +249,7 @@ def _before(work: Range) -> Iterator[NDArray[np.void]]:
         yield np.concatenate([np.zeros(0, record_dtype(work.session)), *reversed(found)])
 
 
-def join_connection(parts: Sequence[ConnectionPart], grid: Grid) -> ConnectionPart:
+def join_connection(parts: Sequence[ConnectionPart], grid: TimeGrid) -> ConnectionPart:
     """What the parts of a connection, in their order, say together."""
     return reduce(lambda earlier, later: earlier.followed_by(later, grid), parts)
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trioha.recording.curves import Curve
 from trioha.recording.events import HaState, Kind
+from trioha.recording.time_series import TimeSeries
 from trioha_spark.replay import ConnectionReplay, ReplayResult, SessionReplay
 from trioha_spark.scan import EVENTS_MAX
 
@@ -61,29 +61,29 @@ def seconds_table(result: ReplayResult) -> pa.Table:
 
 
 def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Table:
-    grid, curves = replay.grid, connection.figures.curves
+    grid, series = replay.grid, connection.figures.series
     length_ns = max(SECOND_NS, grid.step_ns)
     begin_ns = replay.session.wall_of(grid.origin_ns)
 
     def second_of(steps: Ints) -> Ints:
         return (begin_ns + steps * grid.step_ns) // length_ns
 
-    seconds = np.unique(np.concatenate([second_of(curve.steps) for curve in curves.values()]))
+    seconds = np.unique(np.concatenate([second_of(series.steps) for series in series.values()]))
     lag_bytes, latency_ns = (
-        _at(seconds, *_worst(second_of(curves[name].steps), curves[name].values), carried=False)
+        _at(seconds, *_worst(second_of(series[name].steps), series[name].values), carried=False)
         for name in ("lag", "latency")
     )
     columns = {
         name: _at(
             seconds,
-            *_worst(second_of(curves[name].steps), np.maximum.accumulate(curves[name].values)),
+            *_worst(second_of(series[name].steps), np.maximum.accumulate(series[name].values)),
             carried=True,
         )
         for name in _OF_OFFSETS
     }
-    steps, ages_ns = _ages_before_acks(curves["ack"], curves["max"], grid.step_ns)
+    steps, ages_ns = _ages_before_acks(series["ack"], series["max"], grid.step_ns)
     age_ns = np.maximum(
-        _ages_at(columns["ack"], curves["max"], begin_ns, grid.step_ns, _ends(replay, connection, seconds)),
+        _ages_at(columns["ack"], series["max"], begin_ns, grid.step_ns, _ends(replay, connection, seconds)),
         np.maximum(_at(seconds, *_worst(second_of(steps), ages_ns), carried=False), latency_ns),
     )
     lag_seconds = np.where(lag_bytes < 0, np.nan, np.maximum(age_ns, 0) / SECOND_NS)
@@ -108,8 +108,8 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
 
 
 def _worst(seconds: Ints, values: Ints) -> tuple[Ints, Ints]:
-    curve = Curve.of(seconds, values)
-    return curve.steps, curve.values
+    series = TimeSeries.of(seconds, values)
+    return series.steps, series.values
 
 
 def _at(seconds: Ints, known: Ints, values: Ints, *, carried: bool) -> Ints:
@@ -149,7 +149,7 @@ def _ends(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints) ->
     return ends
 
 
-def _ages_before_acks(ack: Curve, own: Curve, step_ns: int) -> tuple[Ints, Ints]:
+def _ages_before_acks(ack: TimeSeries, own: TimeSeries, step_ns: int) -> tuple[Ints, Ints]:
     """How long the oldest byte had been owed when an ack came: the ack's step and the age in ns."""
     acks, maxima = np.maximum.accumulate(ack.values), np.maximum.accumulate(own.values)
     rose = np.flatnonzero(np.diff(acks) > 0) + 1
@@ -159,7 +159,7 @@ def _ages_before_acks(ack: Curve, own: Curve, step_ns: int) -> tuple[Ints, Ints]
     return ack.steps[rose], np.maximum(ack.steps[rose] - own.steps[stored] - 1, 0) * step_ns
 
 
-def _ages_at(ack_offset: Ints, own: Curve, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
+def _ages_at(ack_offset: Ints, own: TimeSeries, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
     """How long the oldest byte behind each of `ack_offset` was owed at `ends_ns` (wall clock), in ns."""
     maxima = np.maximum.accumulate(own.values)
     stored = np.searchsorted(maxima, ack_offset, side="right")

@@ -92,7 +92,7 @@ def main() -> None:
                 folder=Path(folder),
                 sizes=sizes,
                 on_step=lambda step: progress.update(task, description=step),
-                patience_s=options.patience,
+                idle_timeout_s=options.patience,
             )
             for work in options.works:
                 WORKS[work](bench)

@@ -29,12 +29,12 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.machine import cpu_s
-from trioha.broker.updates import StatusUpdates
+from trioha.broker.status_publisher import StatusPublisher
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.ha_status import BrokerSettings, ConnectionStatus, HaExtras, HaRuntimeInfo, Spread
 from trioha.remoting.server import Peer, RemotingServer
-from trioha.remoting.status import BrokerSettings, ConnectionStatus, HaExtras, HaRuntimeInfo, Spread
-from trioha.remoting.updates import Updates
+from trioha.remoting.status_subscription import StatusSubscription
 
 MASTERS, SLAVES = 4, 8
 WARM_UP_S = 5.0
@@ -90,7 +90,7 @@ class Master:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self.updates = StatusUpdates(self._status, self._table)
+        self.updates = StatusPublisher(self._status, self._table)
         self.server = RemotingServer(self._answer)
 
     def _status(self) -> bytes:
@@ -102,7 +102,7 @@ class Master:
     def _answer(self, asked: RemotingCommand, peer: Peer) -> RemotingCommand:
         if asked.code != RequestCode.GET_BROKER_HA_STATUS:
             return response_to(asked, ResponseCode.SUCCESS, body=TABLE)
-        wanted = Updates.of(asked.ext_fields)
+        wanted = StatusSubscription.of(asked.ext_fields)
         if wanted is not None:
             self.updates.want(peer.connection, wanted)
         fields = None if wanted is None else wanted.to_fields()

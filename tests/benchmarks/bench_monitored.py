@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.benchmarks.rivals.machine import cpu_s
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import encode
-from trioha.remoting.send import SendMessageRequestHeader, send_request
+from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 from trioha.remoting.status_reader import StatusReader
 
 CONFIG = """\

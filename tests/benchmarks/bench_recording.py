@@ -23,13 +23,13 @@ from pathlib import Path
 import structlog
 import trio
 
-from trioha.recording.curves import Grid
+from trioha.recording.aggregate import aggregate
 from trioha.recording.events import HaState, Kind
-from trioha.recording.fold import fold
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.reader import open_session
 from trioha.recording.recorder import Recorder
 from trioha.recording.records import read_records
+from trioha.recording.time_series import TimeGrid
 
 IDENTITY = SessionIdentity("bench", "broker-a", 0, "SYNC_MASTER")
 EVENTS_A_PUT = 5
@@ -104,9 +104,9 @@ def measure(events: int) -> dict[str, object]:
         session = open_session(path)
         array = read_records(session).array
         records = len(array)
-        grid = Grid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
+        grid = TimeGrid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
         figures["scan_per_s"] = records / best_s(3, lambda: read_records(session))
-        figures["fold_per_s"] = records / best_s(3, lambda: fold(array, is_slave=False, grid=grid))
+        figures["fold_per_s"] = records / best_s(3, lambda: aggregate(array, is_slave=False, grid=grid))
         figures |= replay_s(path)
         return figures
 

@@ -19,7 +19,7 @@ import trio
 from trioha.recording.events import PutStatus
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.command import RemotingCommand, SerializeType
-from trioha.remoting.send import (
+from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     SendMessageRequestHeader,
     SendMessageResponseHeader,

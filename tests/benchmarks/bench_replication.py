@@ -30,8 +30,8 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import NoSink
 from trioha.store.commit_log import CommitLog, Message
+from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
-from trioha.store.status import PutStatus
 
 FILE_BYTES = 64 << 20
 BODY = bytes(1024)

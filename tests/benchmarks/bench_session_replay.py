@@ -23,9 +23,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.big_session import write_big_session
-from trioha.recording.curves import Grid
-from trioha.recording.fold import fold
-from trioha.recording.tape import Tape
+from trioha.recording.aggregate import aggregate
+from trioha.recording.session_reader import SessionReader
+from trioha.recording.time_series import TimeGrid
 from trioha_monitor.replay import open_replay
 
 
@@ -51,10 +51,10 @@ def measure(path: Path, *, seeks: int) -> dict[str, object]:
     figures: dict[str, object] = {}
     opening = [timed(lambda: open_replay([path])) for _ in range(5)]
     figures["open"] = percentiles_ms(opening)
-    bearing = open_replay([path]).bearing
+    position = open_replay([path]).position
 
     def moment() -> int:
-        return lot.randrange(bearing.start_ns, bearing.end_ns)
+        return lot.randrange(position.start_ns, position.end_ns)
 
     cold = []
     for _ in range(max(10, seeks // 10)):
@@ -74,7 +74,7 @@ def measure(path: Path, *, seeks: int) -> dict[str, object]:
             slices.append(time.process_time() - began_s)
 
     wall_s, cpu_s = timed(overview)
-    events = sum(take.tape.records for take in source._reel.takes)
+    events = sum(run.reader.records for run in source._timeline.runs)
     figures["overview"] = {
         "wall_s": wall_s,
         "cpu_s": cpu_s,
@@ -94,10 +94,10 @@ def measure(path: Path, *, seeks: int) -> dict[str, object]:
         frames.append(timed(lambda at_ns=at_ns: source.view_at(at_ns)))
     figures["frame"] = percentiles_ms(frames)
 
-    tape = Tape.open(path)
-    array = next(iter(tape.scan())).records
-    grid = Grid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
-    best = min(timed(lambda: fold(array, is_slave=False, grid=grid, cold=True))[1] for _ in range(5))
+    reader = SessionReader.open(path)
+    array = next(iter(reader.scan())).records
+    grid = TimeGrid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
+    best = min(timed(lambda: aggregate(array, is_slave=False, grid=grid, cold=True))[1] for _ in range(5))
     figures["fold_per_cpu_s"] = len(array) / best
     figures["events"] = events
     return figures

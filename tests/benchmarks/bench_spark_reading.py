@@ -21,7 +21,7 @@ from trioha_spark.commitlog.columns import TYPES, decode
 from trioha_spark.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_spark.commitlog.reading import LogDamage, What, read_range
 from trioha_spark.packing import pack_segment, sealed_segments
-from trioha_spark.pieces import end_seq, read_seqs
+from trioha_spark.ranges import end_seq, read_seqs
 from trioha_spark.session import spark_session
 from trioha_spark.sources import register
 

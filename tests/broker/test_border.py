@@ -6,24 +6,24 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_processor import Broker
 from tests.remoting.streams import transport_pair
-from trioha.broker import send
+from trioha.broker import send_processor
 from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
-from trioha.broker.send import SendProcessor
-from trioha.broker.updates import StatusUpdates
+from trioha.broker.send_processor import SendProcessor
+from trioha.broker.status_publisher import StatusPublisher
 from trioha.ha.group_commit import GroupCommit
 from trioha.remoting.address import Address
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
-from trioha.remoting.send import SendMessageRequestHeader, send_request
+from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 from trioha.remoting.server import RemotingServer
-from trioha.remoting.updates import Updates
+from trioha.remoting.status_subscription import StatusSubscription
 from trioha.store.commit_log import CommitLog
 
 SEND = send_request(SendMessageRequestHeader("g", "T", "TBW102", 4, 0, 0, 0, 0), b"body")
-STATUS = request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=Updates(100, 5).to_fields())
+STATUS = request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=StatusSubscription(100, 5).to_fields())
 TABLE = request(RequestCode.GET_BROKER_RUNTIME_INFO)
 PLACES = [
     (BrokerProcessor, "__call__", SEND),
@@ -32,10 +32,10 @@ PLACES = [
     (PutService, "put", SEND),
     (CommitLog, "append", SEND),
     (GroupCommit, "refusal", SEND),
-    (send, "_respond", SEND),
+    (send_processor, "_respond", SEND),
     (BrokerProcessor, "_ha_status", STATUS),
-    (Updates, "of", STATUS),
-    (StatusUpdates, "want", STATUS),
+    (StatusSubscription, "of", STATUS),
+    (StatusPublisher, "want", STATUS),
     (BrokerInfo, "ha_status", STATUS),
     (BrokerProcessor, "_runtime_info", TABLE),
     (PutService, "statistics", TABLE),

@@ -14,19 +14,19 @@ from tests.store.support import open_store
 from trioha.broker.info import BrokerInfo, Identity
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
-from trioha.broker.send import SendProcessor
-from trioha.broker.updates import StatusUpdates
+from trioha.broker.send_processor import SendProcessor
+from trioha.broker.status_publisher import StatusPublisher
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
-from trioha.remoting.send import SendMessageRequestHeader, SendMessageResponseHeader
+from trioha.remoting.ha_status import HaRuntimeInfo
+from trioha.remoting.send_message import SendMessageRequestHeader, SendMessageResponseHeader
 from trioha.remoting.server import Peer
 from trioha.remoting.serving import ServerStatistics
-from trioha.remoting.status import HaRuntimeInfo
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
 from trioha.store.record import Record, decode_record
 from trioha.store.tags import DEFAULT_DELAY_LEVELS, DelayLevels
 
@@ -74,7 +74,7 @@ class Broker:
             replicas=self.replicas,
             slave=None,
         )
-        self.updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
+        self.updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         self.processor = BrokerProcessor(
             send=SendProcessor(self.puts, cluster_name="cluster", delay_levels=DelayLevels(delay_levels)),
             info=info,
@@ -100,7 +100,7 @@ class Broker:
         header = SendMessageRequestHeader(**fields | changes)
         ext = header.to_ext_fields()
         if code == RequestCode.SEND_MESSAGE:
-            from trioha.remoting.send import _LONG_NAMES
+            from trioha.remoting.send_message import _LONG_NAMES
 
             ext = {_LONG_NAMES[name]: value for name, value in ext.items()}
         return await self.ask(request(code, ext_fields=ext, body=body))

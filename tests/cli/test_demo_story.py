@@ -12,7 +12,7 @@ from attrs import evolve
 from trioha.cli.demo_story import AFTER, BEFORE, DURING, Story, judge_puts, judge_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
-from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
 
 
 def load_result(complete: bool = True, **statuses: int) -> LoadResult:

@@ -22,13 +22,13 @@ from trioha.errors import ConfigError, PeerError
 from trioha.recording.events import PutStatus
 from trioha.remoting.address import Address
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.send import (
+from trioha.remoting.send_message import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
     send_response,
 )
 from trioha.remoting.server import Handler, Peer, RemotingServer
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
 
 MESSAGE_ID = "7F0000010000A8670000000000003494"
 

@@ -16,14 +16,14 @@ from tests.remoting.recorded import answers
 from trioha.cli import main
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, serve
-from trioha.remoting.status import (
+from trioha.remoting.ha_status import (
     ConnectionStatus,
     HaClientExtras,
     HaExtras,
     HaRuntimeInfo,
     SlaveClientStatus,
 )
+from trioha.remoting.server import Peer, serve
 
 MASTER = HaRuntimeInfo(
     master=True,

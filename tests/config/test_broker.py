@@ -20,8 +20,8 @@ from trioha.config.broker import (
     LogFormat,
     load_config,
 )
-from trioha.config.known import ROCKETMQ_KEYS
 from trioha.config.model import AckMode, GapPolicy, HaRole, HaVerify, StartFrom, broker_settings
+from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
 from trioha.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

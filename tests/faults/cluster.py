@@ -33,7 +33,7 @@ from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from tests.interop.node import TriohaNode
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
@@ -264,7 +264,7 @@ class Cluster:
         """What was found out while the run went on."""
         self._targets: dict[str, tuple[str, int]] = {}
         """HA ports of the nodes that are up."""
-        self._hostile = Tally()
+        self._hostile = ConnectionCounters()
         """What came of hostile frames."""
         self._misled: set[int] = set()
         self._guard = threading.Lock()
@@ -498,7 +498,7 @@ class Cluster:
                     ha_port=node.ha_port,
                     seed=seed,
                     stay_s=stay_s,
-                    tally=self._hostile,
+                    counters=self._hostile,
                 )
             )
 

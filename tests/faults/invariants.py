@@ -14,13 +14,13 @@ from tests.faults.producer import KEY_PROPERTY, Promise
 from tests.interop.node import run_trioha
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
-from trioha.recording.judging import Severity, judge_session
+from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Session, find_sessions, open_session, read_facts, read_segments
 from trioha.recording.records import read_records
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
+from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
-from trioha.store.stored_log import StoredLog
 
 NAMED_MAX = 5
 """So many of a kind are named, the others counted."""
@@ -43,7 +43,7 @@ class Held:
 
 def held_messages(store: Path) -> Held:
     """Every message of a store's log, in use or not. Raises StoreError at a bad record."""
-    log = StoredLog.open(store)
+    log = ReadOnlyCommitLog.open(store)
     keys: dict[int, tuple[str, int]] = {}
     end_offset = log.min_offset
     for record in log.records(log.min_offset):

@@ -17,7 +17,7 @@ import trio
 from tests.hostile.frame import Frame, Lane
 from tests.hostile.generator import frame_of
 from tests.hostile.strangers import Batches, NodeGone, Target, play, talk
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT, REPORT_BYTES
 
 FAR_OFFSET = 1 << 50
@@ -175,7 +175,9 @@ async def _pretend(kind: Impostor, chance: random.Random, stream: trio.SocketStr
         pass  # the slave has had enough
 
 
-async def harass(*, listen_port: int, ha_port: int, seed: int, stay_s: float, tally: Tally) -> None:
+async def harass(
+    *, listen_port: int, ha_port: int, seed: int, stay_s: float, counters: ConnectionCounters
+) -> None:
     """Send the hostile frames of a seed (`tests.hostile`) to both ports of a node for `stay_s`.
 
     Only what answers say is judged: the node may well be killed or hang meanwhile.
@@ -188,14 +190,14 @@ async def harass(*, listen_port: int, ha_port: int, seed: int, stay_s: float, ta
             match frame.lane:
                 case Lane.MASTER | Lane.SLAVE:
                     for batch in batches.add(frame):
-                        await talk(node, batch, tally)
+                        await talk(node, batch, counters)
                         await trio.sleep(HOSTILE_PAUSE_S)
                 case Lane.HA_MASTER | Lane.HA_SLAVE:
-                    await _play(ha, frame, tally)
+                    await _play(ha, frame, counters)
 
 
-async def _play(ha: Target, frame: Frame, tally: Tally) -> None:
-    await play(ha, frame, tally)
+async def _play(ha: Target, frame: Frame, counters: ConnectionCounters) -> None:
+    await play(ha, frame, counters)
     await trio.sleep(HOSTILE_PAUSE_S)
 
 

@@ -12,14 +12,14 @@ from attrs import frozen
 
 from trioha.errors import PeerError
 from trioha.remoting.client import RemotingClient, open_client
-from trioha.remoting.send import (
+from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     SendMessageRequestHeader,
     SendMessageResponseHeader,
     put_status_name,
     send_request,
 )
-from trioha.store.properties import encode_properties
+from trioha.store.message_properties import encode_properties
 
 PUT_OK = "PUT_OK"
 NO_ANSWER = "NO_ANSWER"

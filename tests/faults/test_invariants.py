@@ -19,8 +19,8 @@ from tests.faults.runner import Report
 from tests.recording.sessions import Event, write_session
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.store.commit_log import Message
+from trioha.store.message_properties import encode_properties
 from trioha.store.message_store import MessageStore, StoreSettings
-from trioha.store.properties import encode_properties
 from trioha.store.record import Host
 
 FILE_BYTES = 4096

@@ -153,7 +153,7 @@ class _Methods:
 self_less = _Methods().method
 
 
-@pytest.mark.parametrize("name", ["push", "look_for_ack"])
+@pytest.mark.parametrize("name", ["push", "poll_acks"])
 async def test_a_fault_in_a_puts_own_turn_ends_the_slaves_connection_and_not_the_put(log, name, monkeypatch):
     master, _, _ = make_master(log)
 
@@ -170,7 +170,7 @@ async def test_a_fault_in_a_puts_own_turn_ends_the_slaves_connection_and_not_the
         master.push()
         master._pushed = [connection]
         master._busy_poll = BusyPollOnce()
-        master.look_for_acks(log.appended.wait_for(10**9))
+        master.poll_acks(log.appended.wait_for(10**9))
         with trio.fail_after(10):
             await peer.ended()
         assert connection.close_reason.name == "INTERNAL_ERROR"

@@ -10,11 +10,11 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 from tests.ha.support import SETTINGS, connected, make_master, make_slave, settled
 from tests.store.support import log_bytes, message, open_log
 from trioha.config.model import GapPolicy, StartFrom
-from trioha.ha.follow import FollowSettings
 from trioha.ha.frames import HEADER, HEADER_BYTES
+from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, Kind
 
-RESYNC = {"gap_policy": GapPolicy.RESYNC, "follow": FollowSettings(start=StartFrom.EARLIEST)}
+RESYNC = {"gap_policy": GapPolicy.RESYNC, "replication": ReplicationSettings(start=StartFrom.EARLIEST)}
 
 
 def filled(path, body, *, messages):
@@ -66,7 +66,7 @@ async def test_a_slave_of_a_slave_that_resyncs_ends_with_the_new_log(tmp_path, a
 
 def restart(log, *, until_offset):
     """Begin the log anew, and fill it at once beyond `until_offset`."""
-    log.set_aside(log.directory.with_name("aside"))
+    log.archive(log.directory.with_name("aside"))
     while log.max_offset <= until_offset:
         log.append(message(b"n" * 1000))
 

@@ -11,7 +11,7 @@ from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import Kind
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 from trioha.watermark import Watermark
 
 
@@ -368,7 +368,7 @@ def claim(replicas, connection_id, ack_offset, *, replica=None):
         connection_id,
         replica=name,
         ack_offset=ack_offset,
-        is_lasting_name=replica is not None,
+        is_stable_identity=replica is not None,
         lag_clock=LagClock(),
     )
 
@@ -408,7 +408,7 @@ async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(make, 
     assert results == {100: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 200: (PutStatus.PUT_OK, 0.5)}
     # Nothing waits any more: the next connection needs no generation of its own.
     claim(replicas, 3, 200)
-    assert len(replicas._generations) == 1
+    assert len(replicas._quorum_views) == 1
 
 
 async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when_it_has_them(

@@ -221,7 +221,7 @@ async def test_how_long_acks_take_and_how_long_frames_are_is_measured(small_log,
         assert (latency.p50, latency.p99, latency.largest, latency.count) == (250_000, 250_000, 250_000, 3)
         assert (status.frame_bytes.largest, status.frame_bytes.count) == (max(sizes), 3)
         await trio.sleep(1.5)
-        assert master.connections()[0].heard_s == 1.5
+        assert master.connections()[0].last_received_s == 1.5
 
 
 # -- timers -------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ async def test_nothing_is_pushed_of_a_log_that_began_anew(log):
         sent = len(events.of(Kind.TRANSFER))
         (connection,) = master._connections.values()
         end_offset = log.max_offset
-        log.set_aside(log.directory.with_name("aside"))
+        log.archive(log.directory.with_name("aside"))
         while log.max_offset <= end_offset:
             log.append(message())
         master.push()

@@ -9,8 +9,8 @@ import trio
 from tests.ha.support import Dialer, Events, connected, make_master, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import AckMode, GapPolicy, HaVerify
-from trioha.ha.follow import FollowSettings
 from trioha.ha.frames import HEADER
+from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
 
 
@@ -44,7 +44,7 @@ async def reported(peer, offset):
 
 async def test_the_first_report_goes_out_at_once_and_names_the_exact_end(log, autojump_clock):
     log.append(message())
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -137,7 +137,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
     log, master_log, autojump_clock
 ):
     log.append(message())
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -150,7 +150,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
 async def test_after_a_cut_inside_a_record_the_slave_asks_again_from_its_start(
     log, master_log, autojump_clock
 ):
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -202,7 +202,7 @@ async def test_time_that_the_masters_bytes_took_is_no_silence(log, master_log, a
 
 async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
     log.append(message())
-    slave, dialer, events = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    slave, dialer, events = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -440,7 +440,9 @@ async def test_the_verdict_goes_when_the_master_is_the_right_one_again(log, mast
 async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reaches_it(
     log, policy, tmp_path, autojump_clock
 ):
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(start=2 * FILE_BYTES), gap_policy=policy)
+    slave, dialer, _ = make_slave(
+        log, replication=ReplicationSettings(start=2 * FILE_BYTES), gap_policy=policy
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()
@@ -479,7 +481,7 @@ async def test_no_report_is_beyond_the_own_log_after_the_masters_went_back(log, 
 @pytest.mark.parametrize("at", [90, 28])
 async def test_frames_only_are_checked_where_so_configured(log, master_log, at, autojump_clock):
     """Byte 90 is the body's, which is the dispatcher's to check; byte 28 says where the record stands."""
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(verify=HaVerify.FRAME))
+    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(verify=HaVerify.FRAME))
     data = bytearray(master_log.read(0, 8000))
     record_bytes = int.from_bytes(data[:4], "big")
     data[at] ^= 1
@@ -525,7 +527,7 @@ async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
     log, master_log, autojump_clock
 ):
     log.append(message())
-    slave, dialer, _ = make_slave(log, follow=FollowSettings(tail_check_bytes=0))
+    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     end_offset = log.max_offset
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)

@@ -18,24 +18,24 @@ from tests.ha.support import Dialer, Events, make_master, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import AckMode, HaVerify, StartFrom
 from trioha.errors import StoreError
-from trioha.ha.follow import Follower, FollowSettings
 from trioha.ha.frames import HEADER, TransferDecoder
 from trioha.ha.meter import RateMeter
+from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
 from trioha.ha.slave import BACK_OFF_MAX_S, HaSlave
 from trioha.net.housekeeping import Housekeeping
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.store.commit_log import CommitLog
 from trioha.store.replica import ReplicaAppender
 
-ALL = FollowSettings(start=StartFrom.EARLIEST)
+ALL = ReplicationSettings(start=StartFrom.EARLIEST)
 PLANTED = [
     (TransferDecoder, "feed"),
     (TransferDecoder, "next_event"),
     (ReplicaAppender, "append"),
     (ReplicaAppender, "discard"),
-    (Follower, "begin"),
-    (Follower, "take_header"),
-    (Follower, "take_body"),
+    (ReplicationSession, "begin"),
+    (ReplicationSession, "take_header"),
+    (ReplicationSession, "take_body"),
     (CommitLog, "append_records"),
     (CommitLog, "note_record"),
     (RateMeter, "add"),
@@ -123,7 +123,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
     master, _, _ = make_master(master_log)
     async with trio.open_nursery() as nursery:
         dialer = ServingDialer(master, nursery)
-        slave, _, _ = make_slave(log, dialer=dialer, acks=AckMode.FLUSHED, follow=ALL)
+        slave, _, _ = make_slave(log, dialer=dialer, acks=AckMode.FLUSHED, replication=ALL)
         nursery.start_soon(slave.run)
 
         async def flush():
@@ -149,7 +149,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
 async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_backed_off_from(
     log, master_log, autojump_clock, monkeypatch, capsys
 ):
-    plant(monkeypatch, Follower, "take_body", failing=range(10_000), error=RuntimeError("planted"))
+    plant(monkeypatch, ReplicationSession, "take_body", failing=range(10_000), error=RuntimeError("planted"))
     master, _, _ = make_master(master_log)
     async with trio.open_nursery() as nursery:
         dialer = ServingDialer(master, nursery)
@@ -206,10 +206,10 @@ async def test_a_disk_that_refuses_what_a_new_connection_needs_ends_that_connect
     log, master_log, autojump_clock, monkeypatch
 ):
     refusal = StoreError("cannot be deleted: Read-only file system", path=log.directory)
-    plant(monkeypatch, Follower, "begin", failing={0, 1}, error=refusal)
+    plant(monkeypatch, ReplicationSession, "begin", failing={0, 1}, error=refusal)
     master, _, _ = make_master(master_log)
     async with trio.open_nursery() as nursery:
-        slave, _, events = make_slave(log, dialer=ServingDialer(master, nursery), follow=ALL)
+        slave, _, events = make_slave(log, dialer=ServingDialer(master, nursery), replication=ALL)
         nursery.start_soon(slave.run)
         await trio.sleep(10)
         nursery.cancel_scope.cancel()
@@ -258,7 +258,7 @@ async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_kept(
     assert fits.size == limit + (64 << 10)
     head = bytearray(long.read(0, 200))
     head[:4] = (fits.size + 1).to_bytes(4, "big")
-    slave, dialer, events = make_slave(log, follow=FollowSettings(verify=verify))
+    slave, dialer, events = make_slave(log, replication=ReplicationSettings(verify=verify))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()

@@ -21,7 +21,7 @@ async def test_each_wait_ends_at_its_own_deadline(timeouts, autojump_clock):
     async def wait(offset):
         wait = mark.wait_for(offset)
         timeouts.add(wait, trio.current_time())
-        reached = await wait.ended() is REACHED
+        reached = await wait.wait() is REACHED
         ended[offset] = (reached, trio.current_time() - started)
 
     async with trio.open_nursery() as waits:
@@ -46,7 +46,7 @@ async def test_after_a_pause_deadlines_are_as_exact_as_before(timeouts, autojump
         started = trio.current_time()
         wait = mark.wait_for(1)
         timeouts.add(wait, started)
-        assert (await wait.ended(), trio.current_time() - started) == (GIVEN_UP, 3.0)
+        assert (await wait.wait(), trio.current_time() - started) == (GIVEN_UP, 3.0)
 
 
 async def test_waits_that_ended_do_not_gather_behind_a_stuck_one(timeouts, autojump_clock):
@@ -57,9 +57,9 @@ async def test_waits_that_ended_do_not_gather_behind_a_stuck_one(timeouts, autoj
         wait = mark.wait_for(offset)
         timeouts.add(wait, trio.current_time())
         mark.advance(offset)
-        assert wait.outcome is REACHED
+        assert wait.result is REACHED
         assert timeouts.kept <= 64
-    assert await stuck.ended() is GIVEN_UP
+    assert await stuck.wait() is GIVEN_UP
 
 
 class Steps(trio.abc.Instrument):
@@ -79,7 +79,7 @@ async def test_the_task_sleeps_while_waits_end_in_time(timeouts, autojump_clock)
         timeouts.add(wait, trio.current_time())
         await trio.sleep(0.01)
         mark.advance(offset)
-        assert await wait.ended() is REACHED
+        assert await wait.wait() is REACHED
     trio.lowlevel.remove_instrument(steps)
     # It began, it was told of the first one, and woke at what had been the deadline of one in each 3 s.
     assert steps.number <= 6

@@ -96,7 +96,7 @@ def _alone(frame: Frame, folder: Path, *, shrink: bool) -> bool:
     _show(out, frame)
     with Bench(folder) as bench:
         found = bench.judge(frame)
-        for counts in (bench.tally.codes, bench.tally.closes):
+        for counts in (bench.counters.codes, bench.counters.closes):
             for name, number in counts.items():
                 out.print(f"  {number} {name}", markup=False)
         for problem in found:
@@ -121,7 +121,7 @@ def _run(seed: int, count: int, root: Path, *, as_json: bool) -> bool:
         )
         progress.update(bar, completed=count)
     guilty: list[str] = []
-    for number, finding in enumerate(result.tally.findings):
+    for number, finding in enumerate(result.counters.findings):
         if 1 < len(finding.suspects) <= SUSPECTS_MAX:
             for frame, found in narrowed(finding.suspects, root / f"narrowed-{number}"):
                 guilty.append(f"alone: {frame}: {'; '.join(found)}")

@@ -20,7 +20,7 @@ from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.requesting import Call
 from tests.hostile.run import FILE_BYTES, Nodes
 from tests.hostile.strangers import HANG_S, NodeGone, Target, attack, besiege
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from tests.hostile.wire import BINARY, JSON
 from tests.hostile.wire import frame as frame_bytes
 from trioha.errors import RemoteProtocolError
@@ -40,7 +40,7 @@ class Bench:
         self._stack = ExitStack()
         self._nodes: Nodes | None = None
         self._judged_bytes: dict[Path, int] = {}
-        self.tally = Tally()
+        self.counters = ConnectionCounters()
         """Of the last frame."""
 
     def __enter__(self) -> Self:
@@ -53,12 +53,12 @@ class Bench:
 
     def judge(self, frame: Frame) -> list[str]:
         """Send one frame; returns what must not have happened."""
-        tally = self.tally = Tally()
+        counters = self.counters = ConnectionCounters()
         if frame.lane is Lane.TRANSFER:
             return self._judge_transfer(frame)
         nodes = self._running()
         trio.run(self._send, nodes, frame)
-        findings = [finding.what for finding in tally.findings]
+        findings = [finding.what for finding in counters.findings]
         deadline_s = time.monotonic() + ENDS_WITHIN_S
         while time.monotonic() < deadline_s and nodes.master.is_running and nodes.slave.is_running:
             time.sleep(0.02)
@@ -109,16 +109,16 @@ class Bench:
                     case Lane.MASTER | Lane.SLAVE:
                         node = nodes.master if frame.lane is Lane.MASTER else nodes.slave
                         port = int(node.listen_address.rpartition(":")[2])
-                        await attack(Target(str(frame.lane), port), receive, self.tally, aside)
+                        await attack(Target(str(frame.lane), port), receive, self.counters, aside)
                     case Lane.HA_MASTER | Lane.HA_SLAVE:
                         node = nodes.master if frame.lane is Lane.HA_MASTER else nodes.slave
-                        await besiege(Target(str(frame.lane), node.ha_port), receive, self.tally, aside)
+                        await besiege(Target(str(frame.lane), node.ha_port), receive, self.counters, aside)
                     case Lane.CLIENT:
-                        await answer_client(receive, self.tally)
+                        await answer_client(receive, self.counters)
                     case _:
-                        await answer_feed(receive, self.tally)
+                        await answer_feed(receive, self.counters)
         except* NodeGone as gone:
-            self.tally.find(str(gone.exceptions[0]), frame)
+            self.counters.find(str(gone.exceptions[0]), frame)
 
     def _judge_transfer(self, frame: Frame) -> list[str]:
         self._stack.close()
@@ -133,22 +133,22 @@ class Bench:
             send, receive = trio.open_memory_channel[Frame](1)
             await send.send(frame)
             async with trio.open_nursery() as nursery:
-                port = await nursery.start(master.run, receive, self.tally)
+                port = await nursery.start(master.run, receive, self.counters)
                 node = nodes.start_misled(self._stack, port)
                 deadline_s = trio.current_time() + HANG_S
-                while node.is_running and not self.tally.done:
+                while node.is_running and not self.counters.done:
                     assert trio.current_time() < deadline_s, f"{frame} was not taken within {HANG_S:g} s"
                     await trio.sleep(0.02)
                 nursery.cancel_scope.cancel()
                 if not node.is_running:
-                    self.tally.find("the node 'misled' ended", frame)
+                    self.counters.find("the node 'misled' ended", frame)
 
         try:
             trio.run(serve)
         finally:
             master.close()
         self._judged_bytes = {}
-        found = [finding.what for finding in self.tally.findings] + self._new_tracebacks(nodes)
+        found = [finding.what for finding in self.counters.findings] + self._new_tracebacks(nodes)
         self._stack.close()
         return found
 

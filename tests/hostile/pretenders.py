@@ -15,22 +15,22 @@ from tests.hostile.answering import good_answer
 from tests.hostile.frame import Frame, Lane, Manner
 from tests.hostile.generator import answer_of, transfer_of
 from tests.hostile.strangers import DRIBBLE_BYTES, HANG_S, reset
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from tests.hostile.transferring import Place
 from trioha.errors import RemoteProtocolError, TriohaError
 from trioha.ha.frames import HEADER, REPORT
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import fetch_broker_groups
-from trioha.remoting.send import (
+from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     SendMessageRequestHeader,
     SendMessageResponseHeader,
     put_status_name,
     send_request,
 )
-from trioha.remoting.status import BrokerStatus
 from trioha.remoting.status_reader import StatusReader
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import Message
@@ -118,7 +118,7 @@ async def _listening(serve: Callable[[trio.SocketStream], Awaitable[None]]) -> A
 # -- the client --------------------------------------------------------------------------------------------
 
 
-async def answer_client(frames: trio.MemoryReceiveChannel[Frame], tally: Tally) -> None:
+async def answer_client(frames: trio.MemoryReceiveChannel[Frame], counters: ConnectionCounters) -> None:
     """Let the remoting client ask, and answer as the frames say.
 
     Only a `TriohaError` may come of it, and an honest broker is understood afterwards.
@@ -127,18 +127,18 @@ async def answer_client(frames: trio.MemoryReceiveChannel[Frame], tally: Tally) 
     async with _listening(broker.serve) as port:
         address = f"127.0.0.1:{port}"
         async for frame in frames:
-            tally.begin((frame,))
+            counters.begin((frame,))
             broker.frame = frame
             try:
-                tally.codes[f"client: {await _ask(address, frame.code)}"] += 1
+                counters.codes[f"client: {await _ask(address, frame.code)}"] += 1
             except TriohaError as error:
-                tally.codes[f"client: {type(error).__name__}"] += 1
+                counters.codes[f"client: {type(error).__name__}"] += 1
             except Exception:  # noqa: BLE001 - what is looked for
-                tally.find(f"the client raised {_last_lines()}", frame)
-            tally.end((frame,))
+                counters.find(f"the client raised {_last_lines()}", frame)
+            counters.end((frame,))
         broker.frame = None
         if await _ask(address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=HANG_S) != "answer":
-            tally.find("the client does not understand an honest broker any more")
+            counters.find("the client does not understand an honest broker any more")
 
 
 async def _ask(address: str, code: int, *, timeout_s: float = ANSWER_S) -> str:
@@ -165,7 +165,7 @@ def _last_lines() -> str:
 # -- the monitor's feed ------------------------------------------------------------------------------------
 
 
-async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], tally: Tally) -> None:
+async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: ConnectionCounters) -> None:
     """Let the monitor's feed ask a broker that answers as the frames say, and fold what it hears into views.
 
     Nothing may be raised, and the node is up as soon as it answers honestly.
@@ -187,7 +187,7 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], tally: Tally) ->
             state["samples"] += 1
             if state["samples"] % _VIEW_EVERY == 0 or is_honest:
                 cluster.view(now_ms)
-            tally.codes["feed: down" if status is None else "feed: status"] += 1
+            counters.codes["feed: down" if status is None else "feed: status"] += 1
             if is_honest and status is not None:
                 recovered.set()
             heard.set()
@@ -198,27 +198,27 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], tally: Tally) ->
                 await watch_node(address, hear, FEED_TIMES, remoting_session)
             except Exception:  # noqa: BLE001 - what is looked for
                 suspects = () if broker.frame is None else (broker.frame,)
-                tally.find(f"the monitor's feed raised {_last_lines()}", *suspects)
+                counters.find(f"the monitor's feed raised {_last_lines()}", *suspects)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_for_ever, watch)
             async for frame in frames:
-                tally.begin((frame,))
+                counters.begin((frame,))
                 broker.frame, broker.is_told = frame, False
                 with trio.move_on_after(HANG_S):
                     while not broker.is_told:
                         await heard.wait()
                 if not broker.is_told:
-                    tally.find(f"the monitor's feed asked nothing within {HANG_S:g} s", frame)
+                    counters.find(f"the monitor's feed asked nothing within {HANG_S:g} s", frame)
                 # It has seen the answer when it has seen the end of its connection.
                 with trio.move_on_after(HANG_S):
                     await heard.wait()
-                tally.end((frame,))
+                counters.end((frame,))
             is_honest, broker.frame = True, None
             with trio.move_on_after(HANG_S):
                 await recovered.wait()
             if not recovered.is_set():
-                tally.find("the monitor's feed does not understand an honest broker any more")
+                counters.find("the monitor's feed does not understand an honest broker any more")
             nursery.cancel_scope.cancel()
 
 
@@ -264,7 +264,11 @@ class HostileMaster:
         self._log.close()
 
     async def run(
-        self, frames: trio.MemoryReceiveChannel[Frame], tally: Tally, *, task_status: trio.TaskStatus[int]
+        self,
+        frames: trio.MemoryReceiveChannel[Frame],
+        counters: ConnectionCounters,
+        *,
+        task_status: trio.TaskStatus[int],
     ) -> None:
         """Serve until cancelled; the start value is the port. When the frames are over it is honest."""
         async with trio.open_nursery() as nursery:
@@ -273,21 +277,24 @@ class HostileMaster:
             async def serve(stream: trio.SocketStream) -> None:
                 async with stream:
                     try:
-                        await self._serve(stream, frames, tally)
+                        await self._serve(stream, frames, counters)
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
-                        tally.closes["by the slave"] += 1
+                        counters.closes["by the slave"] += 1
 
             nursery.start_soon(trio.serve_listeners, serve, listeners)
             task_status.started(listeners[0].socket.getsockname()[1])
 
     async def _serve(
-        self, stream: trio.SocketStream, frames: trio.MemoryReceiveChannel[Frame], tally: Tally
+        self,
+        stream: trio.SocketStream,
+        frames: trio.MemoryReceiveChannel[Frame],
+        counters: ConnectionCounters,
     ) -> None:
         offset = await self._report(stream)
         if offset is None:
             return
         if offset > self._log.max_offset:
-            tally.find(f"a slave reports {offset}, and was sent {self._log.max_offset} at most")
+            counters.find(f"a slave reports {offset}, and was sent {self._log.max_offset} at most")
             return
         offset = await self._send_log(stream, offset)
         frame = None
@@ -299,7 +306,7 @@ class HostileMaster:
         if frame is None:
             await self._serve_honestly(stream, offset)
             return
-        tally.begin((frame,))
+        counters.begin((frame,))
         self._append()
         # The next record is for the frame to spoil: it is in the log, and goes out whole next time.
         start = self._append()
@@ -315,9 +322,9 @@ class HostileMaster:
             except trio.BrokenResourceError:
                 pass  # it hung up with bytes unread
         if hang.cancelled_caught:
-            tally.find(f"the slave did not close the connection within {HANG_S:g} s", frame)
-        tally.closes["by the slave"] += 1
-        tally.end((frame,))
+            counters.find(f"the slave did not close the connection within {HANG_S:g} s", frame)
+        counters.closes["by the slave"] += 1
+        counters.end((frame,))
 
     async def _serve_honestly(self, stream: trio.SocketStream, offset: int) -> None:
         while True:

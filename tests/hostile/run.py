@@ -34,14 +34,14 @@ from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
 from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
-from tests.hostile.tally import Finding, Tally
+from tests.hostile.tally import ConnectionCounters, Finding
 from tests.interop.node import TriohaNode
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import parse_runtime_info
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
@@ -80,7 +80,7 @@ class Result:
     seed: int
     frames: int
     seconds: float = 0.0
-    tally: Tally = field(factory=Tally)
+    counters: ConnectionCounters = field(factory=ConnectionCounters)
     honest: dict[str, int] = field(factory=dict)
     """Puts of the honest producer by status."""
     honest_slowest_ms: int = 0
@@ -95,7 +95,7 @@ class Result:
     @property
     def findings(self) -> list[str]:
         """All that must not have happened, a line each."""
-        return [str(finding) for finding in self.tally.findings] + self.violations
+        return [str(finding) for finding in self.counters.findings] + self.violations
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
@@ -103,9 +103,9 @@ class Result:
             "seed": self.seed,
             "frames": self.frames,
             "seconds": round(self.seconds, 1),
-            "kinds": dict(self.tally.frames.most_common()),
-            "answers": dict(self.tally.codes.most_common()),
-            "closes": dict(self.tally.closes.most_common()),
+            "kinds": dict(self.counters.frames.most_common()),
+            "answers": dict(self.counters.codes.most_common()),
+            "closes": dict(self.counters.closes.most_common()),
             "reasons": dict(self.reasons.most_common()),
             "honest": self.honest,
             "honest_slowest_ms": self.honest_slowest_ms,
@@ -218,7 +218,7 @@ class _World:
     def __init__(self, nodes: Nodes, result: Result, *, on_progress: Callable[[int], None]) -> None:
         self._nodes = nodes
         self._result = result
-        self._tally = result.tally
+        self._tally = result.counters
         self._on_progress = on_progress
         self._hostile_master = HostileMaster(nodes.folder / "truth", file_bytes=FILE_BYTES)
         self._producer = Producer(HONEST, seed=result.seed)
@@ -436,7 +436,7 @@ class _World:
 
     async def _judge_clients(self, node: TriohaNode, lane: Lane) -> list[str]:
         """What a node counts of its clients adds up with what strangers did."""
-        tally = self._tally
+        counters = self._tally
         deadline_s = trio.current_time() + HANG_S
         async with open_client(node.listen_address) as client:
             while True:
@@ -459,10 +459,10 @@ class _World:
         wrong = [f"{counted[key]} {key}" for key in ("bugs", "handlerErrors", "shortages") if counted[key]]
         if counted["connectionsOpen"] != 1:
             wrong.append(f"{counted['connectionsOpen']} connectionsOpen when all but one are closed")
-        made = tally.connections[lane]
-        if counted["connectionsAccepted"] + counted["connectionsRefused"] < made - tally.hasty[lane]:
+        made = counters.connections[lane]
+        if counted["connectionsAccepted"] + counted["connectionsRefused"] < made - counters.hasty[lane]:
             wrong.append(f"{counted['connectionsAccepted']} connectionsAccepted of {made} made")
-        sure, possible = tally.outcomes[lane, Outcome.CLOSED], tally.outcomes[lane, Outcome.ANY]
+        sure, possible = counters.outcomes[lane, Outcome.CLOSED], counters.outcomes[lane, Outcome.ANY]
         if not sure <= counted["protocolErrors"] <= sure + possible:
             wrong.append(f"{counted['protocolErrors']} protocolErrors, {sure} to {sure + possible} were made")
         return [f"{lane}: {problem}" for problem in wrong]

@@ -21,7 +21,7 @@ import trio
 from attrs import define
 
 from tests.hostile.frame import Frame, Manner, Outcome, Relative
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from tests.hostile.wire import frame as frame_bytes
 from tests.hostile.wire import json_head, json_object
 from trioha.errors import RemoteProtocolError
@@ -121,7 +121,7 @@ class Batches:
 async def attack(
     target: Target,
     batches: trio.MemoryReceiveChannel[tuple[Frame, ...]],
-    tally: Tally,
+    counters: ConnectionCounters,
     background: trio.Nursery,
 ) -> None:
     """Send all that comes, until there is no more. Raises NodeGone.
@@ -131,39 +131,39 @@ async def attack(
     async for batch in batches:
         first = batch[0]
         if first.manner in {Manner.DEAF, Manner.IDLE}:
-            tally.begin(batch)
+            counters.begin(batch)
             background.start_soon(
-                _aside, _deaf if first.manner is Manner.DEAF else _idle, target, first, tally
+                _aside, _deaf if first.manner is Manner.DEAF else _idle, target, first, counters
             )
         else:
-            await talk(target, batch, tally)
+            await talk(target, batch, counters)
 
 
-async def talk(target: Target, batch: Sequence[Frame], tally: Tally) -> None:
+async def talk(target: Target, batch: Sequence[Frame], counters: ConnectionCounters) -> None:
     """Send frames on a connection of their own and judge what comes. Only the last one may end it."""
-    tally.begin(batch)
+    counters.begin(batch)
     stream = await connect(target)
-    tally.connected(batch[0])
+    counters.connected(batch[0])
     async with stream:
         if batch[0].manner is Manner.RESET:
             reset(stream)
             with suppress(trio.BrokenResourceError):  # the node was faster
                 await stream.send_all(batch[0].data)
-            tally.closes["reset by the peer"] += 1
+            counters.closes["reset by the peer"] += 1
         else:
-            await _Conversation(target, stream, batch, tally).run()
-    tally.end(batch)
+            await _Conversation(target, stream, batch, counters).run()
+    counters.end(batch)
 
 
 class _Conversation:
     """One connection to a listen port."""
 
     def __init__(
-        self, target: Target, stream: trio.SocketStream, batch: Sequence[Frame], tally: Tally
+        self, target: Target, stream: trio.SocketStream, batch: Sequence[Frame], counters: ConnectionCounters
     ) -> None:
         self._target = target
         self._stream = stream
-        self._tally = tally
+        self._tally = counters
         self._batch = batch
         self._ending = batch[-1] if batch[-1].outcome in {Outcome.ANY, Outcome.CLOSED} else None
         self._staying = batch[:-1] if self._ending is not None else batch
@@ -275,18 +275,21 @@ class _Conversation:
 
 
 async def _aside(
-    behave: Callable[[Target, Frame, Tally], Awaitable[None]], target: Target, frame: Frame, tally: Tally
+    behave: Callable[[Target, Frame, ConnectionCounters], Awaitable[None]],
+    target: Target,
+    frame: Frame,
+    counters: ConnectionCounters,
 ) -> None:
     try:
-        await behave(target, frame, tally)
+        await behave(target, frame, counters)
     except NodeGone:
         return  # who is in flight stays a suspect
-    tally.end((frame,))
+    counters.end((frame,))
 
 
-async def _idle(target: Target, frame: Frame, tally: Tally) -> None:
+async def _idle(target: Target, frame: Frame, counters: ConnectionCounters) -> None:
     async with await connect(target) as stream:
-        tally.connected(frame)
+        counters.connected(frame)
         await stream.send_all(frame.data)
         with trio.move_on_after(IDLE_S):
             try:
@@ -294,12 +297,12 @@ async def _idle(target: Target, frame: Frame, tally: Tally) -> None:
                     pass
             except trio.BrokenResourceError:
                 pass  # closed for it: as good as any end
-    tally.closes["after silence"] += 1
+    counters.closes["after silence"] += 1
 
 
-async def _deaf(target: Target, frame: Frame, tally: Tally) -> None:
+async def _deaf(target: Target, frame: Frame, counters: ConnectionCounters) -> None:
     async with await connect(target) as stream:
-        tally.connected(frame)
+        counters.connected(frame)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reset(stream)
         try:
@@ -311,29 +314,32 @@ async def _deaf(target: Target, frame: Frame, tally: Tally) -> None:
             await trio.sleep(DEAF_S)
         except trio.BrokenResourceError:
             pass  # the node had enough of it
-    tally.closes["deaf"] += 1
+    counters.closes["deaf"] += 1
 
 
 # -- the HA port -------------------------------------------------------------------------------------------
 
 
 async def besiege(
-    target: Target, frames: trio.MemoryReceiveChannel[Frame], tally: Tally, background: trio.Nursery
+    target: Target,
+    frames: trio.MemoryReceiveChannel[Frame],
+    counters: ConnectionCounters,
+    background: trio.Nursery,
 ) -> None:
     """Play the scripts that come, one after the other, until there are no more or the node is gone."""
     async for frame in frames:
-        tally.begin((frame,))
+        counters.begin((frame,))
         if frame.manner in {Manner.IDLE, Manner.DEAF}:
-            background.start_soon(_aside, play, target, frame, tally)
+            background.start_soon(_aside, play, target, frame, counters)
         else:
-            await play(target, frame, tally)
-            tally.end((frame,))
+            await play(target, frame, counters)
+            counters.end((frame,))
 
 
-async def play(target: Target, frame: Frame, tally: Tally) -> None:
+async def play(target: Target, frame: Frame, counters: ConnectionCounters) -> None:
     """Play one script at an HA port."""
     stream = await connect(target)
-    tally.connected(frame)
+    counters.connected(frame)
     async with stream:
         if frame.manner is Manner.RESET:
             reset(stream)
@@ -342,10 +348,10 @@ async def play(target: Target, frame: Frame, tally: Tally) -> None:
             with trio.move_on_after(HANG_S) as hang:
                 await _play(peer, frame)
             if hang.cancelled_caught:
-                tally.find(f"{target.name} did not close the connection within {HANG_S:g} s", frame)
-            tally.closes["by the node, for a report" if peer.is_over else "by the peer"] += 1
+                counters.find(f"{target.name} did not close the connection within {HANG_S:g} s", frame)
+            counters.closes["by the node, for a report" if peer.is_over else "by the peer"] += 1
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            tally.closes["broken"] += 1
+            counters.closes["broken"] += 1
 
 
 async def _play(peer: _HaPeer, frame: Frame) -> None:

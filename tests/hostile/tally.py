@@ -31,7 +31,7 @@ class Finding:
 
 
 @define
-class Tally:
+class ConnectionCounters:
     """Counts of one run."""
 
     frames: Counter[str] = field(factory=Counter)

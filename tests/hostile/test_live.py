@@ -22,9 +22,9 @@ def test_honest_peers_go_on_undisturbed_whatever_strangers_send(tmp_path):
     result = run_seed(SEED, FRAMES, tmp_path)
     assert result.findings == []
     # All of them were sent, and the honest producer was there.
-    assert result.tally.done == FRAMES
+    assert result.counters.done == FRAMES
     assert result.honest["PUT_OK"] > 100
-    assert result.tally.codes["SUCCESS"] > FRAMES / 20
+    assert result.counters.codes["SUCCESS"] > FRAMES / 20
     assert set(result.health) == {"master", "slave", "misled"}
 
 

@@ -16,7 +16,7 @@ from tests.hostile.health import Health
 from tests.hostile.requesting import good_call
 from tests.hostile.requests import REQUESTS
 from tests.hostile.strangers import PROBE_CODE, Target, play, talk
-from tests.hostile.tally import Tally
+from tests.hostile.tally import ConnectionCounters
 from trioha.ha.frames import REPORT
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
@@ -55,13 +55,13 @@ async def answering(stream, *, answer):
 
 
 async def judged(serve, act):
-    tally = Tally()
+    counters = ConnectionCounters()
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, listeners)
-        await act(Target("node", listeners[0].socket.getsockname()[1]), tally)
+        await act(Target("node", listeners[0].socket.getsockname()[1]), counters)
         nursery.cancel_scope.cancel()
-    return [finding.what for finding in tally.findings]
+    return [finding.what for finding in counters.findings]
 
 
 def answer_with(code=ResponseCode.SUCCESS, *, remark=None, times=1, opaque=None):
@@ -109,13 +109,13 @@ def short_hang(monkeypatch):
 )
 async def test_an_answer_is_judged(answer, refused, found):
     frames = [request_frame(refused=refused)]
-    act = lambda target, tally: talk(target, frames, tally)  # noqa: E731
+    act = lambda target, counters: talk(target, frames, counters)  # noqa: E731
     assert await judged(partial(answering, answer=answer), act) == found
 
 
 async def test_a_node_that_leaves_a_connection_open_that_it_must_close_is_found():
     frames = [request_frame(), evolve(request_frame(index=6), outcome=Outcome.CLOSED)]
-    act = lambda target, tally: talk(target, frames, tally)  # noqa: E731
+    act = lambda target, counters: talk(target, frames, counters)  # noqa: E731
     assert await judged(partial(answering, answer=answer_with()), act) == [
         "node did not close the connection within 0.3 s"
     ]
@@ -126,7 +126,7 @@ async def test_a_master_that_keeps_a_liar_is_found():
         await trio.sleep_forever()
 
     frame = Frame(1, 1, Lane.HA_MASTER, "ha-negative", "-2", Outcome.CLOSED, (REPORT.pack(-2),))
-    assert await judged(keeps, lambda target, tally: play(target, frame, tally)) == [
+    assert await judged(keeps, lambda target, counters: play(target, frame, counters)) == [
         "node did not close the connection within 0.3 s"
     ]
 

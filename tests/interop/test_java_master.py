@@ -13,7 +13,7 @@ from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
 from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import VERSIONS
-from trioha.remoting.status import SlaveClientStatus
+from trioha.remoting.ha_status import SlaveClientStatus
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

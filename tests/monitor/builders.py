@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioha.remoting.status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
 
 MASTER = "127.0.0.1:10911"
 SLAVE = "127.0.0.1:10921"

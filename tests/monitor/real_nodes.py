@@ -11,7 +11,7 @@ import trio
 from trioha.config.broker import BrokerConfig, load_config
 from trioha.node.node import Ready, run_node
 from trioha.remoting.client import open_client
-from trioha.remoting.send import SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
 
 CONFIG = """\
 brokerClusterName=DefaultCluster

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from tests.monitor.builders import connection, master, slave
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.status import BrokerSettings, BrokerStatus, BrokerTable, Spread
+from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, Spread
 from trioha_monitor.accept import CONNECTIONS_MAX, WARNINGS_MAX, Intake
 from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
 
@@ -145,11 +145,11 @@ def test_settings_and_figures_of_the_table_that_make_no_sense_are_not_known() ->
     told = evolve(
         master(1000),
         settings=BrokerSettings(**dict.fromkeys(names, 10**400)),
-        table=BrokerTable(booted_ms=-1, earliest_ms=2**70, disk_total_bytes=10**400, puts_total=5),
+        table=BrokerRuntimeInfo(booted_ms=-1, earliest_ms=2**70, disk_total_bytes=10**400, puts_total=5),
     )
     kept = Intake().accept(told).status
     assert kept.settings == BrokerSettings()
-    assert kept.table == BrokerTable(puts_total=5)
+    assert kept.table == BrokerRuntimeInfo(puts_total=5)
 
 
 texts = st.text(max_size=100) | st.sampled_from(HOSTILE_TEXTS[:-1])

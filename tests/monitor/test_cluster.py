@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
-from trioha.remoting.status import BrokerSettings, BrokerStatus, BrokerTable, ConnectionStatus
+from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, ConnectionStatus
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
@@ -414,8 +414,8 @@ def test_disk_and_settings_are_shown_and_told() -> None:
     )
     told = evolve(master(10_000), settings=settings, warnings=("inSyncReplicas=1 waits for one slave",))
     play = Play()
-    play.tell(evolve(told, table=BrokerTable(disk_ratio=0.5)))
-    view = play.tell(evolve(told, table=BrokerTable(disk_ratio=0.8, unflushed_bytes=100)))
+    play.tell(evolve(told, table=BrokerRuntimeInfo(disk_ratio=0.5)))
+    view = play.tell(evolve(told, table=BrokerRuntimeInfo(disk_ratio=0.8, unflushed_bytes=100)))
     node = view.nodes[0]
     assert (node.limits.gap_bytes_max, node.limits.slave_timeout_s, node.limits.housekeeping_s) == (
         1000,

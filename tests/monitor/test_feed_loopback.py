@@ -13,7 +13,7 @@ from tests.monitor.builders import connection
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.status import HaExtras, HaRuntimeInfo
+from trioha.remoting.ha_status import HaExtras, HaRuntimeInfo
 from trioha_monitor.feed import FeedTimes
 from trioha_monitor.live import LiveSettings, live_views
 from trioha_monitor.view import ClusterView, Health, NodeView

@@ -10,8 +10,8 @@ from attrs import define, evolve, field
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.errors import PeerError
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import BrokerGroup
-from trioha.remoting.status import BrokerStatus
 from trioha_monitor.feed import Ask, FeedTimes
 from trioha_monitor.live import AskNames, LiveSettings, live_views
 from trioha_monitor.view import ClusterView, EventKind, Health

@@ -18,11 +18,11 @@ from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
-from trioha.recording.tape import Tape
+from trioha.recording.session_reader import SessionReader
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay import overview as overview_module
-from trioha_monitor.replay.reel import Reel
-from trioha_monitor.replay.until import UntilError
+from trioha_monitor.replay.replay_timeline import ReplayTimeline
+from trioha_monitor.replay.seek_expression import SeekError
 from trioha_monitor.series import Series, Severity
 from trioha_monitor.source import Playback
 from trioha_monitor.verdict import Verdict
@@ -34,8 +34,10 @@ MS = 10**6
 
 
 def opened(*paths: Path, chunk_records: int = 16, work: bool = True) -> ReplaySource:
-    reel = Reel([Tape(open_session(path), chunk_records=chunk_records) for path in paths])
-    source = ReplaySource(reel, clock_s=lambda: 0.0)
+    timeline = ReplayTimeline(
+        [SessionReader(open_session(path), chunk_records=chunk_records) for path in paths]
+    )
+    source = ReplaySource(timeline, clock_s=lambda: 0.0)
     if work:
         finish(source)
     return source
@@ -215,9 +217,9 @@ def test_a_moment_is_the_same_whatever_was_looked_at_before(
         addresses={conn: f"10.0.0.{lot.randrange(3)}:{conn}" for conn in range(1, 40)},
     )
     knows_all, fresh = opened(path), opened(path, work=False)
-    bearing = fresh.bearing
+    position = fresh.position
     for _ in range(6):
-        at_ns = lot.randrange(bearing.start_ns, bearing.end_ns + 2)
+        at_ns = lot.randrange(position.start_ns, position.end_ns + 2)
         assert plain(fresh.view_at(at_ns)) == plain(knows_all.view_at(at_ns))
         assert plain(opened(path, work=False).view_at(at_ns)) == plain(knows_all.view_at(at_ns))
         record = knows_all.view_at(at_ns)
@@ -250,9 +252,9 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
     events = [evolve(event, ts_ns=event.ts_ns * 500) for event in events]
     path = write_session(tmp_path_factory.mktemp("replay") / "s", events, segment_records=70)
     source = opened(path)
-    bearing = source.bearing
+    position = source.position
     bucket_ns = source._overview.bucket_ms * MS
-    first, last = bearing.start_ns // bucket_ns, bearing.end_ns // bucket_ns
+    first, last = position.start_ns // bucket_ns, position.end_ns // bucket_ns
     worst_of: dict[int, dict[int, int]] = {}
     known: set[int] = set()
     ack: dict[int, int] = {}
@@ -309,7 +311,7 @@ def test_the_age_of_what_a_replica_lacks_is_the_greatest_of_each_stretch(
     events = [evolve(event, ts_ns=event.ts_ns * 500) for event in MasterModel(seed).run(150)]
     path = write_session(tmp_path_factory.mktemp("replay") / "s", events, segment_records=4096)
     source = opened(path, chunk_records=chunk_records)
-    overview, (take,) = source._overview, source._reel.takes
+    overview, (run,) = source._overview, source._timeline.runs
     bucket_ns = overview.bucket_ms * MS
     expected: dict[int, dict[int, int]] = {}
     ack: dict[int, int] = {}
@@ -337,9 +339,9 @@ def test_the_age_of_what_a_replica_lacks_is_the_greatest_of_each_stretch(
             ack[event.conn] = event.offset
         if event.kind == Kind.CLOSED:
             ack.pop(event.conn, None)
-    end_ns = source.bearing.end_ns
+    end_ns = source.position.end_ns
     for conn, worst in expected.items():
-        series = overview.age_series(take, (conn,), at_ns=end_ns, now_s=None, limits=take.limits)
+        series = overview.age_series(run, (conn,), at_ns=end_ns, now_s=None, limits=run.limits)
         for number, bucket in enumerate(series.buckets, start=series.first):
             found_ns = 0 if bucket is None else round(bucket.value * S)
             exact_ns = worst.get(number, 0)
@@ -420,7 +422,7 @@ def test_who_never_acknowledges_hides_no_lag_under_the_time_axis(tmp_path: Path)
     assert worst is not None
     assert worst.value == 100
     # Its own graph has it.
-    source.player.jump(source.bearing.end_ns)
+    source.player.jump(source.position.end_ns)
     observer = next(one for one in source.view().replicas if one.ack_offset == 1000)
     assert observer.verdict is Verdict.OBSERVER
     node = source.view().nodes[0]
@@ -572,11 +574,11 @@ def test_what_is_no_session_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) -> None:
-    start_ns = master.bearing.start_ns
+    start_ns = master.position.start_ns
 
     def after_ms() -> int:
         finish(master)
-        return (master.bearing.at_ns - start_ns) // MS
+        return (master.position.at_ns - start_ns) // MS
 
     master.player.jump(start_ns + S)
     master.next_event()
@@ -603,16 +605,16 @@ def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) ->
     assert after_ms() == 28_005
     master.go_until("50%")
     assert after_ms() == 15_004
-    with pytest.raises(UntilError):
+    with pytest.raises(SeekError):
         master.go_until("nowhere")
 
 
 def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
-    start_ns = master.bearing.start_ns
+    start_ns = master.position.start_ns
 
     def after_ms() -> int:
         finish(master)
-        return (master.bearing.at_ns - start_ns) // MS
+        return (master.position.at_ns - start_ns) // MS
 
     # The slave that hangs lacks what was put at 10 s.
     master.go_until("lag > 3s")
@@ -628,13 +630,13 @@ def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
 
 
 def test_steps_go_from_record_to_record(master: ReplaySource) -> None:
-    start_ns = master.bearing.start_ns
+    start_ns = master.position.start_ns
     master.player.jump(start_ns + 5 * S + 5 * MS)
-    stood = []
+    snapshot = []
     for steps in (1, 1, 1, -1, -1, -1):
         master.step_record(steps)
-        stood.append((master.bearing.at_ns - start_ns - 5 * S) // MS)
-    assert stood == [6, 7, 8, 7, 6, 5]
+        snapshot.append((master.position.at_ns - start_ns - 5 * S) // MS)
+    assert snapshot == [6, 7, 8, 7, 6, 5]
 
 
 def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -643,17 +645,17 @@ def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
     data = segment.read_bytes()
     segment.write_bytes(data[: 64 + 48 * 50])
     source = opened(whole)
-    at_ns = source.bearing.end_ns
+    at_ns = source.position.end_ns
     source.player.jump(at_ns)
     segment.write_bytes(data)
     source.look_for_growth()
     finish(source)
-    assert source.bearing.at_ns == source.bearing.end_ns == WALL_NS + 30 * S + 8 * MS
+    assert source.position.at_ns == source.position.end_ns == WALL_NS + 30 * S + 8 * MS
     fresh = opened(whole)
-    fresh.player.jump(source.bearing.at_ns)
+    fresh.player.jump(source.position.at_ns)
     assert source.state() == fresh.state()
-    assert plain(source.view()) == plain(fresh.view_at(source.bearing.at_ns))
-    assert source.view().events == fresh.view_at(source.bearing.at_ns).events
+    assert plain(source.view()) == plain(fresh.view_at(source.position.at_ns))
+    assert source.view().events == fresh.view_at(source.position.at_ns).events
 
 
 def test_it_is_steered_as_screens_do(master: ReplaySource) -> None:
@@ -688,19 +690,19 @@ def test_it_is_steered_as_screens_do(master: ReplaySource) -> None:
 async def test_the_feed_shows_views_while_it_plays_and_rests_when_it_stands(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    reel = Reel([Tape(open_session(write_master(tmp_path / "s")))])
-    source = ReplaySource(reel, clock_s=trio.current_time)
+    timeline = ReplayTimeline([SessionReader(open_session(write_master(tmp_path / "s")))])
+    source = ReplaySource(timeline, clock_s=trio.current_time)
     views: list[ClusterView] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source, views.append)
         await trio.sleep(2)
-        standing = len(views)
-        assert 1 <= standing <= 3
+        snapshot = len(views)
+        assert 1 <= snapshot <= 3
         source.player.change_speed(3)
         source.player.play()
         await trio.sleep(2)
         assert views[-1].time_ms == pytest.approx(WALL_NS // MS + 16_000, abs=900)
-        assert len(views) > standing + 15
+        assert len(views) > snapshot + 15
         source.player.turn()
         await trio.sleep(10)
         assert views[-1].time_ms == WALL_NS // MS
@@ -748,7 +750,7 @@ def test_damaged_files_never_stop_a_replay(tmp_path: Path, seed: int) -> None:
 def test_packed_sessions_are_shown_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_session(tmp_path / "session", MasterModel(5).run(2000), segment_records=400)
     plain = opened(path, chunk_records=100)
-    start_ns, end_ns = plain.bearing.start_ns, plain.bearing.end_ns
+    start_ns, end_ns = plain.position.start_ns, plain.position.end_ns
     moments = [start_ns + (end_ns - start_ns) * step // 7 for step in range(8)]
     expected = [plain.view_at(at_ns) for at_ns in moments]
 
@@ -757,7 +759,7 @@ def test_packed_sessions_are_shown_as_others_are(tmp_path: Path, monkeypatch: py
         pack_segment(session, segment)
     packed = opened(path, chunk_records=100)
     assert [packed.view_at(at_ns) for at_ns in moments] == expected
-    assert (packed.bearing, packed.damage) == (plain.bearing, ())
+    assert (packed.position, packed.damage) == (plain.position, ())
 
     # How Python says that a module is not there.
     monkeypatch.setitem(sys.modules, "pyarrow", None)

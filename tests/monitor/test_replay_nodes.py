@@ -60,12 +60,12 @@ async def test_replayed_state_is_what_the_nodes_said_live(tmp_path: Path) -> Non
                 # The recorders write at the latest 200 ms after it happened.
                 await trio.sleep(0.5)
                 growing = finished(recorded)
-                (row,) = growing.view_at(growing.bearing.end_ns).replicas
+                (row,) = growing.view_at(growing.position.end_ns).replicas
                 assert figures(row) == figures(live.replicas[0])
             await watch.until(lambda view: any(not row.is_connected for row in view.replicas))
             nursery.cancel_scope.cancel()
     source = finished(recorded)
-    view = source.view_at(source.bearing.end_ns)
+    view = source.view_at(source.position.end_ns)
     (row,) = view.replicas
     assert (row.verdict, row.is_connected, row.ack_offset) == (
         Verdict.SILENT,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trioha.recording.times import MomentError, parse_moment
 from trioha_monitor.replay.player import INTERVAL_NS, Player
-from trioha_monitor.replay.until import AtEvent, AtLag, AtTime, UntilError, parse_until
+from trioha_monitor.replay.seek_expression import AtEvent, AtLag, AtTime, SeekError, parse_seek
 from trioha_monitor.source import SPEEDS
 from trioha_monitor.view import EventKind
 
@@ -37,18 +37,18 @@ def player(clock: Clock) -> Player:
 
 def test_it_stands_still_until_it_plays_and_ends_at_the_end(player: Player, clock: Clock) -> None:
     clock.now_s = 5
-    assert (player.bearing.at_ns, player.bearing.is_playing) == (100 * S, False)
+    assert (player.position.at_ns, player.position.is_playing) == (100 * S, False)
     player.play()
     clock.now_s = 15
-    assert (player.bearing.at_ns, player.bearing.is_playing, player.bearing.share) == (110 * S, True, 0.1)
+    assert (player.position.at_ns, player.position.is_playing, player.position.share) == (110 * S, True, 0.1)
     clock.now_s = 500
-    assert (player.bearing.at_ns, player.bearing.is_playing) == (200 * S, False)
+    assert (player.position.at_ns, player.position.is_playing) == (200 * S, False)
     player.toggle()
     clock.now_s = 501
-    assert (player.bearing.at_ns, player.bearing.is_playing) == (101 * S, True)
+    assert (player.position.at_ns, player.position.is_playing) == (101 * S, True)
     player.toggle()
     clock.now_s = 600
-    assert (player.bearing.at_ns, player.bearing.is_playing) == (101 * S, False)
+    assert (player.position.at_ns, player.position.is_playing) == (101 * S, False)
 
 
 def test_a_new_speed_or_direction_counts_from_where_it_stands(player: Player, clock: Clock) -> None:
@@ -56,22 +56,22 @@ def test_a_new_speed_or_direction_counts_from_where_it_stands(player: Player, cl
     clock.now_s = 10
     player.change_speed(2)
     clock.now_s = 12
-    assert (player.bearing.at_ns, player.bearing.speed) == (118 * S, 4.0)
+    assert (player.position.at_ns, player.position.speed) == (118 * S, 4.0)
     player.turn()
     clock.now_s = 14
-    assert (player.bearing.at_ns, player.bearing.is_reverse) == (110 * S, True)
+    assert (player.position.at_ns, player.position.is_reverse) == (110 * S, True)
     clock.now_s = 30
-    assert (player.bearing.at_ns, player.bearing.is_playing) == (100 * S, False)
+    assert (player.position.at_ns, player.position.is_playing) == (100 * S, False)
     player.play()
     clock.now_s = 31
-    assert player.bearing.at_ns == 196 * S
+    assert player.position.at_ns == 196 * S
 
 
 def test_speeds_go_from_a_quarter_to_64_times(player: Player) -> None:
     player.change_speed(-100)
-    assert player.bearing.speed == 0.25
+    assert player.position.speed == 0.25
     player.change_speed(100)
-    assert player.bearing.speed == 64
+    assert player.position.speed == 64
     assert len(SPEEDS) == 9
 
 
@@ -79,24 +79,24 @@ def test_jumps_stay_on_the_axis_and_go_on_playing(player: Player, clock: Clock) 
     player.play()
     player.jump(150 * S)
     clock.now_s = 1
-    assert player.bearing.at_ns == 151 * S
+    assert player.position.at_ns == 151 * S
     player.jump(0)
-    assert player.bearing.at_ns == 100 * S
+    assert player.position.at_ns == 100 * S
     player.jump(10**20)
-    assert player.bearing.at_ns == 200 * S
+    assert player.position.at_ns == 200 * S
     player.extend(300 * S)
-    assert player.bearing.end_ns == 300 * S
+    assert player.position.end_ns == 300 * S
 
 
 def test_steps_stand_on_multiples_of_the_interval(player: Player) -> None:
     player.jump(150 * S + 30_000_000)
     player.step(1)
-    assert player.bearing.at_ns == 150 * S + INTERVAL_NS
+    assert player.position.at_ns == 150 * S + INTERVAL_NS
     player.jump(150 * S + 30_000_000)
     player.step(-1)
-    assert player.bearing.at_ns == 150 * S
+    assert player.position.at_ns == 150 * S
     player.step(-3)
-    assert player.bearing.at_ns == 150 * S - 3 * INTERVAL_NS
+    assert player.position.at_ns == 150 * S - 3 * INTERVAL_NS
 
 
 @given(moves=st.lists(st.tuples(st.sampled_from("ptfsrjk"), st.floats(0, 30)), max_size=30))
@@ -119,9 +119,9 @@ def test_it_never_leaves_its_axis(moves: list[tuple[str, float]]) -> None:
                 player.jump(round(seconds * 10) * S)
             case "k":
                 player.step(round(seconds) - 15)
-        before = player.bearing
+        before = player.position
         clock.now_s += seconds
-        after = player.bearing
+        after = player.position
         assert before.start_ns <= after.at_ns <= after.end_ns
         if not before.is_playing:
             assert after.at_ns == before.at_ns
@@ -135,9 +135,7 @@ BEGIN_NS = int(BEGIN.timestamp()) * S
 
 
 def parse(text: str) -> object:
-    return parse_until(
-        text, now_ns=BEGIN_NS + 10 * S, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=UTC
-    )
+    return parse_seek(text, now_ns=BEGIN_NS + 10 * S, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=UTC)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_a_clock_time_is_local_unless_a_zone_is_written_after_it() -> None:
     zone = timezone(timedelta(hours=5, minutes=30))
 
     def at(text: str) -> object:
-        return parse_until(text, now_ns=BEGIN_NS, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=zone)
+        return parse_seek(text, now_ns=BEGIN_NS, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=zone)
 
     assert at("05:29:00") == at("23:59:00Z") == at("23:59:00+00:00") == AtTime(BEGIN_NS + 30 * S)
     assert parse_moment("05:29:00", start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=zone) == (
@@ -212,7 +210,7 @@ def test_conditions(text: str, until: object) -> None:
     ],
 )
 def test_what_is_no_place_is_said_to_be_none(text: str, says: str) -> None:
-    with pytest.raises((UntilError, MomentError), match=says):
+    with pytest.raises((SeekError, MomentError), match=says):
         parse(text)
 
 

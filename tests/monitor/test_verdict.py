@@ -12,7 +12,7 @@ from trioha_monitor.verdict import (
     WORSE_AFTER_MS,
     Facts,
     Judgement,
-    Steady,
+    VerdictDebounce,
     is_rejoining,
     judge,
 )
@@ -53,8 +53,8 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
             "its master does not count it: no ack for 2.5 s",
         ),
         (evolve(IN_STEP, is_connected=False, unconnected_s=12.0), Verdict.SILENT, "not connected for 12 s"),
-        (evolve(IN_STEP, heard_s=10.0), Verdict.OK, ""),
-        (evolve(IN_STEP, heard_s=10.5), Verdict.SILENT, "nothing heard for 10 s"),
+        (evolve(IN_STEP, last_received_s=10.0), Verdict.OK, ""),
+        (evolve(IN_STEP, last_received_s=10.5), Verdict.SILENT, "nothing heard for 10 s"),
         (
             evolve(BEHIND, sent_offset=100, ack_offset=100, min_offset=65536),
             Verdict.GAP,
@@ -118,7 +118,7 @@ def test_a_slave_rejoins_until_it_has_acknowledged_what_there_was(
 def test_the_brokers_own_limits_count() -> None:
     patient = Limits(slave_timeout_s=60.0, heartbeat_s=30.0)
     assert judge(evolve(BEHIND, unmoved_s=50.0), patient).verdict is Verdict.OK
-    assert judge(evolve(IN_STEP, heard_s=50.0), patient).verdict is Verdict.OK
+    assert judge(evolve(IN_STEP, last_received_s=50.0), patient).verdict is Verdict.OK
 
 
 def test_who_is_shown_to_fall_behind_has_caught_up_at_half_the_limit() -> None:
@@ -133,20 +133,20 @@ def test_nothing_known_is_no_crash_and_no_accusation() -> None:
 
 
 def test_the_words_on_a_verdict_that_stays_are_the_latest() -> None:
-    steady = Steady()
+    steady = VerdictDebounce()
     steady.show(Judgement(Verdict.STALLED, "no ack for 3.0 s"), at_ms=0)
     assert steady.show(Judgement(Verdict.STALLED, "no ack for 3.1 s"), at_ms=100).why == "no ack for 3.1 s"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GAP, Verdict.DIVERGED, Verdict.STALE])
 def test_what_does_not_pass_by_itself_shows_at_once(verdict: Verdict) -> None:
-    steady = Steady()
+    steady = VerdictDebounce()
     steady.show(Judgement(Verdict.OK), at_ms=0)
     assert steady.show(Judgement(verdict), at_ms=100).verdict is verdict
 
 
 def test_a_worse_verdict_shows_after_a_second_and_a_better_one_after_two() -> None:
-    steady = Steady()
+    steady = VerdictDebounce()
     shown = []
     for at_ms in range(0, 6000, 250):
         judged = Verdict.STALLED if 1000 <= at_ms < 3000 else Verdict.OK
@@ -162,7 +162,7 @@ soft = st.sampled_from(
 
 @given(st.lists(st.tuples(st.integers(0, 700), soft), min_size=1, max_size=80))
 def test_nothing_flickers(samples: list[tuple[int, Verdict]]) -> None:
-    steady = Steady()
+    steady = VerdictDebounce()
     at_ms = changed_ms = 0
     shown: Verdict | None = None
     for step_ms, verdict in samples:
@@ -179,7 +179,7 @@ def test_nothing_flickers(samples: list[tuple[int, Verdict]]) -> None:
 
 @given(st.lists(soft, max_size=30), soft)
 def test_what_lasts_is_shown(before: list[Verdict], lasting: Verdict) -> None:
-    steady = Steady()
+    steady = VerdictDebounce()
     for tick, verdict in enumerate(before):
         steady.show(Judgement(verdict), at_ms=tick * 100)
     start_ms = len(before) * 100

@@ -19,8 +19,8 @@ from trioha_monitor.view import ClusterView, ProbeCount, Verdict
 from trioha_monitor.widgets.bars import ColumnCache, area, bar, full_scale, round_above, runs, sparkline
 from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
 from trioha_monitor.widgets.curves import lag_curve
-from trioha_monitor.widgets.look import ByteUnits, Line, Look
 from trioha_monitor.widgets.nodes import node_columns
+from trioha_monitor.widgets.render_context import ByteUnits, Line, RenderContext
 from trioha_monitor.widgets.top_bar import in_short, whole
 
 GOOD, WARN, BAD = Style(color="green"), Style(color="yellow"), Style(color="red")
@@ -29,7 +29,7 @@ PALETTE = Palette(
     reverse=Style(reverse=True), good=GOOD, notice=Style(), warn=WARN, bad=BAD, good_body=GOOD,
     notice_body=Style(), warn_body=WARN, bad_body=BAD,
 )  # fmt: skip
-LOOK = Look(PALETTE, end_ms=NOW_MS)
+LOOK = RenderContext(PALETTE, end_ms=NOW_MS)
 
 
 def plain(line: Line) -> str:
@@ -157,23 +157,23 @@ def test_a_line_that_is_too_long_ends_in_an_ellipsis() -> None:
 def test_every_column_writes_every_row_in_every_unit() -> None:
     view = busy_view()
     for units in ByteUnits:
-        look = Look(PALETTE, units, end_ms=NOW_MS)
+        context = RenderContext(PALETTE, units, end_ms=NOW_MS)
         for node in view.nodes:
             for node_column in (*node_columns(), *log_columns()):
-                assert isinstance(node_column.write(node, look, 10), tuple)
+                assert isinstance(node_column.write(node, context, 10), tuple)
         for row in view.replicas:
             for column in ReplicasPane().table.columns:
-                assert isinstance(column.write(row, look, 10), tuple)
+                assert isinstance(column.write(row, context, 10), tuple)
 
 
 def test_bytes_are_written_in_the_unit_that_was_chosen() -> None:
-    assert [Look(PALETTE, units).size(1_234_567) for units in ByteUnits] == [
+    assert [RenderContext(PALETTE, units).size(1_234_567) for units in ByteUnits] == [
         "1.18 MiB",
         "1.23 MB",
         "1,234,567 B",
     ]
-    assert Look(PALETTE).size(None) == NOTHING
-    assert Look(PALETTE, ByteUnits.DECIMAL).rate(-999_600) == "-1.00 MB/s"
+    assert RenderContext(PALETTE).size(None) == NOTHING
+    assert RenderContext(PALETTE, ByteUnits.DECIMAL).rate(-999_600) == "-1.00 MB/s"
 
 
 def test_every_verdict_has_a_glyph_a_word_and_a_colour_of_its_own() -> None:

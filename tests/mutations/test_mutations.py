@@ -17,7 +17,7 @@ from tests.mutations.mutate import mutants, pieces
 from tests.remoting.recorded import STREAMS, frames, header_of
 from tests.store.support import STORES
 from trioha.config.broker import FILE_BYTES_MAX, LoadedConfig, load_config
-from trioha.config.properties import PropertiesDocument
+from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, RemoteProtocolError
 from trioha.ha.frames import (
     BODY_BYTES_MAX,
@@ -31,10 +31,10 @@ from trioha.ha.frames import (
 )
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.command import RemotingCommand
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
+from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import BLANK_BYTES, Blank, RecordError, check_record, decode_record, encode_record
 from trioha.store.scan import scan_records
-from trioha.store.stored_log import StoredLog
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -152,7 +152,7 @@ def records():
     """Recorded messages of every kind: both versions, each mixture of hosts, all sysFlags; and blanks."""
     found = {}
     for name in STORES:
-        log = StoredLog.open(VECTORS / name / "store")
+        log = ReadOnlyCommitLog.open(VECTORS / name / "store")
         for record in log.records(log.min_offset):
             if isinstance(record, Blank):
                 found["blank"] = [record.total_size.to_bytes(4, "big") + b"\xcb\xd4\x31\x94"]

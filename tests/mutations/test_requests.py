@@ -21,7 +21,7 @@ from trioha.errors import RemoteProtocolError
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, SerializeType, request
-from trioha.remoting.send import _LONG_NAMES, SendMessageRequestHeader
+from trioha.remoting.send_message import _LONG_NAMES, SendMessageRequestHeader
 from trioha.store.record import decode_record
 from trioha.store.scan import scan_records
 

@@ -14,7 +14,7 @@ from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.net.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
 from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 
 PATIENT = evolve(SETTINGS, busy_poll_s=5.0)
 
@@ -78,7 +78,7 @@ def commit_of(master, log, replicas, events, *, copies_needed=1):
         flushed=log.flushed,
         sink=events,
         push=master.push,
-        look_for_acks=master.look_for_acks,
+        poll_acks=master.poll_acks,
     )
 
 
@@ -109,7 +109,7 @@ async def test_a_put_that_waits_alone_is_released_by_the_ack_it_looked_for(log, 
         (connection,) = master.connections()
         assert connection.ack_offset == log.max_offset
         assert len(events.of(Kind.ACK)) == 3
-        assert connection.heard_s < 1.0
+        assert connection.last_received_s < 1.0
 
 
 async def test_puts_that_come_together_are_not_looked_for(log, monkeypatch):
@@ -168,7 +168,7 @@ async def test_what_is_no_good_ack_is_left_for_the_reader(log, data, reason):
             await peer.stream.aclose()
         while not connection._stream.is_readable():  # noqa: ASYNC110
             await trio.sleep(0.001)
-        connection.look_for_ack()
+        connection.poll_acks()
         assert connection.ack_offset == stored.physical_offset
         with trio.fail_after(5):
             await connection.state.wait_for(HaState.SHUTDOWN)
@@ -184,10 +184,10 @@ async def test_half_a_report_is_left_until_it_is_whole(log):
         master.push()
         report = REPORT.pack(stored.end_offset)
         await peer.stream.send_all(report[:3])
-        connection.look_for_ack()
+        connection.poll_acks()
         await trio.sleep(0.02)
         await peer.stream.send_all(report[3:])
-        connection.look_for_ack()
+        connection.poll_acks()
         with trio.fail_after(5):
             while connection.ack_offset < stored.end_offset:  # noqa: ASYNC110
                 await trio.sleep(0.001)

@@ -13,11 +13,11 @@ async def ended_after(housekeeping, *tasks):
 
 
 async def test_silence_ends_the_connection_at_the_limit(autojump_clock):
-    assert await ended_after(Housekeeping(patience_s=20), trio.sleep_forever) == (20.0, True)
+    assert await ended_after(Housekeeping(idle_timeout_s=20), trio.sleep_forever) == (20.0, True)
 
 
 async def test_each_time_the_peer_is_heard_the_limit_moves_on(autojump_clock):
-    housekeeping = Housekeeping(patience_s=20)
+    housekeeping = Housekeeping(idle_timeout_s=20)
 
     async def hear():
         for _ in range(3):
@@ -41,7 +41,7 @@ async def test_the_first_task_that_ends_ends_all(autojump_clock):
         await trio.sleep(5)
 
     started = trio.current_time()
-    assert await ended_after(Housekeeping(patience_s=20), stay, leave, stay) == (5.0, False)
+    assert await ended_after(Housekeeping(idle_timeout_s=20), stay, leave, stay) == (5.0, False)
     assert cancelled == [started + 5] * 2
 
 
@@ -50,4 +50,4 @@ async def test_a_fault_of_one_task_ends_all_and_is_told(autojump_clock):
         raise ZeroDivisionError
 
     with pytest.RaisesGroup(ZeroDivisionError):
-        await Housekeeping(patience_s=20).run(trio.sleep_forever, fail)
+        await Housekeeping(idle_timeout_s=20).run(trio.sleep_forever, fail)

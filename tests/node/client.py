@@ -11,7 +11,7 @@ from attrs import evolve
 
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
-from trioha.remoting.send import SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
 
 
 def endpoint(address: str) -> tuple[str, int]:

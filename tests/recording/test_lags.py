@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, as_array, write_session
-from trioha.recording.curves import Curve, Grid
+from trioha.recording.aggregate import aggregate
 from trioha.recording.events import Kind
 from trioha.recording.figures import connection_result
-from trioha.recording.fold import fold
 from trioha.recording.lags import Lags, lags
-from trioha.recording.standing import Standing
+from trioha.recording.snapshot import Snapshot
+from trioha.recording.time_series import TimeGrid, TimeSeries
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +32,19 @@ def test_lags_in_parts_make_the_curves_of_the_fold(
     events = MasterModel(seed).run(steps)
     array = as_array(empty_session, events).copy()
     array["seq"] = np.arange(len(array))
-    grid = Grid.over(0, events[-1].ts_ns if events else 1, steps=30)
-    whole = fold(array, is_slave=False, grid=grid)
+    grid = TimeGrid.over(0, events[-1].ts_ns if events else 1, steps=30)
+    whole = aggregate(array, is_slave=False, grid=grid)
     lot = random.Random(seed)
     borders = [0, *sorted(lot.randrange(len(array) + 1) for _ in range(cuts)), len(array)]
-    standing = Standing.nowhere(array.dtype)
+    snapshot = Snapshot.nowhere(array.dtype)
     parts: list[Lags] = []
     for begin, end in pairwise(borders):
-        parts.append(lags(array[begin:end], standing))
-        standing, _ = standing.after(array[begin:end])
+        parts.append(lags(array[begin:end], snapshot))
+        snapshot, _ = snapshot.after(array[begin:end])
     for conn, part in whole.connections.items():
-        expected = connection_result(conn, part, grid).curves["lag"]
+        expected = connection_result(conn, part, grid).series["lag"]
         own = [(one.ts_ns[one.conn == conn], one.worst[one.conn == conn]) for one in parts]
-        found = Curve.of(
+        found = TimeSeries.of(
             grid.step_of(np.concatenate([ts_ns for ts_ns, _ in own])),
             np.concatenate([worst for _, worst in own]),
         )
@@ -63,7 +63,7 @@ def test_connection_numbers_far_apart_have_their_own_lag(empty_session: Path) ->
         Event(4, Kind.CLOSED, conn=far, offset=25, aux=50),
     ]
     array = as_array(empty_session, events)
-    found = lags(array, Standing.nowhere(array.dtype))
+    found = lags(array, Snapshot.nowhere(array.dtype))
     assert list(zip(found.conn.tolist(), found.before.tolist(), found.after.tolist(), strict=True)) == [
         (1, -1, 20),
         (1, 30, 10),

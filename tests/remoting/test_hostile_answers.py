@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.dialect import parse_json
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.ha_status import BrokerRuntimeInfo, HaRuntimeInfo
 from trioha.remoting.name_server import parse_broker_groups
-from trioha.remoting.send import SendMessageResponseHeader, put_status_name
-from trioha.remoting.status import BrokerTable, HaRuntimeInfo
+from trioha.remoting.send_message import SendMessageResponseHeader, put_status_name
 from trioha.remoting.status_reader import parse_broker_config, parse_runtime_info
 
 STATUS_NAMES = """
@@ -36,7 +36,7 @@ GROUP_KEYS = st.sampled_from(("brokerAddrTable", "brokerAddrs", "cluster", "b", 
 
 
 def runtime_table(body: bytes) -> None:
-    BrokerTable.from_table(parse_runtime_info(body))
+    BrokerRuntimeInfo.from_table(parse_runtime_info(body))
 
 
 READERS: list[tuple[Callable[[bytes], object], st.SearchStrategy[str]]] = [
@@ -96,7 +96,7 @@ def test_the_answer_to_a_send_is_read_or_refused(
 
 @pytest.mark.parametrize("text", WRONG_NUMBERS)
 def test_what_is_no_number_is_no_figure_of_a_runtime_table(text: str) -> None:
-    table = BrokerTable.from_table(
+    table = BrokerRuntimeInfo.from_table(
         {
             "bootTimestamp": text,
             "commitLogDiskRatio": "" if text == "1e3" else text,

@@ -392,7 +392,7 @@ async def test_responses_that_nobody_asked_for_are_counted_and_ignored() -> None
         answer = await read_command(stream, FrameDecoder())
     assert answer is not None
     assert answer.opaque == 3
-    assert server.statistics.unasked_responses == 1
+    assert server.statistics.unexpected_responses == 1
 
 
 async def test_an_address_in_use_is_told_in_one_line() -> None:

@@ -16,10 +16,10 @@ class _Ack:
     claim_offset: int
     """The first report."""
     offset: int
-    is_proven: bool
+    has_acked: bool
     seen_offset: int
     """The log's end when it was last sent bytes, or came."""
-    owes_since_s: float
+    unacked_since_s: float
     """Since when it has owed an acknowledgement, infinity if it owes none."""
 
 
@@ -39,15 +39,15 @@ class AckModel:
             ack = _Ack(replica, offset, offset, not is_behind, max_offset, math.inf)
             self._acks[connection] = ack
         else:
-            ack.offset, ack.is_proven = offset, True
-        ack.owes_since_s = trio.current_time() if offset < ack.seen_offset else math.inf
+            ack.offset, ack.has_acked = offset, True
+        ack.unacked_since_s = trio.current_time() if offset < ack.seen_offset else math.inf
 
     def sent(self, connection: int, *, max_offset: int) -> None:
         """A connection was sent bytes of a log that ended at `max_offset`."""
         ack = self._acks[connection]
         ack.seen_offset = max(ack.seen_offset, max_offset)
-        if math.isinf(ack.owes_since_s) and ack.offset < ack.seen_offset:
-            ack.owes_since_s = trio.current_time()
+        if math.isinf(ack.unacked_since_s) and ack.offset < ack.seen_offset:
+            ack.unacked_since_s = trio.current_time()
 
     def forget(self, connection: int) -> None:
         """A connection ended."""
@@ -74,7 +74,7 @@ class AckModel:
         """Those that a put may wait for: near enough, and not silent for 15 s while they are behind."""
         now_s = trio.current_time()
         near = [ack for ack in self._acks.values() if end_offset - ack.offset < self.gap_bytes_max]
-        return [ack for ack in near if ack.offset >= end_offset or now_s - ack.owes_since_s < 15]
+        return [ack for ack in near if ack.offset >= end_offset or now_s - ack.unacked_since_s < 15]
 
     def eligible(self, end_offset: int) -> int:
         """How many replicas a put that ends there may wait for."""
@@ -82,7 +82,7 @@ class AckModel:
 
     def in_sync(self, end_offset: int) -> int:
         """How many of them have taken bytes, or had all when they came: no observers."""
-        return len({ack.replica for ack in self._eligible(end_offset) if ack.is_proven})
+        return len({ack.replica for ack in self._eligible(end_offset) if ack.has_acked})
 
     def copies_at(self, end_offset: int, connections: set[int]) -> int:
         """How many replicas have acknowledged a put that ends there on one of the connections."""

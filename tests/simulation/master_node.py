@@ -25,7 +25,7 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.commit_log import Message
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 
 SAME_MOMENT_S = 1e-6
 NOWHERE = -(1 << 62)

@@ -11,8 +11,8 @@ from tests.simulation.determinism import stream_of
 from tests.simulation.network import LinkQuality
 from trioha.config.model import AckMode, GapPolicy, StartFrom
 from trioha.ha.connection import HaSettings
-from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommitSettings
+from trioha.ha.replication_session import ReplicationSettings
 
 
 class Fault(Enum):
@@ -34,7 +34,7 @@ class Fault(Enum):
 class SlavePlan:
     """One slave's configuration."""
 
-    follow: FollowSettings
+    follow: ReplicationSettings
     acks: AckMode
     is_observer: bool
     gap_policy: GapPolicy
@@ -143,7 +143,7 @@ def plan_of(seed: int) -> Plan:
 def _slave(rng: random.Random, *, file_bytes: int, must_check: bool) -> SlavePlan:
     tail_checks = (500, 2000, 65536) if must_check else (0, 300, 2000, 65536)
     return SlavePlan(
-        follow=FollowSettings(
+        replication=ReplicationSettings(
             tail_check_bytes=rng.choice(tail_checks),
             start=rng.choice((StartFrom.EARLIEST, StartFrom.LAST_FILE, rng.randint(0, 4) * file_bytes + 7)),
         ),

@@ -10,14 +10,14 @@ import trio
 from attrs import evolve
 
 from trioha.ha.connection import HaConnection
-from trioha.ha.follow import Follower
 from trioha.ha.group_commit import GroupCommit
 from trioha.ha.replicas import Replicas
+from trioha.ha.replication_session import ReplicationSession
 from trioha.ha.slave import HaSlave
 from trioha.store import recovery
 from trioha.store.commit_log import CommitLog
+from trioha.store.put_status import PutStatus
 from trioha.store.replica import ReplicaAppender
-from trioha.store.status import PutStatus
 from trioha.watermark import Watermark
 
 Plant = Callable[[], Iterator[None]]
@@ -54,7 +54,7 @@ def _replicas_acknowledge(ack_offset: Callable[[HaSlave], int]) -> Iterator[None
 @_plants("a slave acknowledges a frame when it has its header")
 def _ack_before_append() -> Iterator[None]:
     def ack_offset(slave: HaSlave) -> int:
-        return max(slave._follower.ack_offset, slave._header.offset + slave._header.body_bytes)
+        return max(slave._session.ack_offset, slave._header.offset + slave._header.body_bytes)
 
     with _replicas_acknowledge(ack_offset):
         yield
@@ -62,13 +62,13 @@ def _ack_before_append() -> Iterator[None]:
 
 @_plants("a slave acknowledges bytes that are no whole record yet")
 def _ack_partial() -> Iterator[None]:
-    with _replicas_acknowledge(lambda slave: slave._follower.next_offset):
+    with _replicas_acknowledge(lambda slave: slave._session.next_offset):
         yield
 
 
 @_plants("a slave that promises what is on disk acknowledges what is written")
 def _ack_unflushed() -> Iterator[None]:
-    with _replicas_acknowledge(lambda slave: slave._follower.ack_offset):
+    with _replicas_acknowledge(lambda slave: slave._session.ack_offset):
         yield
 
 
@@ -77,7 +77,7 @@ def _acking_observer() -> Iterator[None]:
     honest = HaSlave._ack_offset.fget  # type: ignore[attr-defined]
 
     def ack_offset(slave: HaSlave) -> int:
-        return slave._follower.ack_offset if slave._is_observer else honest(slave)
+        return slave._session.ack_offset if slave._is_observer else honest(slave)
 
     with patch.object(HaSlave, "_ack_offset", property(ack_offset)):
         yield
@@ -136,18 +136,18 @@ def _late_wake() -> Iterator[None]:
 
 @_plants("a slave takes any frame for the next one")
 def _any_offset() -> Iterator[None]:
-    def begin(follower: Follower, *, at_most: int | None = None) -> int:
+    def begin(session: ReplicationSession, *, at_most: int | None = None) -> int:
         # The partial record of the connection before is kept, and what follows it is taken for its rest.
-        appender = follower._appender
+        appender = session._appender
         partial, wanted = appender._partial, appender._wanted_bytes
-        offset = real_begin(follower, at_most=at_most)
+        offset = real_begin(session, at_most=at_most)
         appender._partial, appender._wanted_bytes = partial, wanted
         return offset
 
-    real_begin = Follower.begin
+    real_begin = ReplicationSession.begin
     with (
-        patch.object(Follower, "begin", begin),
-        patch.object(Follower, "_take_other_offset", lambda self, header: None),
+        patch.object(ReplicationSession, "begin", begin),
+        patch.object(ReplicationSession, "_take_other_offset", lambda self, header: None),
     ):
         yield
 
@@ -163,7 +163,7 @@ def _partial_append() -> Iterator[None]:
 
 @_plants("a slave does not compare its tail")
 def _no_tail_check() -> Iterator[None]:
-    with patch.object(Follower, "_tail_start", lambda self: self._log.max_offset):
+    with patch.object(ReplicationSession, "_tail_start", lambda self: self._log.max_offset):
         yield
 
 

@@ -99,7 +99,7 @@ class SlaveNode(Node):
             commit_log=self.log,
             settings=self.plan.settings,
             sink=sink,
-            follow=plan.follow,
+            replication=plan.follow,
             acks=plan.acks,
             is_observer=plan.is_observer,
             gap_policy=plan.gap_policy,

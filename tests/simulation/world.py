@@ -27,7 +27,7 @@ from tests.simulation.slave_node import ReportCheck, SlaveNode
 from tests.simulation.trace import Trace
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.store.commit_log import Message
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 
 CHECK_INTERVAL_S = 0.5
 RESTART_MAX_S = 6.0

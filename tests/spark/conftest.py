@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trioha_spark.replay as replays
-from trioha.recording.curves import Grid
-from trioha_spark.scan import Range, fold_range, join_connection, join_node
+from trioha.recording.time_series import TimeGrid
+from trioha_spark.scan import Range, aggregate_range, join_connection, join_node
 from trioha_spark.session import spark_session
 
 
@@ -26,11 +26,13 @@ def spark() -> Iterator[SparkSession]:
             yield session
 
 
-def run_here(_: SparkSession, ranges: Sequence[Range], grids: Sequence[Grid], __: object) -> replays._Joined:
+def run_here(
+    _: SparkSession, ranges: Sequence[Range], grids: Sequence[TimeGrid], __: object
+) -> replays._Joined:
     """What Spark's tasks do, in this process."""
     joined = replays._Joined({}, {})
     for work in ranges:
-        node, connections = fold_range(work)
+        node, connections = aggregate_range(work)
         index = work.session_index
         known = joined.nodes.get(index)
         joined.nodes[index] = join_node([node] if known is None else [known, node])

@@ -16,7 +16,7 @@ from trioha.node.node import Ready
 from trioha.recording.reader import find_sessions, open_session, read_segments
 from trioha.recording.records import read_segment
 from trioha.remoting.client import open_client
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 HEARTBEAT_MS = 100

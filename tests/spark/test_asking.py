@@ -23,14 +23,14 @@ from trioha.errors import TriohaError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.figures import Percentiles
-from trioha.recording.judging.scene import Scene, Setting
-from trioha.recording.judging.waits import pair_waits
+from trioha.recording.invariants.event_batch import EventBatch, Setting
+from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha_spark.causes import CAUSES, CauseTally, cause_of, tally_causes
 from trioha_spark.document import link_row
 from trioha_spark.explain import explain
-from trioha_spark.moment import moment, open_tapes, wall_time
+from trioha_spark.state_at import moment, open_readers, wall_time
 from trioha_spark.tables import LINKS_SCHEMA
 
 MS = 1_000_000
@@ -92,7 +92,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def causes_of(scene: Scene) -> list[tuple[str, int]]:
+def causes_of(scene: EventBatch) -> list[tuple[str, int]]:
     """Cause and connection of each wait of a whole session."""
     found = [
         cause_of(scene, end, before=lambda: (), opened=frozenset()) for end in pair_waits(scene).ends.tolist()
@@ -102,7 +102,7 @@ def causes_of(scene: Scene) -> list[tuple[str, int]]:
 
 def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
-    scene = Scene(read_records(session).array, Setting.of(session), True)
+    scene = EventBatch(read_records(session).array, Setting.of(session), True)
     assert causes_of(scene) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
 
 
@@ -120,18 +120,18 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
     cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
     parts = [
         tally_causes(
-            Scene(records[begin:end], Setting.of(session), cold=begin == 0),
+            EventBatch(records[begin:end], Setting.of(session), cold=begin == 0),
             before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
         )
         for begin, end in pairwise([0, *sorted(cuts), len(records)])
         if begin < end
     ]
 
-    def said(tally: CauseTally) -> list[object]:
-        found = tally.finished().waited_us.items()
+    def said(counters: CauseTally) -> list[object]:
+        found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
-    whole = tally_causes(Scene(records, Setting.of(session), cold=True), before=lambda: ())
+    whole = tally_causes(EventBatch(records, Setting.of(session), cold=True), before=lambda: ())
     assert said(reduce(CauseTally.__add__, parts)) == said(whole)
 
 
@@ -147,14 +147,14 @@ def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> No
     path = write_session(folder / "sync" / "session", events)
     setting = Setting(False, {"flushDiskType": "SYNC_FLUSH"})
     assert not session.is_slave
-    scene = Scene(read_records(open_session(path)).array, setting, True)
+    scene = EventBatch(read_records(open_session(path)).array, setting, True)
     assert causes_of(scene) == [("flush", -1), ("flush", -1)]
 
 
 def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     """How many puts of a session have which status, cause and connection, as a replay tells it."""
     session = open_session(path)
-    scene = Scene(read_records(session).array, Setting.of(session), True)
+    scene = EventBatch(read_records(session).array, Setting.of(session), True)
     told = tally_causes(scene, before=lambda: ()).finished().waited_us
     return Counter(
         {
@@ -170,13 +170,13 @@ def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
 
 def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     """The same as the stories of all its puts tell it, one after the other."""
-    tapes = open_tapes([path])
+    readers = open_readers([path])
     ids = {
         int(record["aux"])
         for record in read_records(open_session(path)).array
         if record["kind"] == Kind.WAIT_END
     }
-    stories = [explain(tapes, str(request)) for request in sorted(ids)]
+    stories = [explain(readers, str(request)) for request in sorted(ids)]
     return Counter((story["status"], story["cause"], story["causeConn"]) for story in stories)
 
 
@@ -195,7 +195,7 @@ def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_wit
     ]
     path = write_session(tmp_path / "silent", events)
     assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
-    summary = explain(open_tapes([path]), "1")["summary"]
+    summary = explain(open_readers([path]), "1")["summary"]
     assert "it was not sent to the slaves that had not acknowledged it" in summary
     # A probe that is open is not a slave that could have acknowledged it.
     probe = [
@@ -203,7 +203,7 @@ def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_wit
     ]
     path = write_session(tmp_path / "probe", probe)
     assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
-    assert "no connection was open" in explain(open_tapes([path]), "1")["summary"]
+    assert "no connection was open" in explain(open_readers([path]), "1")["summary"]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -213,14 +213,14 @@ def test_stories_and_replay_tell_one_cause_of_each_put(tmp_path: Path, seed: int
 
 
 def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
-    (link,) = links(open_tapes([folder]))
+    (link,) = links(open_readers([folder]))
     assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
     assert (link.ahead_ns, link.uncertain_ns) == (SLAVE_AHEAD, 1 * MS)
     assert link.on_master(WALL_NS + SLAVE_AHEAD) == WALL_NS
 
 
 def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
-    (link,) = links(open_tapes([folder]))
+    (link,) = links(open_readers([folder]))
     table = pa.Table.from_pylist([link_row(link)], LINKS_SCHEMA)
     (row,) = table.to_pylist()
     assert (row["aheadMs"], row["uncertainMs"]) == (SLAVE_AHEAD / MS, 1.0)
@@ -235,14 +235,14 @@ def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:
     acks = (Kind.ACK, Kind.HEARTBEAT)
     write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
     write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
-    (link,) = links(open_tapes([tmp_path]))
+    (link,) = links(open_readers([tmp_path]))
     assert (link.frames, link.ahead_ns, link.there_ns, link.back_ns) == (3, None, None, None)
     assert link.slave_ns is not None
     assert link.ack_mostly is None
 
 
 def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: Path) -> None:
-    story = explain(open_tapes([folder]), "1")
+    story = explain(open_readers([folder]), "1")
     assert (story["status"], story["waitedMs"], story["acksNeeded"]) == ("PUT_OK", 5.0, 1)
     assert (story["startOffset"], story["endOffset"]) == (1000, 1500)
     assert [(step["afterMs"], step["what"]) for step in story["steps"]] == [
@@ -276,32 +276,32 @@ def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: 
 def test_put_is_found_by_what_is_known_of_it(
     folder: Path, request_: str, request_id: int, summary: str
 ) -> None:
-    story = explain(open_tapes([folder]), request_)
+    story = explain(open_readers([folder]), request_)
     assert story["request"] == request_id
     assert summary in story["summary"]
 
 
 def test_ack_that_came_too_late_is_part_of_the_story(folder: Path) -> None:
-    story = explain(open_tapes([folder]), "3")
+    story = explain(open_readers([folder]), "3")
     assert [step["sentence"] for step in story["steps"] if step["what"] == "acked"] == [
         "connection 1 (10.0.0.2:41000) acknowledged 2500, too late"
     ]
 
 
 def test_first_failed_put_after_a_time(folder: Path) -> None:
-    tapes = open_tapes([folder])
-    assert explain(tapes, "failed", at_wall_ns=wall_time("+0.095", tapes))["request"] == 4
+    readers = open_readers([folder])
+    assert explain(readers, "failed", at_wall_ns=wall_time("+0.095", readers))["request"] == 4
 
 
 @pytest.mark.parametrize("request_", ["77", "@99999", "nonsense"])
 def test_put_that_is_not_there_is_one_error(folder: Path, request_: str) -> None:
     with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
-        explain(open_tapes([folder]), request_)
+        explain(open_readers([folder]), request_)
 
 
 def test_moment_is_where_everything_stood(folder: Path) -> None:
-    tapes = open_tapes([folder])
-    found = moment(tapes, wall_time("+0.0285", tapes))
+    readers = open_readers([folder])
+    found = moment(readers, wall_time("+0.0285", readers))
     assert [(row["brokerId"], row["maxOffset"], row["flushedOffset"]) for row in found["nodes"]] == [
         (0, 2000, 1500),
         (1, 1500, None),
@@ -330,7 +330,7 @@ def test_moment_is_where_everything_stood(folder: Path) -> None:
     ],
 )
 def test_times_are_said_in_several_ways(folder: Path, text: str, after_ms: float) -> None:
-    assert wall_time(text, open_tapes([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
+    assert wall_time(text, open_readers([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
 
 
 def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
@@ -354,7 +354,7 @@ def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
 @pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
 def test_time_that_is_none_is_one_error(folder: Path, text: str) -> None:
     with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
-        wall_time(text, open_tapes([folder]))
+        wall_time(text, open_readers([folder]))
 
 
 def test_command_answers_without_java(
@@ -375,8 +375,8 @@ def test_command_answers_without_java(
 
 
 def test_model_sessions_puts_can_all_be_explained(tmp_path: Path) -> None:
-    tapes = open_tapes([write_session(tmp_path / "session", MasterModel(3).run(300))])
+    readers = open_readers([write_session(tmp_path / "session", MasterModel(3).run(300))])
     waits = sum(event.kind == Kind.WAIT_BEGIN for event in MasterModel(3).run(300))
     for request in range(1, waits + 1):
-        story = explain(tapes, str(request))
+        story = explain(readers, str(request))
         assert story["summary"].endswith(".")

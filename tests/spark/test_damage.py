@@ -19,16 +19,16 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import RECORD
-from trioha.recording.judging import judge_session
+from trioha.recording.invariants import judge_session
 from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
-from trioha.recording.tape import Tape
+from trioha.recording.session_reader import SessionReader
 from trioha_spark.document import document
 from trioha_spark.explain import explain
-from trioha_spark.moment import moment, open_tapes
 from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_spark.replay import ReplayResult, replay
-from trioha_spark.sources.session import SessionReader, SessionStreamReader
+from trioha_spark.sources.session import SessionDataSourceReader, SessionDataSourceStreamReader
+from trioha_spark.state_at import moment, open_readers
 from trioha_spark.tables import arrow_tables
 from trioha_spark.whatif.model import model_of
 
@@ -52,21 +52,21 @@ def read_all(path: Path, spark: SparkSession, *, range_records: int = RANGE_RECO
     document(found)
     arrow_tables(found)
     judge_session(open_session(path))
-    tapes = open_tapes([path])
-    tape = tapes[0]
-    times = [tape.session.wall_of(ts_ns) for ts_ns in (tape.first_ts_ns, tape.last_ts_ns)]
+    readers = open_readers([path])
+    reader = readers[0]
+    times = [reader.session.wall_of(ts_ns) for ts_ns in (reader.first_ts_ns, reader.last_ts_ns)]
     for wall_ns in (*times, sum(times) // 2):
-        moment(tapes, wall_ns)
+        moment(readers, wall_ns)
     for request in ("slowest", "failed", "1", "5", "9", "@2000"):
-        refusable(lambda request=request: explain(tapes, request))
-    for _ in Tape(open_session(path)).scan():
+        refusable(lambda request=request: explain(readers, request))
+    for _ in SessionReader(open_session(path)).scan():
         pass
     refusable(lambda: model_of(open_session(path)))
     for more, schema in (({}, COLUMNS), ({"errors": "true"}, ERRORS), ({"kinds": "PUT,ACK"}, COLUMNS)):
         options = {**more, "path": str(path)}
-        reader = SessionReader(options, schema)
+        reader = SessionDataSourceReader(options, schema)
         rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
-        stream = SessionStreamReader(options, schema)
+        stream = SessionDataSourceStreamReader(options, schema)
         end = stream.latestOffset({}, stream.getDefaultReadLimit())
         parts = stream.partitions({}, end)
         assert sum(batch.num_rows for part in parts for batch in stream.read(part)) == rows

@@ -11,21 +11,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.pair import Told, record_pair
+from trioha.recording.aggregate import aggregate, combine
 from trioha.recording.clocks import links
-from trioha.recording.curves import Grid
 from trioha.recording.events import Kind, LinkEvent
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
-from trioha.recording.fold import combine, fold
-from trioha.recording.judging import judge_session
+from trioha.recording.invariants import judge_session
 from trioha.recording.reader import Session, find_sessions, open_session, read_facts
 from trioha.recording.records import read_records
-from trioha.remoting.status import BrokerStatus
+from trioha.recording.time_series import TimeGrid
+from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.replay import open_replay
 from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import ClusterView, EventKind
 from trioha_spark.document import document
-from trioha_spark.moment import moment, open_tapes
 from trioha_spark.replay import replay
+from trioha_spark.state_at import moment, open_readers
 
 pytestmark = pytest.mark.spark
 
@@ -53,9 +53,9 @@ def sessions_of(folder: Path) -> tuple[Session, Session]:
 
 def folded(session: Session) -> tuple[NodeResult, dict[int, ConnectionResult]]:
     records = read_records(session).array
-    grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"][-1]), steps=10)
+    grid = TimeGrid.over(int(records["ts_ns"][0]), int(records["ts_ns"][-1]), steps=10)
     whole = combine(
-        fold(part, is_slave=session.is_slave, grid=grid, cold=index == 0)
+        aggregate(part, is_slave=session.is_slave, grid=grid, cold=index == 0)
         for index, part in enumerate(np.array_split(records, len(records) // PART_RECORDS))
     )
     return node_result(whole.node), {
@@ -125,7 +125,9 @@ def test_a_slave_whose_longer_log_was_set_aside_ends_where_its_new_one_did(told:
     # Also while it has no connection yet: until it goes to wait for the next try.
     records = read_records(session).array
     back_off = np.flatnonzero((records["kind"] == Kind.LINK) & (records["flags"] == LinkEvent.BACK_OFF))
-    before = fold(records[: back_off[0]], is_slave=True, grid=Grid.over(0, 1, steps=1), cold=True).node
+    before = aggregate(
+        records[: back_off[0]], is_slave=True, grid=TimeGrid.over(0, 1, steps=1), cold=True
+    ).node
     assert (before.max_offset, before.flushed_offset) == (0, 0)
 
 
@@ -166,8 +168,8 @@ def test_spark_tells_the_faults_by_their_names(told: Told, rows: dict[str, list[
 
 
 def test_a_moment_says_what_the_nodes_said(told: Told) -> None:
-    tapes = open_tapes([told.sessions])
-    at = moment(tapes, min(tape.session.wall_of(tape.last_ts_ns) for tape in tapes[::2]))
+    readers = open_readers([told.sessions])
+    at = moment(readers, min(reader.session.wall_of(reader.last_ts_ns) for reader in readers[::2]))
     assert [(row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"]) for row in at["nodes"]] == [
         ends(told.master),
         ends(told.slave),
@@ -219,7 +221,7 @@ def last_view(folder: Path) -> ClusterView:
 
 def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
     """Both nodes have the same clock: whatever else is said would be wrong."""
-    found = links(open_tapes([told.sessions]))
+    found = links(open_readers([told.sessions]))
     assert len(found) == 3
     for link in found:
         assert link.ahead_ns is not None

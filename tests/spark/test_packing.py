@@ -20,7 +20,7 @@ from trioha.recording.packed import BLOCK_RECORDS, is_packed
 from trioha.recording.reader import Damage, open_session, read_segments
 from trioha.recording.records import read_records
 from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
-from trioha_spark.pieces import read_seqs
+from trioha_spark.ranges import read_seqs
 
 
 def some_session(path: Path, *, events: int = 1000, segment_records: int = 300) -> Path:

@@ -12,14 +12,14 @@ from tests.recording.sessions import Event, write_session
 from trioha.cli import replay as command
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
-from trioha.recording.judging import judge_session
+from trioha.recording.invariants import judge_session
 from trioha.recording.probes import ProbeCount, probe_counts, probes_line
 from trioha.recording.reader import Fact, open_session
 from trioha_spark.document import document
 from trioha_spark.explain import explain
-from trioha_spark.moment import moment, open_tapes, wall_time
 from trioha_spark.replay import ReplayResult, replay
 from trioha_spark.report import report_html
+from trioha_spark.state_at import moment, open_readers, wall_time
 from trioha_spark.tables import arrow_tables
 
 S = 10**9
@@ -178,11 +178,11 @@ def test_report_and_text_have_one_line_of_them(
 
 
 def test_moment_and_story_know_the_slave_only(path: Path) -> None:
-    tapes = open_tapes([path])
-    at = moment(tapes, wall_time("+1700.1000015s", tapes))
+    readers = open_readers([path])
+    at = moment(readers, wall_time("+1700.1000015s", readers))
     assert [row["conn"] for row in at["connections"]] == [1]
     assert at["nodes"][0]["probes"] == (1 if "older" in str(path) else 0)
-    story = explain(tapes, "3000")
+    story = explain(readers, "3000")
     assert {step["conn"] for step in story["steps"]} == {None, 2}
     assert story["cause"] == "ack"
 
@@ -197,7 +197,7 @@ def test_verdicts_hold_and_clocks_find_the_slave_among_the_probes(path: Path, tm
     slave_path = write_session(
         tmp_path / "slave", slave, role="SLAVE", broker_id=1, addresses={1: "10.0.0.1:10912"}
     )
-    found = links(open_tapes([path, slave_path]), connections_max=4)
+    found = links(open_readers([path, slave_path]), connections_max=4)
     assert [(link.master_conn, link.slave_conn) for link in found] == [(1, 1)]
 
 

@@ -20,10 +20,10 @@ from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha.recording.reader import open_session
 from trioha_spark import seconds
 from trioha_spark.document import document
-from trioha_spark.moment import open_tapes
 from trioha_spark.packing import pack_segment, sealed_segments
-from trioha_spark.replay import ReplayResult, curve_grid, replay
+from trioha_spark.replay import ReplayResult, replay, series_grid
 from trioha_spark.report import report_html, write_report
+from trioha_spark.state_at import open_readers
 from trioha_spark.tables import arrow_tables, create_views, tables
 
 pytestmark = pytest.mark.spark
@@ -236,7 +236,7 @@ def test_lag_is_the_worst_of_each_second(spark: SparkSession, tmp_path: Path) ->
 
 def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
     for hours, step_ns, steps_max in ((0.01, 50 * MS, 1500), (1, 1000 * MS, 3700), (100, 5000 * MS, 86_400)):
-        grid = curve_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
+        grid = series_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
         assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
         assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
 
@@ -547,7 +547,7 @@ def test_report_has_gaps_and_what_master_and_slave_say_together(spark: SparkSess
     ]
     write_session(tmp_path / "m", master_events())
     write_session(tmp_path / "s", [*taken, *refused], role="SLAVE", broker_id=1)
-    html = report_html(replay([tmp_path], spark=spark), links(open_tapes([tmp_path])))
+    html = report_html(replay([tmp_path], spark=spark), links(open_readers([tmp_path])))
     assert "the own log and the master&#x27;s differ at 1400; the own one ends at 1500" in html
     assert "Master and slave together" in html
     # Its clock: 1 ms there, 0 to 1 ms back.
@@ -624,18 +624,18 @@ def test_report_does_not_draw_a_lag_that_is_over_until_something_else_happens(
     found = replay([write_session(tmp_path / "session", events)], spark=spark)
     html = report_html(found, zone=UTC)
     assert "Times are UTC." in html
-    (curve,) = figures_of(html)["Lag over time (the worst in each step)"]
+    (series,) = figures_of(html)["Lag over time (the worst in each step)"]
     (ahead,) = figures_of(report_html(found, zone=ZoneInfo("Asia/Kolkata")))[
         "Lag over time (the worst in each step)"
     ]
     moved = [
         datetime.fromisoformat(there) - datetime.fromisoformat(here)
-        for there, here in zip(ahead["x"], curve["x"], strict=True)
+        for there, here in zip(ahead["x"], series["x"], strict=True)
     ]
     assert set(moved) == {timedelta(hours=5, minutes=30)}
     begin = datetime.fromtimestamp(WALL_NS / 1e9, UTC)
-    passed = [(datetime.fromisoformat(f"{time}+00:00") - begin).total_seconds() for time in curve["x"]]
-    assert list(zip(passed, curve["y"], strict=True)) == [
+    passed = [(datetime.fromisoformat(f"{time}+00:00") - begin).total_seconds() for time in series["x"]]
+    assert list(zip(passed, series["y"], strict=True)) == [
         *((0.0, 0), (0.01, 0), (2.0, 500), (2.01, 500), (3.0, 500), (3.01, 0)),
         (10.0, 0),
     ]

@@ -211,9 +211,11 @@ def test_slaves_that_are_slow_together_do_not_stand_in_for_each_other() -> None:
     puts = paced(200)
     one = p(simulate(PAIR, noisy, puts, seed=1))
     apart = p(simulate(evolve(PAIR, slaves=2), noisy, puts, seed=1))
-    together = p(simulate(evolve(PAIR, slaves=2), evolve(noisy, together=1.0), puts, seed=1))
+    slave_correlation = p(
+        simulate(evolve(PAIR, slaves=2), evolve(noisy, slave_correlation=1.0), puts, seed=1)
+    )
     assert apart < 0.9 * one
-    assert together == pytest.approx(one, rel=0.1)
+    assert slave_correlation == pytest.approx(one, rel=0.1)
 
 
 def test_flushed_acks_wait_for_the_slaves_disk_and_sync_flush_for_the_masters() -> None:

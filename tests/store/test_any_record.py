@@ -11,8 +11,8 @@ from trioha.numbers import I32, I64
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch import DispatchSettings
 from trioha.store.index_file import IndexShape
+from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore, StoreSettings
-from trioha.store.properties import parse_properties
 from trioha.store.record import (
     BORN_HOST_V6,
     MAGIC_V1,

@@ -12,8 +12,8 @@ from trioha.errors import StoreError
 from trioha.store import mapped_file
 from trioha.store.inner import MultiDispatch
 from trioha.store.mapped_file import MappedFile
+from trioha.store.put_status import PutStatus
 from trioha.store.record import Blank, Host, Record, decode_record, encode_record
-from trioha.store.status import PutStatus
 
 # Everything of a record but body, topic "Orders" and no properties.
 OVERHEAD = 91 + 6
@@ -141,14 +141,14 @@ def test_a_file_made_ahead_is_used_once_and_a_late_one_is_dropped(tmp_path):
     log, _ = open_log(tmp_path)
     log.append(message(bytes(60000)))
     ahead = MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES)
-    log.offer_next_file(ahead)
-    assert log.has_offer
+    log.preallocate(ahead)
+    assert log.has_preallocated
     log.append(message(bytes(60000)))
-    assert not log.has_offer
+    assert not log.has_preallocated
     assert log.files[-1] is ahead
-    log.offer_next_file(MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES))
+    log.preallocate(MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES))
     assert decode_record(log.read(FILE_BYTES, FILE_BYTES)).body == bytes(60000)
-    log.offer_next_file(MappedFile.create(tmp_path, start_offset=2 * FILE_BYTES, size=FILE_BYTES))
+    log.preallocate(MappedFile.create(tmp_path, start_offset=2 * FILE_BYTES, size=FILE_BYTES))
     log.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
 

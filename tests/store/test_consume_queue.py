@@ -14,7 +14,7 @@ from trioha.errors import StoreError
 from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.consume_queue import BLANK_SIZE, ConsumeQueue, Entry, leading_valid, rounded_file_bytes
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
-from trioha.store.entry_files import FileCache
+from trioha.store.fixed_entry_files import FileCache
 
 PER_FILE = 5
 RECORD = 100

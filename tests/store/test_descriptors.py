@@ -22,9 +22,9 @@ from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.put_status import PutStatus
+from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
-from trioha.store.status import PutStatus
-from trioha.store.stored_log import StoredLog
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_directory, sync_whole
 
 
@@ -114,13 +114,13 @@ def test_a_stored_log_is_read_without_descriptors(tmp_path):
 
 
 class StoredLogOf:
-    """`StoredLog.open`, as long as it is looked at."""
+    """`ReadOnlyCommitLog.open`, as long as it is looked at."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def __enter__(self) -> StoredLog:
-        return StoredLog.open(self.root)
+    def __enter__(self) -> ReadOnlyCommitLog:
+        return ReadOnlyCommitLog.open(self.root)
 
     def __exit__(self, *_: object) -> None:
         return
@@ -132,7 +132,7 @@ def test_a_sync_reaches_its_file_whatever_became_of_it(tmp_path, monkeypatch):
     path = log.files[0].path
     inode = path.stat().st_ino
     sync = log.sync_work(0, log.max_offset)
-    log.set_aside(tmp_path / "aside")
+    log.archive(tmp_path / "aside")
     log.append(message())
     # Descriptors that are opened now get other numbers than the one that the sync holds.
     others = [os.open(tmp_path, os.O_RDONLY) for _ in range(10)]

@@ -20,7 +20,7 @@ from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch import DispatchSettings, start_position
 from trioha.store.index_file import IndexShape
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
 from trioha.store.tags import java_hash, tags_code
 
 

@@ -10,7 +10,7 @@ from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import GATHER_S, RECHECK_S, TELL_INTERVAL_S, DispatchService
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 
 
 async def at_once(work):
@@ -66,7 +66,7 @@ async def test_a_disk_that_takes_no_queue_stops_dispatch_only_as_long(
         def refuse(fd, data, at):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        full.setattr("trioha.store.entry_files.os.pwrite", refuse)
+        full.setattr("trioha.store.fixed_entry_files.os.pwrite", refuse)
         end_offset = store.commit_log.append(message()).end_offset
         await trio.sleep(5)
         assert store.dispatcher.position == 0
@@ -92,7 +92,7 @@ async def test_a_master_that_starts_on_a_full_disk_takes_puts_when_its_queues_ar
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full:
-        full.setattr("trioha.store.entry_files.os.pwrite", refuse)
+        full.setattr("trioha.store.fixed_entry_files.os.pwrite", refuse)
         store = open_store(tmp_path)
         nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
         await trio.sleep(3)
@@ -153,7 +153,7 @@ async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, n
         store.commit_log.append(message(properties=b"KEYS\x01k%d\x02" % number))
     await trio.sleep(3)
     assert store.reads.by_key("Orders", "k7")
-    store.commit_log.set_aside(tmp_path / "commitlog.aside")
+    store.commit_log.archive(tmp_path / "commitlog.aside")
     assert (store.reads.max_offset("Orders", 0), store.reads.by_key("Orders", "k7")) == (0, ())
     assert not list((tmp_path / "consumequeue").glob("*"))
     store.commit_log.start_at(3 * FILE_BYTES)
@@ -170,7 +170,7 @@ async def test_a_log_that_begins_anew_is_dispatched_as_soon_as_it_has_a_record(
     for _ in range(50):
         store.commit_log.append(message())
     await trio.sleep(10)
-    store.commit_log.set_aside(tmp_path / "commitlog.aside")
+    store.commit_log.archive(tmp_path / "commitlog.aside")
     await trio.sleep(10)
     result = store.commit_log.append(message())
     await trio.sleep(2 * GATHER_S)
@@ -185,7 +185,7 @@ async def test_queues_are_built_again_at_once_where_a_log_could_not_be_set_aside
         result = store.commit_log.append(message())
     await trio.sleep(10)
     with pytest.raises(OSError, match="No such file"):
-        store.commit_log.set_aside(tmp_path / "no" / "folder" / "for-it")
+        store.commit_log.archive(tmp_path / "no" / "folder" / "for-it")
     assert store.dispatcher.position == 0
     await trio.sleep(2 * GATHER_S)
     assert store.dispatcher.position == result.end_offset

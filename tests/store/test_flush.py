@@ -130,7 +130,7 @@ async def test_a_log_that_begins_anew_during_a_sync_is_not_called_flushed(store,
         nursery.start_soon(service(store, Disk(seconds=2.0), sync_flush=True).run)
         log.append(message())
         await trio.sleep(1)
-        log.set_aside(log.directory.with_name("aside"))
+        log.archive(log.directory.with_name("aside"))
         await trio.sleep(2)
         assert (log.max_offset, log.flushed.offset) == (0, 0)
         nursery.cancel_scope.cancel()
@@ -143,7 +143,7 @@ async def test_a_log_that_begins_anew_is_flushed_from_its_first_record_on(store,
         for _ in range(10):
             log.append(message())
         await trio.sleep(10)
-        log.set_aside(log.directory.with_name("aside"))
+        log.archive(log.directory.with_name("aside"))
         await trio.sleep(10)
         stored = log.append(message())
         await trio.testing.wait_all_tasks_blocked()
@@ -164,16 +164,16 @@ async def test_a_log_that_cannot_be_set_aside_stays_as_it_was(store, autojump_cl
 
     monkeypatch.setattr("trioha.store.commit_log.sync_directory", refuse)
     with pytest.raises(OSError, match="Too many"):
-        log.set_aside(log.directory.with_name("aside"))
+        log.archive(log.directory.with_name("aside"))
     assert (log_bytes(log), sorted(path.name for path in log.directory.iterdir())) == (before, files)
     assert not log.directory.with_name("aside").exists()
     # Whoever builds from the log has to begin anew.
-    assert dispatched.outcome is REWOUND
+    assert dispatched.result is REWOUND
 
 
 async def wait_for_offer(log):
     with trio.fail_after(10):
-        while not log.has_offer:  # noqa: ASYNC110 - the log has no event for it
+        while not log.has_preallocated:  # noqa: ASYNC110 - the log has no event for it
             await trio.sleep(0.01)
 
 
@@ -183,12 +183,12 @@ async def test_the_next_file_is_made_when_the_last_is_half_full(tmp_path):
         nursery.start_soon(allocate_ahead, log)
         log.append(message(bytes(1000)))
         await trio.testing.wait_all_tasks_blocked()
-        assert not log.has_offer
+        assert not log.has_preallocated
         log.append(message(bytes(FILE_BYTES // 2)))
         await wait_for_offer(log)
         assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
         log.append(message(bytes(FILE_BYTES // 2)))
-        assert not log.has_offer
+        assert not log.has_preallocated
         log.append(message(bytes(100)))
         await wait_for_offer(log)
         nursery.cancel_scope.cancel()
@@ -218,14 +218,14 @@ async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeyp
     async with trio.open_nursery() as nursery:
         nursery.start_soon(allocate_ahead, log)
         await trio.sleep(2.5)
-        assert (tries, log.has_offer) == ([FILE_BYTES] * 3, True)
+        assert (tries, log.has_preallocated) == ([FILE_BYTES] * 3, True)
         nursery.cancel_scope.cancel()
     log.close()
 
 
-@pytest.mark.parametrize("has_offer", [False, True])
+@pytest.mark.parametrize("has_preallocated", [False, True])
 async def test_a_log_that_begins_anew_gets_its_next_file_made_ahead(
-    tmp_path, monkeypatch, autojump_clock, has_offer
+    tmp_path, monkeypatch, autojump_clock, has_preallocated
 ):
     log, _ = open_log(tmp_path / "commitlog")
 
@@ -240,14 +240,14 @@ async def test_a_log_that_begins_anew_gets_its_next_file_made_ahead(
         await trio.testing.wait_all_tasks_blocked()
         while log.max_offset < 3 * FILE_BYTES:
             log.append(message(bytes(5000)))
-        if has_offer:
+        if has_preallocated:
             log.append(message(bytes(FILE_BYTES // 2)))
         await trio.testing.wait_all_tasks_blocked()
-        assert log.has_offer is has_offer
-        log.set_aside(tmp_path / "aside")
-        assert not log.has_offer
+        assert log.has_preallocated is has_preallocated
+        log.archive(tmp_path / "aside")
+        assert not log.has_preallocated
         log.append(message(bytes(FILE_BYTES // 2)))
         await trio.testing.wait_all_tasks_blocked()
-        assert log.has_offer
+        assert log.has_preallocated
         nursery.cancel_scope.cancel()
     log.close()

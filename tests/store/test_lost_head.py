@@ -9,8 +9,8 @@ from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.node import TriohaNode
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
+from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore, StoreSettings
-from trioha.store.properties import parse_properties
 from trioha.store.reads import GetStatus
 from trioha.store.record import Host, decode_record
 

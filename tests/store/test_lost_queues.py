@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.store.support import message, open_store
-from trioha.store.queue_list import FILE_NAME
+from trioha.store.queue_manifest import FILE_NAME
 
 
 def filled(root):

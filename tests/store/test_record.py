@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.support import FILE_BYTES, STORES, VECTORS, expected
-from trioha.store.properties import encode_properties, join_properties, parse_properties
+from trioha.store.message_properties import encode_properties, join_properties, parse_properties
 from trioha.store.record import (
     BAD_CRC,
     BAD_LENGTH,

@@ -14,8 +14,8 @@ from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason
+from trioha.store.put_status import PutStatus
 from trioha.store.retention import Retention, RetentionClock, RetentionSettings
-from trioha.store.status import PutStatus
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NIGHT = NOW.replace(hour=4)
@@ -65,7 +65,7 @@ def test_forced_cleaning_can_be_switched_off(log):
 
 
 def test_what_a_connected_replica_still_needs_stays_unless_the_disk_is_too_full(log):
-    cleaner = retention(log, hours=1, needed_from=lambda: FILE_BYTES + 5)
+    cleaner = retention(log, hours=1, retention_floor=lambda: FILE_BYTES + 5)
     cleaner.apply(0.80, now=NOW)
     assert log.min_offset == FILE_BYTES
     cleaner.apply(0.86, now=NOW)
@@ -273,7 +273,7 @@ async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_
         await far.send_all((100).to_bytes(8, "big"))
         # It takes one frame and then nothing for a while.
         assert await far.receive_some(100)
-        assert master.needed_from() == 100
+        assert master.retention_floor() == 100
         retention(log).apply(0.86, now=NOW)
         while await far.receive_some(65536):
             pass
@@ -282,18 +282,18 @@ async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_
 
 async def test_an_observer_keeps_no_file_that_it_was_sent(log, autojump_clock):
     master, _, _ = make_master(log)
-    cleaner = retention(log, needed_from=master.needed_from)
+    cleaner = retention(log, retention_floor=master.retention_floor)
     async with connected(master) as (peer, _):
         await peer.report(100)
         await taken(peer, log.max_offset)
         cleaner.apply(0.80, now=NOW)
-        assert (master.needed_from(), log.min_offset) == (100, 0)
+        assert (master.retention_floor(), log.min_offset) == (100, 0)
         # It says that it is there, and never more than where it began.
         for _ in range(3):
             await trio.sleep(5)
             await peer.report(100)
         cleaner.apply(0.80, now=NOW)
-        assert (master.needed_from(), log.min_offset) == (log.max_offset, 3 * FILE_BYTES)
+        assert (master.retention_floor(), log.min_offset) == (log.max_offset, 3 * FILE_BYTES)
         stored = log.append(message())
         assert (await peer.next_frame())[0] == stored.physical_offset
 
@@ -307,13 +307,13 @@ async def test_a_replica_that_acknowledges_keeps_what_it_has_not_acknowledged(lo
             await trio.sleep(14)
             await peer.report(acknowledged)
             await settled()
-            assert master.needed_from() == acknowledged
+            assert master.retention_floor() == acknowledged
         # Stuck: from here on it is judged by what it was sent, as an observer is.
         for _ in range(3):
             await trio.sleep(5)
-            assert master.needed_from() in {900, log.max_offset}
+            assert master.retention_floor() in {900, log.max_offset}
             await peer.report(900)
-        assert master.needed_from() == log.max_offset
+        assert master.retention_floor() == log.max_offset
 
 
 async def test_a_stuck_peer_keeps_what_it_was_not_sent_yet(log, autojump_clock):
@@ -328,7 +328,7 @@ async def test_a_stuck_peer_keeps_what_it_was_not_sent_yet(log, autojump_clock):
         await far.send_all((100).to_bytes(8, "big"))
         assert await far.receive_some(100)
         await trio.sleep(16)
-        assert 100 < master.needed_from() == master.connections()[0].sent_offset < log.max_offset
+        assert 100 < master.retention_floor() == master.connections()[0].sent_offset < log.max_offset
         nursery.cancel_scope.cancel()
 
 
@@ -336,10 +336,10 @@ async def test_an_empty_slave_keeps_what_it_gets_and_not_all_that_was_before(log
     master, _, _ = make_master(log)
     async with connected(master) as (peer, _):
         await settled()
-        assert master.needed_from() > log.max_offset
+        assert master.retention_floor() > log.max_offset
         await peer.report(0)
         await settled()
-        assert master.needed_from() == log.files[-1].start_offset
+        assert master.retention_floor() == log.files[-1].start_offset
 
 
 async def taken(peer, end_offset):

@@ -22,8 +22,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
 from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
-from trioha.remoting.serving import ServerStatistics
-from trioha.remoting.status import (
+from trioha.remoting.ha_status import (
     BrokerSettings,
     ConnectionStatus,
     HaClientExtras,
@@ -32,6 +31,7 @@ from trioha.remoting.status import (
     SlaveClientStatus,
     Spread,
 )
+from trioha.remoting.serving import ServerStatistics
 from trioha.store.message_store import MessageStore
 from trioha.store.scan import store_timestamp_ms
 
@@ -126,7 +126,7 @@ class BrokerInfo:
                 state=connection.state.name,
                 lag_ms=round(connection.lag_s * 1000),
                 connection_id=connection.connection_id,
-                heard_ms=round(connection.heard_s * 1000),
+                heard_ms=round(connection.last_received_s * 1000),
                 ack_latency_us=_told(connection.ack_latency_us),
                 frame_bytes=_told(connection.frame_bytes),
             )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from trioha.broker.info import BrokerInfo
-from trioha.broker.send import SendProcessor
-from trioha.broker.updates import StatusUpdates
+from trioha.broker.send_processor import SendProcessor
+from trioha.broker.status_publisher import StatusPublisher
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.serving import Peer
-from trioha.remoting.updates import Updates
+from trioha.remoting.status_subscription import StatusSubscription
 
 
 class BrokerProcessor:
     """The handler of the broker's remoting server."""
 
-    def __init__(self, *, send: SendProcessor, info: BrokerInfo, updates: StatusUpdates) -> None:
+    def __init__(self, *, send: SendProcessor, info: BrokerInfo, updates: StatusPublisher) -> None:
         """`updates` is told who wants some; whoever runs the server runs it."""
         self._send = send
         self._info = info
@@ -41,7 +41,7 @@ class BrokerProcessor:
                 )
 
     def _ha_status(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
-        updates = Updates.of(request.ext_fields)
+        updates = StatusSubscription.of(request.ext_fields)
         if updates is not None:
             self._updates.want(peer.connection, updates)
         return response_to(

@@ -13,7 +13,7 @@ from trioha.broker.stats import RateWindows
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import AppendResult, CommitLog, Message
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 
 _PUT = int(Kind.PUT)
 _NAMES = tuple(status.name for status in PutStatus)

@@ -10,8 +10,8 @@ With real processes on free ports of loopback:
 5. What both nodes say of their offsets is noted, then SIGTERM stops them.
 6. Both commit logs are compared, and the recorded sessions of all three node starts are replayed on Spark.
 
-Each step is bounded in time. Every process hangs on a `Tether` and is stopped where it was started, so
-however the story ends, none of them outlives it.
+Each step is bounded in time. Every process hangs on a `ParentDeathPipe` and is stopped where it was started,
+so however the story ends, none of them outlives it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import trio
 from attrs import define, field, frozen
 
 from trioha.cli.load import PUT_OK, Load, LoadPlan, LoadResult
-from trioha.cli.tether import Tether, stop
-from trioha.config.properties import PropertiesDocument
+from trioha.cli.parent_death_pipe import ParentDeathPipe, stop
+from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 START_TIMEOUT_S: Final = 30.0
@@ -149,10 +149,10 @@ async def tell_story(plan: Plan, story: Story) -> None:
 
     Cancellation stops every process before it goes through.
     """
-    with Tether() as tether:
-        master, slave = await _replicate(plan, story, tether)
-        await _verify(plan, story, tether, max_offset=master.max_offset)
-        await _replay(plan, story, tether, master=master, slave=slave)
+    with ParentDeathPipe() as death_pipe:
+        master, slave = await _replicate(plan, story, death_pipe)
+        await _verify(plan, story, death_pipe, max_offset=master.max_offset)
+        await _replay(plan, story, death_pipe, master=master, slave=slave)
 
 
 @frozen
@@ -173,7 +173,9 @@ def _store(plan: Plan, name: str) -> Path:
 
 
 @asynccontextmanager
-async def _node(plan: Plan, story: Story, tether: Tether, name: str, **settings: str) -> AsyncIterator[_Node]:
+async def _node(
+    plan: Plan, story: Story, death_pipe: ParentDeathPipe, name: str, **settings: str
+) -> AsyncIterator[_Node]:
     """Start a node and wait until it serves; leaving stops it."""
     conf, log = plan.folder / f"{name}.conf", plan.folder / f"{name}.log"
     document = PropertiesDocument.parse(b"")
@@ -185,7 +187,7 @@ async def _node(plan: Plan, story: Story, tether: Tether, name: str, **settings:
         document.set(key, value)
     conf.write_bytes(document.to_bytes())
     with log.open("ab") as stderr:
-        process = await tether.start(
+        process = await death_pipe.start(
             "node", "-c", conf, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
         )
     try:
@@ -231,17 +233,19 @@ def _ready_pairs(line: str) -> Mapping[str, str] | None:
     return dict(pair.split("=", 1) for pair in shlex.split(line)[1:])
 
 
-async def _replicate(plan: Plan, story: Story, tether: Tether) -> tuple[BrokerStatus, BrokerStatus]:
+async def _replicate(
+    plan: Plan, story: Story, death_pipe: ParentDeathPipe
+) -> tuple[BrokerStatus, BrokerStatus]:
     """Acts 1 to 5; what master and slave said at the end."""
     async with (
-        _node(plan, story, tether, "master", **MASTER_SETTINGS) as master,
+        _node(plan, story, death_pipe, "master", **MASTER_SETTINGS) as master,
         AsyncExitStack() as slaves,
     ):
         settings = SLAVE_SETTINGS | {"haMasterAddress": master.ha}
         slave = await slaves.enter_async_context(
-            _node(plan, story, tether, "slave", **settings, listenPort="0")
+            _node(plan, story, death_pipe, "slave", **settings, listenPort="0")
         )
-        async with _monitor(plan, story, tether, master, slave):
+        async with _monitor(plan, story, death_pipe, master, slave):
             await _caught_up(master, slave)
             first, second = plan.count // 4, plan.count // 2
             await _put(plan, story, master, BEFORE, first)
@@ -256,7 +260,7 @@ async def _replicate(plan: Plan, story: Story, tether: Tether) -> tuple[BrokerSt
                 await trio.sleep(plan.pace.away_s)
                 # Where it was before, so that whoever watches it finds it again.
                 slave = await slaves.enter_async_context(
-                    _node(plan, story, tether, "slave", **settings, listenPort=str(slave.listen.port))
+                    _node(plan, story, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
                 )
             judge_puts(story, DURING, load.result())
             status, _ = await _caught_up(master, slave)
@@ -350,14 +354,16 @@ async def _stop(story: Story, *nodes: _Node) -> None:
 
 
 @asynccontextmanager
-async def _monitor(plan: Plan, story: Story, tether: Tether, *nodes: _Node) -> AsyncIterator[None]:
+async def _monitor(
+    plan: Plan, story: Story, death_pipe: ParentDeathPipe, *nodes: _Node
+) -> AsyncIterator[None]:
     """With `watch`: the monitor on this terminal meanwhile, and until it is quit."""
     if not plan.watch:
         yield
         return
     # It reads the keyboard, so it stays in the terminal's foreground group.
     terminal = termios.tcgetattr(sys.stdin)
-    process = await tether.start("monitor", *(str(node.listen) for node in nodes), own_group=False)
+    process = await death_pipe.start("monitor", *(str(node.listen) for node in nodes), own_group=False)
 
     async def until_quit() -> None:
         await process.wait()
@@ -377,12 +383,12 @@ async def _monitor(plan: Plan, story: Story, tether: Tether, *nodes: _Node) -> A
 
 
 async def _run_json(
-    plan: Plan, tether: Tether, command: str, *arguments: str | Path, timeout_s: float
+    plan: Plan, death_pipe: ParentDeathPipe, command: str, *arguments: str | Path, timeout_s: float
 ) -> tuple[int, Any]:
     """Run another command with `--json` to its end; its exit code and what it printed."""
     log = plan.folder / f"{command}.log"
     with log.open("ab") as stderr:
-        process = await tether.start(
+        process = await death_pipe.start(
             command,
             *arguments,
             "--json",
@@ -408,9 +414,9 @@ async def _run_json(
         raise TriohaError(f"trioha {command} ended with exit code {code}:\n{_log_tail(log)}") from None
 
 
-async def _verify(plan: Plan, story: Story, tether: Tether, *, max_offset: int) -> None:
+async def _verify(plan: Plan, story: Story, death_pipe: ParentDeathPipe, *, max_offset: int) -> None:
     code, report = await _run_json(
-        plan, tether, "verify", _store(plan, "master"), "--against", _store(plan, "slave"),
+        plan, death_pipe, "verify", _store(plan, "master"), "--against", _store(plan, "slave"),
         timeout_s=VERIFY_TIMEOUT_S,
     )  # fmt: skip
     records = {store["records"] for store in report["stores"]}
@@ -423,11 +429,11 @@ async def _verify(plan: Plan, story: Story, tether: Tether, *, max_offset: int) 
 
 
 async def _replay(
-    plan: Plan, story: Story, tether: Tether, *, master: BrokerStatus, slave: BrokerStatus
+    plan: Plan, story: Story, death_pipe: ParentDeathPipe, *, master: BrokerStatus, slave: BrokerStatus
 ) -> None:
     story.tell("replaying the recorded sessions on Spark")
     code, replayed = await _run_json(
-        plan, tether, "replay", *story.sessions, "--report", plan.report, timeout_s=REPLAY_TIMEOUT_S
+        plan, death_pipe, "replay", *story.sessions, "--report", plan.report, timeout_s=REPLAY_TIMEOUT_S
     )
     if code != 0:
         raise TriohaError(f"trioha replay ended with exit code {code}")

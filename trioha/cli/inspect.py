@@ -11,9 +11,9 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from trioha.cli.console import out, print_json
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
+from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Blank, Record
-from trioha.store.stored_log import StoredLog
 
 BODY_SHOWN_BYTES = 60
 _CALENDAR_END_MS = 253_402_300_800_000
@@ -42,7 +42,7 @@ def inspect(
     json
         Print a JSON object for each record, the body in base64.
     """
-    log = StoredLog.open(store)
+    log = ReadOnlyCommitLog.open(store)
     for count, record in enumerate(log.records(log.min_offset if from_ is None else from_)):
         if limit is not None and count >= limit:
             break

@@ -27,9 +27,14 @@ from trioha.errors import ConfigError, PeerError
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
-from trioha.remoting.send import DEFAULT_TOPIC, SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.send_message import (
+    DEFAULT_TOPIC,
+    SendMessageRequestHeader,
+    put_status_name,
+    send_request,
+)
 from trioha.remoting.unique_key import UniqueKeys
-from trioha.store.properties import encode_properties
+from trioha.store.message_properties import encode_properties
 
 PUT_OK: Final = "PUT_OK"
 TIMEOUT: Final = "TIMEOUT"

@@ -72,7 +72,7 @@ def replay(
         # Needs NumPy, which is there when Spark is.
         from trioha.recording.clocks import links as links_of  # noqa: PLC0415
 
-        links = links_of(_spark_module("moment").open_tapes(sessions))
+        links = links_of(_spark_module("moment").open_readers(sessions))
         if report is not None:
             _spark_module("report").write_report(result, report, links)
         if tables is not None:
@@ -97,16 +97,16 @@ def replay(
 def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
     """Answer --at and --explain, for which the sessions are looked into rather than replayed."""
     moments = _spark_module("moment")
-    tapes = moments.open_tapes(sessions)
-    wall_ns = None if at is None else moments.wall_time(at, tapes)
+    readers = moments.open_readers(sessions)
+    wall_ns = None if at is None else moments.wall_time(at, readers)
     if explain is not None:
-        story = _spark_module("explain").explain(tapes, explain, at_wall_ns=wall_ns)
+        story = _spark_module("explain").explain(readers, explain, at_wall_ns=wall_ns)
         if json:
             print_json(story)
         else:
             _print_story(story)
         return 0
-    moment = moments.moment(tapes, wall_ns)
+    moment = moments.moment(readers, wall_ns)
     if json:
         print_json(moment)
     else:

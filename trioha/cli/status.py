@@ -13,7 +13,7 @@ from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.status import BrokerStatus
+from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 UNKNOWN = "-"

@@ -9,7 +9,7 @@ from attrs import evolve
 from rich.progress import Progress
 
 from trioha.cli.console import err, out, print_json
-from trioha.store.stored_log import LogCheck, StoredLog
+from trioha.store.read_only_commit_log import LogCheck, ReadOnlyCommitLog
 
 
 def verify(store: Path, *, against: Path | None = None, prefix: bool = False, json: bool = False) -> int:
@@ -29,8 +29,8 @@ def verify(store: Path, *, against: Path | None = None, prefix: bool = False, js
         Print one JSON object.
     """
     with Progress(console=err(), transient=True, disable=not sys.stderr.isatty()) as progress:
-        log = StoredLog.open(store)
-        other = None if against is None else StoredLog.open(against)
+        log = ReadOnlyCommitLog.open(store)
+        other = None if against is None else ReadOnlyCommitLog.open(against)
         checks = [(store, _check(log, progress, f"checking {store}"))]
         if other is not None and against is not None:
             checks.append((against, _check(other, progress, f"checking {against}")))
@@ -88,7 +88,7 @@ def verify(store: Path, *, against: Path | None = None, prefix: bool = False, js
     return 1 if problems else 0
 
 
-def _check(log: StoredLog, progress: Progress, title: str) -> LogCheck:
+def _check(log: ReadOnlyCommitLog, progress: Progress, title: str) -> LogCheck:
     """Check the files one by one until one is bad or the log ends."""
     starts = log.file_starts()
     task = progress.add_task(title, total=len(starts))

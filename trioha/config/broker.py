@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from trioha.config.known import ROCKETMQ_KEYS
 from trioha.config.model import (
     FILE_END_BYTES_MIN,
     FRAME_BYTES_BESIDE_BODY,
@@ -28,8 +27,9 @@ from trioha.config.model import (
     broker_settings,
     client_bytes_needed,
 )
-from trioha.config.properties import PropertiesDocument
-from trioha.config.values import PORT_MAX, ValueRefused
+from trioha.config.properties_file import PropertiesDocument
+from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
+from trioha.config.values import PORT_MAX, InvalidValue
 from trioha.errors import ConfigError
 
 __all__ = [
@@ -183,13 +183,13 @@ class _Loading:
         for attribute, given in self.given.items():
             try:
                 self.values[attribute] = _SETTINGS[attribute].parse(given.value)
-            except ValueRefused as refused:
+            except InvalidValue as refused:
                 self.problems.append(given.problem(refused.reason, refused.hint))
-        self.problems.extend(self._contradictions(self._config()))
+        self.problems.extend(self._cross_checks(self._config()))
 
     def checked(self) -> LoadedConfig:
         config = self._config()
-        warnings = [*self.warnings, *_cautions(config, self.given)]
+        warnings = [*self.warnings, *_warnings(config, self.given)]
         if self.unused:
             warnings.append(
                 f"{self.file}: known to RocketMQ, not used by trioha yet: {', '.join(self.unused)}"
@@ -200,7 +200,7 @@ class _Loading:
         given = frozenset(_SETTINGS[attribute].key for attribute in self.given)
         return BrokerConfig(**self.values, given=given)
 
-    def _contradictions(self, config: BrokerConfig) -> Iterator[ConfigError]:
+    def _cross_checks(self, config: BrokerConfig) -> Iterator[ConfigError]:
         """Settings that are fine one by one and cannot be used together."""
         good = self.values.keys()
 
@@ -304,7 +304,7 @@ class _Loading:
         return given.problem(reason, hint)
 
 
-def _cautions(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
+def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
     """What may be meant, but is worth a line."""
 
     def at(attribute: str, text: str) -> str:

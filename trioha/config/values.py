@@ -36,7 +36,7 @@ _ADDRESS: Final = re.compile(
 )
 
 
-class ValueRefused(Exception):  # noqa: N818 - it is an answer of a parser, never seen outside this package
+class InvalidValue(Exception):  # noqa: N818 - it is an answer of a parser, never seen outside this package
     """A value that does not fit its key: `reason` says why, `hint` what would fit."""
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
@@ -50,11 +50,11 @@ def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not _INTEGER.fullmatch(text):
-            raise ValueRefused(f"{_shown(text)} is not a whole number", hint=f"give {low} to {high}")
+            raise InvalidValue(f"{_shown(text)} is not a whole number", hint=f"give {low} to {high}")
         try:
             return parse_int(text.removeprefix("+"), Range(low, high))
         except ValueError:
-            raise ValueRefused(f"{text} is out of range", hint=f"give {low} to {high}") from None
+            raise InvalidValue(f"{text} is out of range", hint=f"give {low} to {high}") from None
 
     return parse
 
@@ -67,7 +67,7 @@ def one_of(kind: type[E]) -> Callable[[str], E]:
             return kind(text)
         except ValueError:
             names = ", ".join(member.value for member in kind)
-            raise ValueRefused(
+            raise InvalidValue(
                 f"{_shown(text)} is not one of its values", hint=f"give one of {names}"
             ) from None
 
@@ -82,7 +82,7 @@ def boolean(text: str) -> bool:
         case "false":
             return False
         case _:
-            raise ValueRefused(f"{_shown(text)} is neither true nor false", hint="give true or false")
+            raise InvalidValue(f"{_shown(text)} is neither true nor false", hint="give true or false")
 
 
 def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int]:
@@ -96,7 +96,7 @@ def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], 
             return kind(text)
         except ValueError:
             names = ", ".join(member.value for member in kind)
-            raise ValueRefused(
+            raise InvalidValue(
                 f"{_shown(text)} is not one of its values", hint=f"give {names}, or a number from {low}"
             ) from None
 
@@ -106,9 +106,9 @@ def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], 
 def name(text: str) -> str:
     """A name that stands in file names, addresses and log lines: not empty, printable, no blanks within."""
     if not text:
-        raise ValueRefused("is empty", hint="give a name or leave the key out")
+        raise InvalidValue("is empty", hint="give a name or leave the key out")
     if not text.isprintable() or any(c.isspace() for c in text):
-        raise ValueRefused(f"{_shown(text)} has blanks or control characters", hint="give a plain name")
+        raise InvalidValue(f"{_shown(text)} has blanks or control characters", hint="give a plain name")
     return text
 
 
@@ -117,11 +117,11 @@ def ip_address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise ValueRefused(
+        raise InvalidValue(
             f"{_shown(text)} is not an IP address", hint="give an IPv4 or IPv6 address"
         ) from None
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
-        raise ValueRefused(
+        raise InvalidValue(
             f"{_shown(text)} has a zone, which a record cannot hold", hint="leave out the %zone"
         )
     return str(address)
@@ -134,7 +134,7 @@ def hours(text: str) -> frozenset[int]:
         try:
             found.add(parse_int(part, _HOURS))
         except ValueError:
-            raise ValueRefused(
+            raise InvalidValue(
                 f"{_shown(part)} is no hour of the day", hint="give hours as in 04 or 04;16"
             ) from None
     return frozenset(found)
@@ -144,7 +144,7 @@ def delay_levels(text: str) -> str:
     """Delays split by blanks: numbers with a unit of s, m, h or d."""
     for part in text.split():
         if re.fullmatch(r"[0-9]{1,18}[smhd]", part) is None:
-            raise ValueRefused(f"{_shown(part)} is no delay", hint="levels look like 30s, 5m, 2h or 1d")
+            raise InvalidValue(f"{_shown(part)} is no delay", hint="levels look like 30s, 5m, 2h or 1d")
     return text
 
 
@@ -155,7 +155,7 @@ def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, 
         try:
             found.append(ipaddress.ip_network(part))
         except ValueError as error:
-            raise ValueRefused(
+            raise InvalidValue(
                 f"{_shown(part)} is no network: {error}", hint="give 10.0.0.7 or 10.0.0.0/24"
             ) from None
     return tuple(found)
@@ -168,9 +168,9 @@ def directory(text: str) -> Path:
     directory of that very name. No other variable is looked up, and no other `$` or `~` is special.
     """
     if not text:
-        raise ValueRefused("is empty", hint="give a directory or leave the key out")
+        raise InvalidValue("is empty", hint="give a directory or leave the key out")
     if "\0" in text:
-        raise ValueRefused("has a NUL character", hint="give a plain path")
+        raise InvalidValue("has a NUL character", hint="give a plain path")
     home = environ.get("HOME") or str(Path.home())
     return Path(_HOME.sub(lambda _: home, text, count=1) if _HOME.match(text) else text).absolute()
 
@@ -178,7 +178,7 @@ def directory(text: str) -> Path:
 def single_directory(text: str) -> Path:
     """A `directory`; RocketMQ's list of several, split by `,`, is refused."""
     if "," in text:
-        raise ValueRefused("names several directories", hint="trioha keeps one commit log in one directory")
+        raise InvalidValue("names several directories", hint="trioha keeps one commit log in one directory")
     return directory(text)
 
 
@@ -188,16 +188,16 @@ def optional_directory(text: str) -> Path | None:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port`, IPv6 in brackets. Raises `ValueRefused`."""
+    """Host and port of `host:port`, IPv6 in brackets. Raises `InvalidValue`."""
     found = _ADDRESS.fullmatch(text)
     if found is None:
-        raise ValueRefused(
+        raise InvalidValue(
             f"{_shown(text)} is not an address", hint="give HOST:PORT, or [HOST]:PORT for IPv6"
         )
     try:
         port = parse_int(found["port"], Range(1, PORT_MAX))
     except ValueError:
-        raise ValueRefused(f"{_shown(text)} has no port from 1 to {PORT_MAX}") from None
+        raise InvalidValue(f"{_shown(text)} has no port from 1 to {PORT_MAX}") from None
     return found["v6"] or found["host"], port
 
 

@@ -96,7 +96,7 @@ class ConnectionStatus:
     lag_s: float
     """Age of the oldest byte that the slave has not acknowledged."""
     transferred_bytes_per_s: int
-    heard_s: float = 0.0
+    last_received_s: float = 0.0
     """How long ago anything was read from the slave."""
     ack_latency_us: Measured | None = None
     """From sending a frame to its ack, in microseconds; of one frame in flight at a time."""
@@ -115,7 +115,7 @@ class HaConnection:
         host: str,
         address: str,
         replica: str,
-        is_lasting_name: bool,
+        is_stable_identity: bool,
         commit_log: CommitLog,
         replicas: Replicas,
         settings: HaSettings,
@@ -132,7 +132,7 @@ class HaConnection:
         """The peer, `host:port`."""
         self.replica = replica
         """Which replica this is: several connections of one replica are one copy."""
-        self._is_lasting_name = is_lasting_name
+        self._is_lasting_name = is_stable_identity
         self.state = StateCell(HaState.HANDSHAKE)
         """Whoever wants to know of changes waits here."""
         self.is_announced = False
@@ -152,14 +152,14 @@ class HaConnection:
         self._on_state = on_state
         self._decoder = ReportDecoder()
         self._requested = trio.Event()
-        self._housekeeping = Housekeeping(patience_s=math.inf)
+        self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._heartbeats = Timeouts(settings.heartbeat_interval_s)
         self._is_waiting = False
         """Whether the writer waits for new bytes, or has been woken and not yet had its turn."""
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._request_deadline_s = math.inf
         """When a peer that has not asked for anything is closed."""
-        self._hint_offset = -1
+        self._rejection_offset = -1
         """Where the log begins or ends, for a slave that asks for bytes outside of it."""
         self._batch_bytes = settings.transfer_batch_bytes
         self._flow = None
@@ -168,7 +168,7 @@ class HaConnection:
         self._lag_clock = LagClock()
         now_s = trio.current_time()
         self._rate = RateMeter(now_s)
-        self._heard_s = now_s
+        self._last_received_s = now_s
         self._ack_latency = SpreadMeter(now_s)
         self._frame_bytes = SpreadMeter(now_s)
         self._timed_offset = -1
@@ -188,7 +188,7 @@ class HaConnection:
             ack_offset=self.ack_offset,
             lag_s=self._lag_clock.age_s(now_s),
             transferred_bytes_per_s=self._rate.bytes_per_s(now_s),
-            heard_s=now_s - self._heard_s,
+            last_received_s=now_s - self._last_received_s,
             ack_latency_us=self._ack_latency.measured(now_s, per_unit=1e6),
             frame_bytes=self._frame_bytes.measured(now_s),
         )
@@ -201,7 +201,7 @@ class HaConnection:
         settings = self._settings
         self._request_deadline_s = trio.current_time() + settings.first_report_timeout_s
         self._housekeeping = Housekeeping(
-            patience_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
+            idle_timeout_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
         )
         try:
             await self._housekeeping.run(self._read_reports, self._write_log, self._heartbeats.run)
@@ -295,22 +295,22 @@ class HaConnection:
                 if report is not None:
                     self._take_report(report)
                 self._hear()
-            if self._hint_offset >= 0:
+            if self._rejection_offset >= 0:
                 # Says where the log is: a RocketMQ slave sees an offset that is not its own and goes.
                 with trio.move_on_after(HINT_TIMEOUT_S):
-                    self._outbox.put(encode_header(self._hint_offset, 0))
+                    self._outbox.put(encode_header(self._rejection_offset, 0))
                     await self._outbox.flush()
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
 
     def _hear(self) -> None:
         """The peer has said something: until it has asked for the log, that buys it no more time."""
-        self._heard_s = now_s = trio.current_time()
+        self._last_received_s = now_s = trio.current_time()
         self._housekeeping.deadline_s = min(
             now_s + self._settings.housekeeping_interval_s, self._request_deadline_s
         )
 
-    def look_for_ack(self) -> None:
+    def poll_acks(self) -> None:
         """Take an ack that has come, without the reader's turn; whatever else came is left for the reader."""
         stream = self._stream
         if (
@@ -370,11 +370,11 @@ class HaConnection:
         self._sink.emit(Kind.REQUESTED, conn=self.connection_id, offset=offset, aux=max_offset)
         if offset > max_offset and not (offset == 1 and max_offset == 0):
             # A slave that wants all history asks from 1, of an empty log too.
-            self._hint_offset = max_offset
+            self._rejection_offset = max_offset
             self._refuse(offset, CloseReason.REQUEST_ABOVE_MAX)
             return
         if 0 < offset < commit_log.min_offset:
-            self._hint_offset = commit_log.min_offset
+            self._rejection_offset = commit_log.min_offset
             self._refuse(offset, CloseReason.REQUEST_BELOW_MIN)
             return
         self.request_offset = offset
@@ -398,7 +398,7 @@ class HaConnection:
             self.connection_id,
             replica=self.replica,
             ack_offset=offset,
-            is_lasting_name=self._is_lasting_name,
+            is_stable_identity=self._is_lasting_name,
             is_behind=self.sent_offset < self._log.max_offset,
             lag_clock=self._lag_clock,
         )
@@ -441,7 +441,7 @@ class HaConnection:
                 more = appended.wait_for(self.sent_offset + 1)
                 self._heartbeats.add(more, trio.current_time())
                 self._is_waiting = True
-                outcome = await more.ended()
+                outcome = await more.wait()
                 self._is_waiting = False
                 if outcome is GIVEN_UP:
                     await self._send_heartbeat()

@@ -19,7 +19,7 @@ from attrs import frozen
 from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
-from trioha.store.status import PutStatus
+from trioha.store.put_status import PutStatus
 from trioha.watermark import REACHED, Wait, Watermark
 
 # Plain numbers: to look up a member of an enum costs more than the rest of a call that ignores it.
@@ -56,9 +56,9 @@ class GroupCommit:
         flushed: Watermark,
         sink: EventSink,
         push: Callable[[], None] | None = None,
-        look_for_acks: Callable[[Wait], None] | None = None,
+        poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """`push` sends a record on at once: called for a put that waits while no other does. `look_for_acks`
+        """`push` sends a record on at once: called for a put that waits while no other does. `poll_acks`
         then looks for a moment for the acks that end that put's wait."""
         self._settings = settings
         self._replicas = replicas
@@ -66,7 +66,7 @@ class GroupCommit:
         self._sink = sink
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self._push = push
-        self._look_for_acks = look_for_acks
+        self._look_for_acks = poll_acks
         self._waiting = 0
         """Puts that wait, those that were released and have not had their turn included."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
@@ -133,12 +133,12 @@ class GroupCommit:
             if is_alone and copies is not None and self._look_for_acks is not None:
                 # While the slave works, it is the others' turn: if none of them puts, nobody is kept waiting.
                 await trio.lowlevel.checkpoint()
-                if self._waiting == 1 and copies.outcome is None:
+                if self._waiting == 1 and copies.result is None:
                     self._look_for_acks(copies)
-            if copies is not None and await copies.ended() is not REACHED:
+            if copies is not None and await copies.wait() is not REACHED:
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
             # A log that was cut meanwhile does not hold the record any more: not flushed, whatever comes.
-            if disk is not None and await disk.ended() is not REACHED and status is PutStatus.PUT_OK:
+            if disk is not None and await disk.wait() is not REACHED and status is PutStatus.PUT_OK:
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
             self._waiting -= 1

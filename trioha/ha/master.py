@@ -136,7 +136,7 @@ class HaMaster:
         if crossing.error is not None and connection is not None:
             connection.end(CloseReason.INTERNAL_ERROR)
 
-    def look_for_acks(self, wait: Wait) -> None:
+    def poll_acks(self, wait: Wait) -> None:
         """Look for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
         pushed = self._pushed
         if self._busy_poll is None or not pushed:
@@ -147,15 +147,15 @@ class HaMaster:
         def look() -> bool:
             nonlocal connection
             for connection in pushed:
-                connection.look_for_ack()
-            return wait.outcome is not None
+                connection.poll_acks()
+            return wait.result is not None
 
         with self._border.around("a look for acks") as crossing:
             self._busy_poll.until(look)
         if crossing.error is not None:
             connection.end(CloseReason.INTERNAL_ERROR)
 
-    def needed_from(self) -> int:
+    def retention_floor(self) -> int:
         """Lowest offset that a connected slave still needs; beyond every log if there is none.
 
         A replica may ask again for what it has not acknowledged. Where an acknowledgement has been due for
@@ -276,7 +276,7 @@ class HaMaster:
         """
         connection_id = next(self._ids)
         address = _address(host, port)
-        replica, is_lasting_name = self._replica_name(
+        replica, is_stable_identity = self._replica_name(
             host=host, connection_id=connection_id, identity=identity
         )
 
@@ -292,7 +292,7 @@ class HaMaster:
             host=host,
             address=address,
             replica=replica,
-            is_lasting_name=is_lasting_name,
+            is_stable_identity=is_stable_identity,
             commit_log=self._log,
             replicas=self._replicas,
             settings=self._settings,

@@ -7,7 +7,7 @@ Theory of operation. A connection's first report is a claim: it says what the sl
 sent on that connection. From then on its acks are about bytes that were sent. A put that was already waiting
 when the claim was made must not be released by it, nor by later acks that include it: a stranger could claim
 anything, and where replicas are told apart by connection, a slave that comes back before its old connection
-has ended would be two copies. So puts wait in generations: a connection counts for puts that begin to wait
+has ended would be two copies. So puts wait in quorum views: a connection counts for puts that begin to wait
 after its claim, and for older ones only if it asked for their bytes (its claim ends before they start) and is
 known by a name that lasts (address or certificate).
 
@@ -42,7 +42,7 @@ class _Holder:
     """When `ack_offset` was reported."""
     lag_clock: LagClock
     """Since when it has not acknowledged what; the connection's own."""
-    is_proven: bool
+    has_acked: bool
     """Whether it has acknowledged bytes that it was sent, or had them all when it came."""
 
     def owes_for_s(self, now_s: float) -> float:
@@ -52,7 +52,7 @@ class _Holder:
 
 
 @define(eq=False)
-class Generation:
+class QuorumView:
     """Puts that wait, and the connections that count for them."""
 
     connections: set[int] = field(factory=set)
@@ -89,12 +89,12 @@ class Replicas:
         self._gap_bytes_max = gap_bytes_max
         self._silence_s_max = silence_s_max
         self._holders: dict[int, _Holder] = {}
-        self._generations = [Generation()]
+        self._quorum_views = [QuorumView()]
 
     @property
-    def current(self) -> Generation:
+    def current(self) -> QuorumView:
         """For puts that begin to wait now."""
-        return self._generations[-1]
+        return self._quorum_views[-1]
 
     def acknowledge(
         self,
@@ -103,12 +103,12 @@ class Replicas:
         replica: str,
         ack_offset: int,
         lag_clock: LagClock,
-        is_lasting_name: bool = False,
+        is_stable_identity: bool = False,
         is_behind: bool = False,
     ) -> None:
         """The replica behind this connection holds the log up to `ack_offset`; the first call is its claim.
 
-        `lag_clock`, always the connection's own, has `ack_offset` already. `is_lasting_name` says that
+        `lag_clock`, always the connection's own, has `ack_offset` already. `is_stable_identity` says that
         `replica` is the same slave on every connection, `is_behind`, of a claim, that there are bytes to send
         it.
         """
@@ -116,28 +116,28 @@ class Replicas:
         now_s = trio.current_time()
         if holder is None:
             self._holders[connection_id] = _Holder(
-                replica, ack_offset, now_s, lag_clock, is_proven=not is_behind
+                replica, ack_offset, now_s, lag_clock, has_acked=not is_behind
             )
-            self._admit(connection_id, claim_offset=ack_offset, is_lasting_name=is_lasting_name)
+            self._admit(connection_id, claim_offset=ack_offset, is_stable_identity=is_stable_identity)
         else:
             holder.ack_offset = ack_offset
             holder.acked_s = now_s
-            holder.is_proven = True
-        for generation in self._generations:
-            if connection_id in generation.connections:
-                generation.acknowledge(replica, self._ack_of(replica, generation))
+            holder.has_acked = True
+        for view in self._quorum_views:
+            if connection_id in view.connections:
+                view.acknowledge(replica, self._ack_of(replica, view))
 
-    def _admit(self, connection_id: int, *, claim_offset: int, is_lasting_name: bool) -> None:
+    def _admit(self, connection_id: int, *, claim_offset: int, is_stable_identity: bool) -> None:
         """Decide for which puts a new connection counts."""
-        self._generations = [
-            generation for generation in self._generations[:-1] if generation.waiting_from is not None
-        ] + [self.current]
+        self._quorum_views = [view for view in self._quorum_views[:-1] if view.waiting_from is not None] + [
+            self.current
+        ]
         waiting_from = self.current.waiting_from
-        if waiting_from is not None and not (is_lasting_name and claim_offset <= waiting_from):
-            following = Generation(set(self.current.connections))
+        if waiting_from is not None and not (is_stable_identity and claim_offset <= waiting_from):
+            following = QuorumView(set(self.current.connections))
             for replica in {self._holders[member].replica for member in following.connections}:
                 following.acknowledge(replica, self._ack_of(replica, following))
-            self._generations.append(following)
+            self._quorum_views.append(following)
         self.current.connections.add(connection_id)
 
     def forget(self, connection_id: int) -> None:
@@ -145,17 +145,17 @@ class Replicas:
         holder = self._holders.pop(connection_id, None)
         if holder is None:
             return
-        for generation in self._generations:
-            if connection_id not in generation.connections:
+        for view in self._quorum_views:
+            if connection_id not in view.connections:
                 continue
-            generation.connections.remove(connection_id)
-            if any(self._holders[member].replica == holder.replica for member in generation.connections):
-                generation.acknowledge(holder.replica, self._ack_of(holder.replica, generation))
+            view.connections.remove(connection_id)
+            if any(self._holders[member].replica == holder.replica for member in view.connections):
+                view.acknowledge(holder.replica, self._ack_of(holder.replica, view))
             else:
-                generation.forget(holder.replica)
+                view.forget(holder.replica)
 
-    def _ack_of(self, replica: str, generation: Generation) -> int:
-        members = (self._holders[member] for member in generation.connections)
+    def _ack_of(self, replica: str, view: QuorumView) -> int:
+        members = (self._holders[member] for member in view.connections)
         return max(holder.ack_offset for holder in members if holder.replica == replica)
 
     def copies(self, k: int) -> Watermark:
@@ -182,7 +182,7 @@ class Replicas:
     def in_sync_count(self, end_offset: int) -> int:
         """How many of them have proved that they are replicas."""
         now_s = trio.current_time()
-        proven = [one for one in self._holders.values() if one.is_proven]
+        proven = [one for one in self._holders.values() if one.has_acked]
         return len({one.replica for one in proven if self._is_eligible(one, end_offset, now_s)})
 
     def _is_eligible(self, holder: _Holder, end_offset: int, now_s: float) -> bool:

@@ -31,9 +31,9 @@ from attrs import frozen
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.connection import HaSettings
-from trioha.ha.follow import Follower, FollowError, FollowSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
+from trioha.ha.replication_session import ReplicationError, ReplicationSession, ReplicationSettings
 from trioha.ha.states import StateCell
 from trioha.net.border import ConnectionBorder, find_shortage
 from trioha.net.busy_poll import BusyPoll
@@ -109,7 +109,7 @@ class HaSlave:
         commit_log: CommitLog,
         settings: HaSettings,
         sink: EventSink,
-        follow: FollowSettings | None = None,
+        replication: ReplicationSettings | None = None,
         acks: AckMode = AckMode.WRITTEN,
         is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
@@ -127,7 +127,7 @@ class HaSlave:
         self._acks = acks
         self._is_observer = is_observer
         self._gap_policy = gap_policy
-        self._follower = Follower(commit_log, follow or FollowSettings())
+        self._session = ReplicationSession(commit_log, replication or ReplicationSettings())
         self._verdict = ""
         self._request_offset = 0
         """First report of the current connection."""
@@ -199,7 +199,7 @@ class HaSlave:
         """A connection has ended: what is to be done before the next one, and how long it has to wait."""
         reason = self._last_reason
         if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
-            self._set_log_aside(reason)
+            self._archive_log(reason)
             back_off_s = BACK_OFF_MIN_S
         elif self._frame_taken and reason not in LASTING_REASONS:
             back_off_s = BACK_OFF_MIN_S
@@ -274,7 +274,7 @@ class HaSlave:
         self._sink.emit(Kind.LINK, conn=self._connection_id, flags=LinkEvent.CONNECTED)
         self._change_state(HaState.TRANSFER)
         log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
-        housekeeping = Housekeeping(patience_s=self._settings.housekeeping_interval_s)
+        housekeeping = Housekeeping(idle_timeout_s=self._settings.housekeeping_interval_s)
         tasks = [partial(self._read_log, stream, housekeeping), partial(self._write_reports, stream)]
         if self._acks is AckMode.FLUSHED and not self._is_observer:
             tasks.append(partial(self._report_flushed, stream))
@@ -313,13 +313,13 @@ class HaSlave:
                 )
                 log.warning(self._verdict, master=self._master_address)
 
-    def _set_log_aside(self, reason: CloseReason) -> None:
+    def _archive_log(self, reason: CloseReason) -> None:
         """Keep the log that does not follow the master's beside the store, and begin a new one."""
         directory = self._log.directory
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
         aside = directory.with_name(f"{directory.name}.{reason.name.lower()}-{stamp}")
         try:
-            self._log.set_aside(aside)
+            self._log.archive(aside)
         except (OSError, StoreError) as error:
             log.error("the log cannot be set aside", path=str(aside), reason=str(error))
             return
@@ -370,7 +370,7 @@ class HaSlave:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:
             self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
-        except FollowError as error:
+        except ReplicationError as error:
             if error.reason in GAP_REASONS:
                 self._verdict = f"{error.reason.name}: {error}"
             if error.reason is CloseReason.PROBED:
@@ -383,12 +383,12 @@ class HaSlave:
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
 
     def _take_events(self, decoder: TransferDecoder) -> None:
-        """Take all that the decoder has; raises FollowError at a frame that does not fit."""
+        """Take all that the decoder has; raises ReplicationError at a frame that does not fit."""
         while (event := decoder.next_event()) is not None:
             match event:
                 case FrameHeader():
                     self._header = event
-                    self._follower.take_header(event)
+                    self._session.take_header(event)
                     if event.body_bytes == 0:
                         if self._log.is_empty:
                             # The master's log reaches to where this one is to begin.
@@ -401,8 +401,8 @@ class HaSlave:
                             flags=Direction.RECEIVED,
                         )
                 case BodyPart(data, ended):
-                    self._follower.take_body(data)
-                    if self._follower.is_checked:
+                    self._session.take_body(data)
+                    if self._session.is_checked:
                         self._verdict = ""
                         self._checked.set()
                     if ended:
@@ -434,16 +434,16 @@ class HaSlave:
         if self._is_observer:
             return self._request_offset
         if self._acks is AckMode.FLUSHED:
-            return min(self._follower.ack_offset, self._log.flushed.offset)
-        return self._follower.ack_offset
+            return min(self._session.ack_offset, self._log.flushed.offset)
+        return self._session.ack_offset
 
     def _first_report(self) -> int:
         """Where to go on from; for an observer so far back that no producer can still wait for it."""
-        follower = self._follower
+        session = self._session
         if not self._is_observer or self._log.is_empty:
-            return follower.begin()
+            return session.begin()
         before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
-        return follower.begin(at_most=self._log.record_stored_before(before_ms))
+        return session.begin(at_most=self._log.record_stored_before(before_ms))
 
     # -- reports -------------------------------------------------------------------------------------------
 

@@ -38,11 +38,11 @@ class Timeouts:
     def add(self, wait: Wait, now_s: float) -> None:
         """`wait` began now, at `now_s` of trio's clock, which never goes back."""
         waits = self._waits
-        while waits and waits[0][1].outcome is not None:
+        while waits and waits[0][1].result is not None:
             waits.popleft()
         waits.append((now_s + self._timeout_s, wait))
         if len(waits) > self._waits_max:
-            self._waits = waits = deque(entry for entry in waits if entry[1].outcome is None)
+            self._waits = waits = deque(entry for entry in waits if entry[1].result is None)
             self._waits_max = max(_ENDED_MAX, 2 * len(waits))
         if self._filled is not None:
             self._filled.set()
@@ -52,7 +52,7 @@ class Timeouts:
         """End what is over, for ever."""
         while True:
             # Looked up anew each time: a sweep makes another deque.
-            while self._waits and self._waits[0][1].outcome is not None:
+            while self._waits and self._waits[0][1].result is not None:
                 self._waits.popleft()
             if not self._waits:
                 self._filled = filled = trio.Event()

@@ -16,9 +16,9 @@ import trio
 class Housekeeping:
     """Runs a connection's tasks until one ends or the peer is silent for too long."""
 
-    def __init__(self, *, patience_s: float) -> None:
-        """`patience_s`: how long the peer may be silent from now on."""
-        self.deadline_s = trio.current_time() + patience_s
+    def __init__(self, *, idle_timeout_s: float) -> None:
+        """`idle_timeout_s`: how long the peer may be silent from now on."""
+        self.deadline_s = trio.current_time() + idle_timeout_s
         """When the connection ends unless this is moved; on trio's clock, and never moved back."""
         self.is_expired = False
         """Whether the peer's silence ended the connection."""

@@ -7,15 +7,15 @@ from attrs import frozen
 from trioha.broker.info import BrokerInfo, Identity
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
-from trioha.broker.send import SendProcessor
-from trioha.broker.updates import StatusUpdates
+from trioha.broker.send_processor import SendProcessor
+from trioha.broker.status_publisher import StatusPublisher
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
+from trioha.remoting.ha_status import BrokerSettings
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.status import BrokerSettings
 from trioha.store.message_store import MessageStore
 from trioha.store.tags import DelayLevels
 
@@ -25,7 +25,7 @@ class BrokerRoom:
     """The parts that serve clients."""
 
     server: RemotingServer
-    updates: StatusUpdates
+    updates: StatusPublisher
     """Sends status to those who asked for updates."""
 
     @classmethod
@@ -55,7 +55,7 @@ class BrokerRoom:
             replicas=ha.replicas,
             slave=ha.slave,
         )
-        updates = StatusUpdates(info.ha_status_body, info.runtime_info_body)
+        updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         send = SendProcessor(
             puts,
             cluster_name=config.broker_cluster_name,

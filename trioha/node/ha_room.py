@@ -15,10 +15,10 @@ from trioha.config.model import HaRole
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
 from trioha.ha.connection import HaSettings
-from trioha.ha.follow import FollowSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
+from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.slave import HaSlave
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
@@ -94,7 +94,7 @@ class HaRoom:
             flushed=commit_log.flushed,
             sink=sink,
             push=master.push,
-            look_for_acks=master.look_for_acks,
+            poll_acks=master.poll_acks,
         )
         slave = None
         if config.broker_role is BrokerRole.SLAVE:
@@ -149,7 +149,7 @@ def _slave(
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
-        follow=FollowSettings(
+        replication=ReplicationSettings(
             tail_check_bytes=config.ha_tail_check, start=config.ha_start_from, verify=config.ha_verify
         ),
         acks=config.ha_ack_mode,

@@ -124,7 +124,7 @@ async def _serve(
 ) -> None:
     """Run the rooms of a node, whose store is open, until `stopping` is set; then drain."""
     ha = HaRoom.build(config, store, sink=sink, budget=budget)
-    store_room = StoreRoom.build(config, store, sink=sink, needed_from=ha.master.needed_from)
+    store_room = StoreRoom.build(config, store, sink=sink, retention_floor=ha.master.retention_floor)
     ha_listeners, ha_address = await listen_for_slaves(config)
     broker = BrokerRoom.build(
         config, store, ha=ha, ha_address=ha_address, sink=sink, budget=budget, warnings=warnings
@@ -144,7 +144,7 @@ async def _serve(
             )
             listen_port = listening[0][1]
             # Records name the port that clients reach, also where any free one was asked for.
-            store.commit_log.announce(Host.parse(config.broker_ip1, listen_port))
+            store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
             on_ready(
                 Ready(
                     role=config.broker_role.value,

@@ -128,9 +128,9 @@ class StoreRoom:
 
     @classmethod
     def build(
-        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, needed_from: Callable[[], int]
+        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, retention_floor: Callable[[], int]
     ) -> StoreRoom:
-        """`needed_from` gives the lowest offset that retention must leave to slaves."""
+        """`retention_floor` gives the lowest offset that retention must leave to slaves."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return cls(
@@ -160,7 +160,7 @@ class StoreRoom:
                     clean_forcibly=config.clean_file_forcibly_enable,
                     interval_s=config.clean_resource_interval / 1000,
                 ),
-                needed_from=needed_from,
+                retention_floor=retention_floor,
                 on_deleted=store.head_deleted,
             ),
         )

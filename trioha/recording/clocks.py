@@ -29,7 +29,7 @@ from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
 from trioha.recording.reader import named_peers
-from trioha.recording.tape import Tape
+from trioha.recording.session_reader import SessionReader
 
 Ints = NDArray[np.int64]
 
@@ -46,9 +46,9 @@ BEGIN_RECORDS: Final = 4096
 class Link:
     """One connection as its master and its slave recorded it."""
 
-    master: Tape
+    master: SessionReader
     master_conn: int
-    slave: Tape
+    slave: SessionReader
     slave_conn: int
     frames: int
     """Frames that both have, of the first `KEPT_MAX`."""
@@ -110,30 +110,30 @@ class _Track:
         return bool(begin <= min(self.frames[-1]["offset"][-1], other.frames[-1]["offset"][-1]))
 
 
-_End = tuple[Tape, int, _Track]
+_End = tuple[SessionReader, int, _Track]
 
 
-def links(tapes: Sequence[Tape], *, connections_max: int | None = None) -> list[Link]:
+def links(readers: Sequence[SessionReader], *, connections_max: int | None = None) -> list[Link]:
     """The connections that both a master's and a slave's session have, by the master's number.
 
     With `connections_max` no more than the begins of so many connections of each session are looked at, which
     takes milliseconds of however large a session; else all of them are, wherever they begin.
     """
-    masters = [tape for tape in tapes if not tape.session.is_slave]
-    slaves = [tape for tape in tapes if tape.session.is_slave]
+    masters = [reader for reader in readers if not reader.session.is_slave]
+    slaves = [reader for reader in readers if reader.session.is_slave]
     # Who has no other side is not read.
-    shared = {_broker(tape) for tape in masters} & {_broker(tape) for tape in slaves}
-    tracks = {id(tape): _tracks(tape, connections_max) for tape in tapes if _broker(tape) in shared}
+    shared = {_broker(reader) for reader in masters} & {_broker(reader) for reader in slaves}
+    tracks = {id(reader): _tracks(reader, connections_max) for reader in readers if _broker(reader) in shared}
     found: list[tuple[int, int, Link]] = []
     for master, slave in product(masters, slaves):
         if _broker(master) == _broker(slave):
-            for conn, track in tracks[id(master)].items():
+            for conn, grouped in tracks[id(master)].items():
                 for other, its_track in tracks[id(slave)].items():
-                    if not track.may_be(its_track):
+                    if not grouped.may_be(its_track):
                         continue
-                    link, score = _link((master, conn, track), (slave, other, its_track))
+                    link, score = _link((master, conn, grouped), (slave, other, its_track))
                     if link.frames:
-                        found.append((-score, abs(track.began_ns - its_track.began_ns), link))
+                        found.append((-score, abs(grouped.began_ns - its_track.began_ns), link))
     taken: set[tuple[int, int]] = set()
     chosen = []
     for _, _, link in sorted(found, key=_by_score):
@@ -144,8 +144,8 @@ def links(tapes: Sequence[Tape], *, connections_max: int | None = None) -> list[
     return sorted(chosen, key=_by_conn)
 
 
-def _broker(tape: Tape) -> str:
-    return tape.session.identity.broker_name
+def _broker(reader: SessionReader) -> str:
+    return reader.session.identity.broker_name
 
 
 def _by_score(found: tuple[int, int, Link]) -> tuple[int, int]:
@@ -156,18 +156,18 @@ def _by_conn(link: Link) -> tuple[str, int]:
     return str(link.master.session.path), link.master_conn
 
 
-def _pieces(tape: Tape, connections_max: int | None) -> Iterator[NDArray[np.void]]:
+def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDArray[np.void]]:
     """The records to look at."""
     if connections_max is None:
-        yield from (chunk.records for chunk in tape.scan())
+        yield from (chunk.records for chunk in reader.scan())
         return
     begins: dict[int, int] = {}
-    for conn, seq, _ in named_peers(tape.facts):
+    for conn, seq, _ in named_peers(reader.facts):
         if len(begins) < PROBES_PER_CONNECTION * connections_max:
             begins.setdefault(conn, seq)
     found = 0
     for conn, seq in begins.items():
-        records = tape.records_between(seq, seq + BEGIN_RECORDS)
+        records = reader.records_between(seq, seq + BEGIN_RECORDS)
         records = records[records["conn"] == conn]
         # A probe is no connection to look at.
         found += bool(asks(records).any())
@@ -176,32 +176,32 @@ def _pieces(tape: Tape, connections_max: int | None) -> Iterator[NDArray[np.void
             return
 
 
-def _tracks(tape: Tape, connections_max: int | None) -> Mapping[int, _Track]:
+def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _Track]:
     """The begin of each connection; about 100 ns a record."""
     is_wanted = np.zeros(256, np.bool_)
     frame_kind, ack_kind = Kind.TRANSFER, Kind.ACK
-    if tape.session.is_slave:
+    if reader.session.is_slave:
         frame_kind, ack_kind = Kind.RECEIVED, Kind.REPORTED
     is_wanted[[frame_kind, ack_kind]] = True
     tracks: dict[int, _Track] = {}
     full: list[int] = []
-    for piece in _pieces(tape, connections_max):
+    for piece in _pieces(reader, connections_max):
         records = piece[is_wanted[piece["kind"]] & ~np.isin(piece["conn"], [NO_CONNECTION, *full])]
         for conn in np.unique(records["conn"]).tolist():
             own = records[records["conn"] == conn]
-            track = tracks.setdefault(conn, _Track(tape.session.wall_of(int(own["ts_ns"][0]))))
-            track.take(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
-            if track.is_full:
+            grouped = tracks.setdefault(conn, _Track(reader.session.wall_of(int(own["ts_ns"][0]))))
+            grouped.take(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
+            if grouped.is_full:
                 full.append(conn)
     return tracks
 
 
 def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
     """The link if the two are one connection, and how many frames and acks they share."""
-    master, conn, track = at_master
+    master, conn, grouped = at_master
     slave, other, its_track = at_slave
-    sent, received = _joined(master, track.frames), _joined(slave, its_track.frames)
-    acked, reported = _joined(master, track.acks), _joined(slave, its_track.acks)
+    sent, received = _joined(master, grouped.frames), _joined(slave, its_track.frames)
+    acked, reported = _joined(master, grouped.acks), _joined(slave, its_track.acks)
     _, at, there = np.intersect1d(sent[1], received[1], return_indices=True)
     same = sent[2][at] == received[2][there]
     out_ns = received[0][there[same]] - sent[0][at[same]]
@@ -236,10 +236,10 @@ def _spread(passed_ns: Ints) -> Percentiles | None:
     return percentiles(Histogram.of(np.maximum(passed_ns, 0)))
 
 
-def _joined(tape: Tape, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:
+def _joined(reader: SessionReader, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:
     """Wall time, offset and size of each record."""
     none = np.zeros(0, np.int64)
-    session = tape.session
+    session = reader.session
     return (
         np.concatenate([none, *(part["ts_ns"] for part in parts)]) - session.monotonic_ns + session.wall_ns,
         np.concatenate([none, *(part["offset"] for part in parts)]),

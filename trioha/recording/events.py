@@ -24,7 +24,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Protocol
 
-from trioha.store.status import PutStatus as PutStatus  # noqa: PLC0414 (re-exported)
+from trioha.store.put_status import PutStatus as PutStatus  # noqa: PLC0414 (re-exported)
 
 RECORD = Struct("<qqBBHiqqiI")
 RECORD_BYTES = 48

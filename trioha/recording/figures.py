@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from trioha.recording.curves import Curve, Grid
+from trioha.recording.aggregate import ConnectionPart
+from trioha.recording.counters import NodeCounters
 from trioha.recording.events import CloseReason, HaState, PutStatus
-from trioha.recording.fold import ConnectionPart
 from trioha.recording.histogram import Histogram
-from trioha.recording.tallies import NodeTally
+from trioha.recording.time_series import TimeGrid, TimeSeries
 
 
 @frozen
@@ -68,46 +68,46 @@ class ConnectionResult:
     unacknowledged_frames: int
     ack_latency_histogram: Histogram
     """In ns."""
-    curves: Mapping[str, Curve]
+    series: Mapping[str, TimeSeries]
     """`max`, `sent`, `ack`, `received`, `reported`, `lag` (bytes), `latency` (ns); on the part's grid."""
 
 
-def connection_result(conn: int, part: ConnectionPart, grid: Grid) -> ConnectionResult:
+def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> ConnectionResult:
     """The figures of one connection of a whole session."""
-    tally = part.tally
+    counters = part.counters
     progress = part.finished(grid)
     return ConnectionResult(
         conn=conn,
-        first_ts_ns=tally.first_ts_ns,
-        asked_ts_ns=_known(tally.asked_ts_ns),
-        last_ts_ns=tally.last_ts_ns,
-        closed_ts_ns=_known(tally.closed_ts_ns),
-        state=_name(HaState, tally.state),
-        close_reason=_name(CloseReason, tally.close_reason),
-        frames=tally.frames,
-        body_bytes=tally.body_bytes,
-        heartbeats_sent=tally.heartbeats_sent,
-        heartbeats_received=tally.heartbeats_received,
-        acks=tally.acks,
-        refused=tally.refused,
-        max_offset=_known(tally.max_offset),
-        request_offset=_known(tally.request_offset),
-        sent_offset=_known(tally.sent_offset),
-        ack_offset=_known(tally.ack_offset),
-        received_offset=_known(tally.received_offset),
-        reported_offset=_known(tally.reported_offset),
+        first_ts_ns=counters.first_ts_ns,
+        asked_ts_ns=_known(counters.asked_ts_ns),
+        last_ts_ns=counters.last_ts_ns,
+        closed_ts_ns=_known(counters.closed_ts_ns),
+        state=_name(HaState, counters.state),
+        close_reason=_name(CloseReason, counters.close_reason),
+        frames=counters.frames,
+        body_bytes=counters.body_bytes,
+        heartbeats_sent=counters.heartbeats_sent,
+        heartbeats_received=counters.heartbeats_received,
+        acks=counters.acks,
+        refused=counters.refused,
+        max_offset=_known(counters.max_offset),
+        request_offset=_known(counters.request_offset),
+        sent_offset=_known(counters.sent_offset),
+        ack_offset=_known(counters.ack_offset),
+        received_offset=_known(counters.received_offset),
+        reported_offset=_known(counters.reported_offset),
         lag_bytes=percentiles(progress.lag),
         ack_latency_ns=percentiles(progress.latency),
         unacknowledged_frames=len(progress.flying_ts_ns),
         ack_latency_histogram=progress.latency,
-        curves={
-            "max": tally.max_curve,
-            "sent": tally.sent_curve,
-            "ack": tally.ack_curve,
-            "received": tally.received_curve,
-            "reported": tally.reported_curve,
-            "lag": progress.lag_curve,
-            "latency": progress.latency_curve,
+        series={
+            "max": counters.max_series,
+            "sent": counters.sent_series,
+            "ack": counters.ack_series,
+            "received": counters.received_series,
+            "reported": counters.reported_series,
+            "lag": progress.lag_series,
+            "latency": progress.latency_series,
         },
     )
 
@@ -145,28 +145,28 @@ class NodeResult:
     kinds: Mapping[int, int]
 
 
-def node_result(tally: NodeTally) -> NodeResult:
+def node_result(counters: NodeCounters) -> NodeResult:
     """The figures of the node of a whole session."""
     waits = []
-    for status, histogram in tally.waits.items():
+    for status, histogram in counters.waits.items():
         waited = percentiles(histogram)
         assert waited is not None, "a status is there because a wait ended with it"
         waits.append(WaitResult(_name(PutStatus, status) or str(status), histogram.total, waited, histogram))
     return NodeResult(
-        events=tally.events,
-        dropped=tally.dropped,
-        first_ts_ns=_known(tally.first_ts_ns),
-        last_ts_ns=_known(tally.last_ts_ns),
-        puts=tally.puts,
-        put_bytes=tally.put_bytes,
-        put_offset=_known(tally.put_offset),
-        flushed_offset=_known(tally.flushed_offset),
-        dispatched_offset=_known(tally.dispatched_offset),
-        max_offset=_known(tally.max_offset),
+        events=counters.events,
+        dropped=counters.dropped,
+        first_ts_ns=_known(counters.first_ts_ns),
+        last_ts_ns=_known(counters.last_ts_ns),
+        puts=counters.puts,
+        put_bytes=counters.put_bytes,
+        put_offset=_known(counters.put_offset),
+        flushed_offset=_known(counters.flushed_offset),
+        dispatched_offset=_known(counters.dispatched_offset),
+        max_offset=_known(counters.max_offset),
         waits=tuple(waits),
-        waits_open=max(0, tally.waits_begun - sum(wait.count for wait in waits)),
-        connects=tally.connects,
-        kinds=tally.kinds,
+        waits_open=max(0, counters.waits_begun - sum(wait.count for wait in waits)),
+        connects=counters.connects,
+        kinds=counters.kinds,
     )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from trioha.recording.aggregate import OWN_MAX_KINDS
+from trioha.recording.counters import UNKNOWN
 from trioha.recording.events import NO_CONNECTION, HaState, Kind
-from trioha.recording.fold import OWN_MAX_KINDS
-from trioha.recording.standing import Standing
-from trioha.recording.tallies import UNKNOWN
+from trioha.recording.snapshot import Snapshot
 
 Array = NDArray[np.void]
 Ints = NDArray[np.int64]
@@ -40,7 +40,7 @@ class Lags:
     """Ack offset just before it, UNKNOWN before the first one."""
     ack_after: Ints
     """Ack offset just after it."""
-    stood: Ints
+    snapshot: Ints
     """Lag in bytes just after the connection's event before these, UNKNOWN if there is none."""
     closed: NDArray[np.bool_]
     """Whether the connection ends here."""
@@ -51,8 +51,8 @@ class Lags:
         return np.maximum(self.before, self.after)
 
 
-def lags(records: Array, stood: Standing, *, is_sampled: bool = False) -> Lags:
-    """Lag at the events in `records` of a master's session, where `stood` is the standing before them.
+def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lags:
+    """Lag at the events in `records` of a master's session, where `snapshot` is the standing before them.
 
     `is_sampled`: a monitor recorded it. Then an ack and the master's end are of one moment, and there was no
     moment at which that end met the ack before.
@@ -72,7 +72,7 @@ def lags(records: Array, stood: Standing, *, is_sampled: bool = False) -> Lags:
     own = records["kind"][place]
     is_first = np.diff(codes, prepend=-1) != 0
     began = np.maximum.accumulate(np.where(is_first, rows, 0))
-    known_ack, known_max = _known(stood, conns)
+    known_ack, known_max = _known(snapshot, conns)
     offset = records["offset"][place]
     # The last ack at or before each event, if there is one among these.
     acked = np.maximum.accumulate(np.where(own == Kind.ACK, rows, -1))
@@ -92,7 +92,7 @@ def lags(records: Array, stood: Standing, *, is_sampled: bool = False) -> Lags:
         after=after,
         ack_before=ack_before,
         ack_after=ack,
-        stood=np.where(known_ack >= 0, np.maximum(known_max - known_ack, 0), UNKNOWN)[codes],
+        snapshot=np.where(known_ack >= 0, np.maximum(known_max - known_ack, 0), UNKNOWN)[codes],
         closed=own == Kind.CLOSED,
     )
 
@@ -110,13 +110,13 @@ def _dense(conn: NDArray[np.int32]) -> tuple[Ints, NDArray[np.integer[Any]]]:
     return np.arange(lowest, lowest + spread, dtype=np.int64), shifted
 
 
-def _known(stood: Standing, conns: Ints) -> tuple[Ints, Ints]:
+def _known(snapshot: Snapshot, conns: Ints) -> tuple[Ints, Ints]:
     """Ack and max offset of each connection before, UNKNOWN without any."""
     ack = np.full(len(conns), UNKNOWN, np.int64)
     max_offset = np.full(len(conns), UNKNOWN, np.int64)
     if not len(conns):
         return ack, max_offset
-    records = stood.records[np.isin(stood.records["conn"], conns)]
+    records = snapshot.records[np.isin(snapshot.records["conn"], conns)]
     code = np.searchsorted(conns, records["conn"])
     np.maximum.at(max_offset, code, records["aux"])
     acks = records["kind"] == Kind.ACK

@@ -13,9 +13,9 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.curves import Curve, Grid
+from trioha.recording.counters import UNKNOWN
 from trioha.recording.histogram import Histogram
-from trioha.recording.tallies import UNKNOWN
+from trioha.recording.time_series import TimeGrid, TimeSeries
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -96,11 +96,11 @@ class Progress:
     """Lag in bytes, weighted by ns."""
     latency: Histogram = field(factory=Histogram)
     """Ack latency in ns."""
-    lag_curve: Curve = field(factory=Curve)
-    latency_curve: Curve = field(factory=Curve)
+    lag_series: TimeSeries = field(factory=TimeSeries)
+    latency_series: TimeSeries = field(factory=TimeSeries)
     """Largest ack latency, in ns, of the frames that were acknowledged in each step."""
 
-    def go_on(self, flow: Flow, grid: Grid) -> Progress:
+    def go_on(self, flow: Flow, grid: TimeGrid) -> Progress:
         """The progress after the events of `flow` too."""
         if self.closed or not len(flow):
             return self
@@ -109,7 +109,7 @@ class Progress:
             flow = flow.cut(0, int(flow.ends[0]) + 1)
         max_offset = _rising(flow.max_offset, self.max_offset)
         ack_offset = _rising(flow.ack_offset, self.ack_offset)
-        lag, lag_curve = self._lag(flow, max_offset, ack_offset, grid)
+        lag, lag_series = self._lag(flow, max_offset, ack_offset, grid)
 
         sent_ts_ns = np.concatenate((self.flying_ts_ns, flow.ts_ns[flow.frames]))
         end_offset = np.concatenate((self.flying_end_offset, flow.end_offset))
@@ -127,17 +127,19 @@ class Progress:
             flying_end_offset=end_offset[~arrived],
             lag=self.lag + lag,
             latency=self.latency + Histogram.of(latency),
-            lag_curve=self.lag_curve + lag_curve,
-            latency_curve=self.latency_curve + Curve.over(grid, acked_ts_ns, latency),
+            lag_series=self.lag_series + lag_series,
+            latency_series=self.latency_series + TimeSeries.over(grid, acked_ts_ns, latency),
         )
 
-    def _lag(self, flow: Flow, max_offset: Ints, ack_offset: Ints, grid: Grid) -> tuple[Histogram, Curve]:
+    def _lag(
+        self, flow: Flow, max_offset: Ints, ack_offset: Ints, grid: TimeGrid
+    ) -> tuple[Histogram, TimeSeries]:
         """`max_offset` at each event, `ack_offset` at each ack: the largest so far."""
         # The lag is known from the first ack on: after that one, and before and after all others.
         begin = 0
         if self.ack_offset < 0:
             if not len(flow.acks):
-                return Histogram(), Curve()
+                return Histogram(), TimeSeries()
             begin = int(flow.acks[0])
         acks_before = np.diff(flow.acks, prepend=-1, append=len(flow) - 1)
         before_ack = np.repeat(np.append(self.ack_offset, ack_offset), acks_before)[begin:]
@@ -153,7 +155,7 @@ class Progress:
             first = 1
             at_end[0] = max(int(max_offset[begin] - ack_offset[0]), 0)
         lag = Histogram.of(np.where(at_begin == 0, 0, at_end)[first:], passed_ns[first:])
-        return evolve(lag, max_value=int(at_end.max())), Curve.over(grid, flow.ts_ns[begin:], at_end)
+        return evolve(lag, max_value=int(at_end.max())), TimeSeries.over(grid, flow.ts_ns[begin:], at_end)
 
     def followed_by(self, later: Progress) -> Progress:
         """Both, where `later` was begun with what this one knows at its end."""
@@ -161,8 +163,8 @@ class Progress:
             later,
             lag=self.lag + later.lag,
             latency=self.latency + later.latency,
-            lag_curve=self.lag_curve + later.lag_curve,
-            latency_curve=self.latency_curve + later.latency_curve,
+            lag_series=self.lag_series + later.lag_series,
+            latency_series=self.latency_series + later.latency_series,
         )
 
 

@@ -27,7 +27,7 @@ from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.numbers import I32, parse_int
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
-from trioha.remoting.dialect import as_text, parse_json, shown
+from trioha.remoting.fastjson import as_text, parse_json, shown
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit for a whole frame, its length field included."""

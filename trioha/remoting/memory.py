@@ -16,9 +16,9 @@ is subject to the same rule as a read; where it does not fit, the server says SY
 What is held comes free again without anybody's doing: requests end at their own deadlines, and answers are
 written or the connection is closed at the send timeout. Not so a frame of which the peer has sent a part.
 Many of them can fill the memory so that none is ever whole: each connection waits for room that only another
-could give. Therefore, when a connection has waited for room for `patience_s` and most of the memory is held
-by unfinished frames, connections with one are closed, and counted, until all other frames that wait fit:
-first those whose peers were read from for `patience_s` and did not complete their frame, the largest and
+could give. Therefore, when a connection has waited for room for `room_timeout_s` and most of the memory is
+held by unfinished frames, connections with one are closed, and counted, until all other frames that wait fit:
+first those whose peers were read from for `room_timeout_s` and did not complete their frame, the largest and
 oldest first; then those that wait for room themselves, the largest and newest first. The last one stays. Each
 frame that is left gets a reserve for the rest of it as soon as that is free, before anybody else may read:
 connections that come in place of the closed ones cannot take it. A frame that makes progress while the memory
@@ -58,8 +58,8 @@ def bytes_max_for(frame_bytes_max: int) -> int:
 class ClientMemory:
     """What all connections of a server hold together, and who has to wait for room."""
 
-    def __init__(self, bytes_max: int, *, connections_max: int, patience_s: float) -> None:
-        """`patience_s`: how long a connection waits for room before unfinished frames are given up."""
+    def __init__(self, bytes_max: int, *, connections_max: int, room_timeout_s: float) -> None:
+        """`room_timeout_s`: how long a connection waits for room before unfinished frames are given up."""
         self.bytes_max = bytes_max
         self.kept_bytes = bytes_max // 16
         """Not for reading."""
@@ -73,7 +73,7 @@ class ClientMemory:
         """The most it ever was."""
         self.waits = 0
         """How often a connection had to wait for room."""
-        self._patience_s = patience_s
+        self._patience_s = room_timeout_s
         self._accounts: set[MemoryAccount] = set()
         self._waiting: dict[MemoryAccount, trio.Event] = {}
         self._wake_bytes: float = math.inf

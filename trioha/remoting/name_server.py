@@ -16,7 +16,7 @@ from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
-from trioha.remoting.dialect import as_text, parse_json, shown
+from trioha.remoting.fastjson import as_text, parse_json, shown
 
 BROKERS_MAX = 1024
 """Addresses taken from one answer."""

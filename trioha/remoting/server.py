@@ -58,7 +58,7 @@ class RemotingServer:
         self._memory = ClientMemory(
             self.limits.total_bytes_max,
             connections_max=self.limits.connections_max,
-            patience_s=self.limits.room_timeout_s,
+            room_timeout_s=self.limits.room_timeout_s,
         )
         self._connections: dict[int, ServerConnection] = {}
         """Those that are served now, by their number."""

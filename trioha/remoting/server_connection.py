@@ -78,7 +78,7 @@ class ServerConnection:
         self._border = border
         self._closures = closures
         self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max)
-        self._housekeeping = Housekeeping(patience_s=math.inf)
+        self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
         self._reading = trio.CancelScope()
         """Its deadline is the unfinished frame's."""
@@ -106,7 +106,7 @@ class ServerConnection:
 
     async def run(self) -> None:
         """Serve until either side ends it."""
-        self._housekeeping = Housekeeping(patience_s=self._limits.idle_timeout_s)
+        self._housekeeping = Housekeeping(idle_timeout_s=self._limits.idle_timeout_s)
         try:
             with self._life:
                 async with trio.open_nursery() as handlers:
@@ -185,7 +185,7 @@ class ServerConnection:
                     account.end_frame()
                     self._reading.deadline = math.inf
                 if command.is_response:
-                    self._counters.unasked_responses += 1
+                    self._counters.unexpected_responses += 1
                     account.change(-decoder.frame_bytes)
                     continue
                 more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes

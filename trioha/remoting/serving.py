@@ -86,7 +86,7 @@ class ServerStatistics:
     oneway_requests: int = 0
     responses: int = 0
     """Answers written or waiting to be."""
-    unasked_responses: int = 0
+    unexpected_responses: int = 0
     """Responses that peers sent to a server that asks nothing. Ignored."""
     handler_errors: int = 0
     """Exceptions of the handler, answered with SYSTEM_ERROR."""

@@ -20,17 +20,17 @@ from trioha.numbers import I64, NATURAL64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.dialect import JsonLimits, as_text, parse_json
-from trioha.remoting.status import (
+from trioha.remoting.fastjson import JsonLimits, as_text, parse_json
+from trioha.remoting.ha_status import (
     ROLE_UNKNOWN,
+    BrokerRuntimeInfo,
     BrokerSettings,
     BrokerStatus,
-    BrokerTable,
     HaExtras,
     HaRuntimeInfo,
     JsonFields,
 )
-from trioha.remoting.updates import Updates
+from trioha.remoting.status_subscription import StatusSubscription
 
 TABLE_INTERVAL_S = 1.0
 """How often the runtime table of a broker that answers 907 is asked for again, in seconds: it is long, and
@@ -68,7 +68,7 @@ class StatusReader:
         self._client = client
         self._connections_max, self._limits = connections_max, limits
         self._bytes_read = 0
-        self._wanted = None if every_s is None else Updates(round(every_s * 1000), UPDATES)
+        self._wanted = None if every_s is None else StatusSubscription(round(every_s * 1000), UPDATES)
         if self._wanted is not None:
             client.on_request = self._take_update
         self._update: bytes | None = None
@@ -84,7 +84,7 @@ class StatusReader:
         self._config: Mapping[str, str] | None = None
         self._table: Mapping[str, str] = {}
         self._table_until_s = -math.inf
-        self._parsed_table = BrokerTable()
+        self._parsed_table = BrokerRuntimeInfo()
 
     async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
         """The broker's status now, all requests together within `timeout_s`.
@@ -100,7 +100,7 @@ class StatusReader:
         client = self._client
         deadline = trio.current_time() + timeout_s
 
-        async def ask(code: RequestCode, updates: Updates | None = None) -> RemotingCommand:
+        async def ask(code: RequestCode, updates: StatusSubscription | None = None) -> RemotingCommand:
             command = request(code, ext_fields=None if updates is None else updates.to_fields())
             return await client.request(command, timeout_s=max(0.0, deadline - trio.current_time()))
 
@@ -130,7 +130,7 @@ class StatusReader:
     def _take_table(self, body: bytes | memoryview) -> None:
         self._bytes_read += len(body)
         self._table = parse_runtime_info(body, limits=self._limits)
-        self._parsed_table = BrokerTable.from_table(self._table)
+        self._parsed_table = BrokerRuntimeInfo.from_table(self._table)
         # A node that sends updates sends this, too, and is asked only if it does not.
         patience = PATIENCE if self._updates_left else 1
         self._table_until_s = trio.current_time() + patience * TABLE_INTERVAL_S
@@ -141,7 +141,7 @@ class StatusReader:
         self._update = None
         if answer.code == ResponseCode.SUCCESS:
             try:
-                promised = None if self._wanted is None else Updates.of(answer.ext_fields)
+                promised = None if self._wanted is None else StatusSubscription.of(answer.ext_fields)
             except BadRequestError as error:
                 raise RemoteProtocolError(f"HARuntimeInfo: {error.reason}") from error
             if promised is not None:
@@ -213,7 +213,9 @@ def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand)
     )
 
 
-def _from_trioha(address: str, info: HaRuntimeInfo, extras: HaExtras, table: BrokerTable) -> BrokerStatus:
+def _from_trioha(
+    address: str, info: HaRuntimeInfo, extras: HaExtras, table: BrokerRuntimeInfo
+) -> BrokerStatus:
     return BrokerStatus(
         address=address,
         source="ha-status",
@@ -248,7 +250,7 @@ def _from_rocketmq(
     info: HaRuntimeInfo | None,
     table: Mapping[str, str],
     config: Mapping[str, str],
-    parsed_table: BrokerTable,
+    parsed_table: BrokerRuntimeInfo,
 ) -> BrokerStatus:
     role = config.get("brokerRole")
     if role is None:

@@ -28,7 +28,7 @@ async def allocate_ahead(commit_log: CommitLog) -> None:
         start_offset = commit_log.next_file_offset
         half_full_offset = max(start_offset - file_bytes // 2, commit_log.min_offset + 1)
         # Each wait also ends when the log begins anew; then all of this is looked at again.
-        if commit_log.has_offer:
+        if commit_log.has_preallocated:
             await commit_log.appended.reached(start_offset + 1)
         elif commit_log.max_offset < half_full_offset:
             await commit_log.appended.reached(half_full_offset)
@@ -37,7 +37,7 @@ async def allocate_ahead(commit_log: CommitLog) -> None:
                 MappedFile.create, commit_log.directory, start_offset=start_offset, size=file_bytes
             )
             try:
-                commit_log.offer_next_file(await run_in_thread(make))
+                commit_log.preallocate(await run_in_thread(make))
             except StoreError as error:
                 log.warning("next log file cannot be made yet", reason=str(error))
                 await trio.sleep(RETRY_PAUSE_S)

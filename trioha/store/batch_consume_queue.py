@@ -24,7 +24,7 @@ from struct import Struct
 
 from trioha.errors import StoreError
 from trioha.store.consume_queue import Entry, leading_valid, valid_end
-from trioha.store.entry_files import EntryFiles, FileCache
+from trioha.store.fixed_entry_files import FileCache, FixedEntryFiles
 
 ENTRY_BYTES = 46
 DEFAULT_FILE_BYTES = 300_000 * ENTRY_BYTES
@@ -62,7 +62,7 @@ class BatchConsumeQueue:
             )
         self.topic = topic
         self.queue_id = queue_id
-        self._files = EntryFiles(directory, entry_bytes=ENTRY_BYTES, file_bytes=file_bytes, cache=cache)
+        self._files = FixedEntryFiles(directory, entry_bytes=ENTRY_BYTES, file_bytes=file_bytes, cache=cache)
         self._min_offset = 0
         self._max_offset = 0
         self._begins_at = 0

@@ -7,7 +7,7 @@ killed in the middle of an append leaves no bytes that could be taken for a reco
 
 Files are contiguous; each but the last is full. A file is reserved on disk when it is made, so that a full
 disk is an error at that moment and not the end of the process later. The next file can be made ahead in a
-worker thread (`offer_next_file`).
+worker thread (`preallocate`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from trioha.errors import StoreError
 from trioha.store.consume_queues import QUEUES_MAX, topic_fault
 from trioha.store.inner import INNER_BATCH, Inner, MultiDispatch, QueueKey, give_offsets
 from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile
+from trioha.store.put_status import PutStatus
 from trioha.store.record import (
     BLANK,
     BLANK_BYTES,
@@ -45,7 +46,6 @@ from trioha.store.record import (
     offset_message_id,
 )
 from trioha.store.scan import store_timestamp_ms
-from trioha.store.status import PutStatus
 from trioha.store.syncing import sync_directory
 from trioha.watermark import Watermark
 
@@ -172,14 +172,14 @@ class CommitLog:
         that is killed in between can build it again, but could not tell it from what the new log says."""
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
-        self.awaits_queues = False
+        self.puts_blocked = False
         """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
         self.appended = Watermark(self._start_offset)
         """End of the log: everything before it is whole records. Moved by appends only."""
         self.flushed = Watermark(self._start_offset)
         """Everything before it is on disk. Moved by the flush task; never beyond `appended`."""
 
-    def announce(self, store_host: Host) -> None:
+    def set_store_host(self, store_host: Host) -> None:
         """Name `store_host` in all records from now on: a broker that takes any free port knows it late."""
         self.store_host = store_host
         self._store_host_packed = store_host.packed
@@ -225,7 +225,7 @@ class CommitLog:
         """
         assert self.is_empty, "only an empty log can begin elsewhere"
         assert offset % self.file_bytes == 0, f"{offset} is no start of a file of {self.file_bytes} bytes"
-        self.discard_offer()
+        self.discard_preallocated()
         while self._files:
             self._files[-1].remove()
             self._files.pop()
@@ -290,7 +290,7 @@ class CommitLog:
         size = _RECORD_BYTES_LESS_HOSTS - 1 + hosts_bytes + body_bytes + len(topic) + len(properties)
         if (
             self.disk_is_full
-            or self.awaits_queues
+            or self.puts_blocked
             or body_bytes > self.message_bytes_max
             or len(properties) > PROPERTIES_BYTES_MAX
             or not topic_is_legal
@@ -382,7 +382,7 @@ class CommitLog:
         """Which of the limits of spec store 2.6 a message that would be `size` bytes is beyond."""
         if self.disk_is_full:
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
-        if self.awaits_queues:
+        if self.puts_blocked:
             return AppendResult(
                 PutStatus.SERVICE_NOT_AVAILABLE, reason="consume queues are not at the log's end yet"
             )
@@ -555,13 +555,13 @@ class CommitLog:
         if offered is not None and offered.start_offset == start_offset:
             file, self._offered = offered, None
         else:
-            self.discard_offer()
+            self.discard_preallocated()
             file = MappedFile.create(self.directory, start_offset=start_offset, size=self.file_bytes)
         self._files.append(file)
         self._held.append(file)
         return file
 
-    def offer_next_file(self, file: MappedFile) -> None:
+    def preallocate(self, file: MappedFile) -> None:
         """Take a file that was made ahead; one that came too late is closed, its bytes are in use already.
 
         Raises StoreError if one that is not needed cannot be deleted.
@@ -577,11 +577,11 @@ class CommitLog:
                 file.close()
 
     @property
-    def has_offer(self) -> bool:
+    def has_preallocated(self) -> bool:
         """Whether the next file is there already."""
         return self._offered is not None
 
-    def discard_offer(self) -> None:
+    def discard_preallocated(self) -> None:
         """Delete a file that was made ahead and is not needed. Raises StoreError if it cannot be."""
         if self._offered is not None:
             self._offered.remove()
@@ -598,7 +598,7 @@ class CommitLog:
         del self._files[0]
         self._start_offset = self._files[0].start_offset
 
-    def set_aside(self, directory: Path) -> None:
+    def archive(self, directory: Path) -> None:
         """Move all files to `directory`, which must not exist, and go on with an empty log.
 
         Raises OSError if the files cannot be moved, StoreError if what was built from them cannot be deleted;
@@ -606,7 +606,7 @@ class CommitLog:
         """
         try:
             self.before_restart()
-            self.discard_offer()
+            self.discard_preallocated()
             self._move_directory(directory)
         except (OSError, StoreError):
             # Dispatch has to begin anew although the log stays: it waits for these marks.

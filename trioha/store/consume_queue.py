@@ -24,7 +24,7 @@ from struct import Struct
 import structlog
 from attrs import frozen
 
-from trioha.store.entry_files import EntryFiles, FileCache
+from trioha.store.fixed_entry_files import FileCache, FixedEntryFiles
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ class ConsumeQueue:
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self._files = EntryFiles(
+        self._files = FixedEntryFiles(
             directory, entry_bytes=ENTRY_BYTES, file_bytes=rounded_file_bytes(file_bytes), cache=cache
         )
         self._min_offset = 0
@@ -375,7 +375,7 @@ class ConsumeQueue:
 
 
 def valid_end(
-    files: EntryFiles, chunk_entries: int, leading: Callable[[bytes, int], int] = leading_valid
+    files: FixedEntryFiles, chunk_entries: int, leading: Callable[[bytes, int], int] = leading_valid
 ) -> int:
     """Byte behind the last valid entry, looked for in the last three files (spec store 5.3)."""
     starts = files.file_starts()

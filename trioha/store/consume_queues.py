@@ -19,7 +19,7 @@ from trioha.errors import StoreError
 from trioha.store import batch_consume_queue, consume_queue
 from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.consume_queue import ConsumeQueue
-from trioha.store.entry_files import OPEN_FILES_MAX, FileCache, SyncWork
+from trioha.store.fixed_entry_files import OPEN_FILES_MAX, FileCache, SyncWork
 
 log = structlog.get_logger(__name__)
 

@@ -28,7 +28,7 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import IndexService
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
 from trioha.store.record import (
     BAD_CRC,
     BAD_POSITION,

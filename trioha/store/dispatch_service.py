@@ -115,7 +115,7 @@ class DispatchService:
         if self._is_blocked:
             self._is_blocked = False
             log.info("queues and index go on", position=self._store.dispatcher.position)
-        self._store.admit_puts()
+        self._store.enable_puts()
         self._untold_records += passed
         return passed
 

@@ -77,7 +77,7 @@ class FlushService:
             ) from error
         finally:
             flushed.end()
-        if flushed.outcome is REWOUND:
+        if flushed.result is REWOUND:
             return
         log.flushed.advance(end_offset)
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)

@@ -27,7 +27,7 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.mapped_file import hint_at, make_whole
+from trioha.store.mapped_file import create_atomically, hint_at
 from trioha.store.mapping import map_file
 from trioha.store.syncing import SharedDescriptor
 
@@ -137,7 +137,7 @@ class IndexFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # It gets its name last: nothing can fail after that.
-            fd = make_whole(path, prepare)
+            fd = create_atomically(path, prepare)
         except OSError as error:
             for file in made:
                 file.close()

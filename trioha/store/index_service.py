@@ -17,7 +17,7 @@ import structlog
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.entry_files import SyncWork
+from trioha.store.fixed_entry_files import SyncWork
 from trioha.store.index_file import IndexFile, IndexShape, key_hashes
 from trioha.store.tags import java_hashes
 

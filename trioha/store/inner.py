@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from trioha.store.properties import encode_properties, parse_properties
+from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.tags import SCHEDULE_TOPIC
 
 INNER_BATCH = 0x80

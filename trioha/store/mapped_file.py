@@ -94,7 +94,7 @@ class MappedFile:
             folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
             if not path.exists():
                 with suppress(FileExistsError):
-                    fd = make_whole(path, lambda fd: _reserve(fd, size))
+                    fd = create_atomically(path, lambda fd: _reserve(fd, size))
             # Also of a file that was there: who made it may have failed to.
             sync_whole(folder)
             if fd < 0:
@@ -275,7 +275,7 @@ def _written_end(fd: int, size: int) -> int:
     return end
 
 
-def make_whole(path: Path, prepare: Callable[[int], None]) -> int:
+def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
     """Make the file `path` in one step; returns its descriptor, for reading and writing.
 
     It gets its name when `prepare`, called with the descriptor, has given it its length: RocketMQ 4.9 loads

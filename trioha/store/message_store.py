@@ -24,12 +24,12 @@ from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
-from trioha.store.entry_files import SyncWork
+from trioha.store.fixed_entry_files import SyncWork
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
 from trioha.store.mapped_file import DISK_FULL
-from trioha.store.queue_list import load_queue_list, save_queue_list
+from trioha.store.queue_manifest import load_queue_manifest, save_queue_manifest
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
@@ -141,7 +141,7 @@ class MessageStore:
         queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
         opened.callback(queues.close)
         queues.recover(lambda done, total: on_progress("opening consume queues", done, total))
-        listed = load_queue_list(root)
+        listed = load_queue_manifest(root)
         lost = {name for name in listed if (queue := queues.find(*name)) is None or not queue.max_offset}
         index, index_from = IndexService.open(
             root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
@@ -195,12 +195,12 @@ class MessageStore:
         )
         store._listed_queues = listed
         if not settings.dispatch.is_slave:
-            commit_log.awaits_queues = True
+            commit_log.puts_blocked = True
             try:
                 store._dispatch_to_end(on_progress=on_progress)
             except StoreError as error:
                 log.error("no puts are taken until the queues are complete", reason=str(error))
-            store.admit_puts()
+            store.enable_puts()
         return store
 
     # -- queues and index ---------------------------------------------------------------------------------
@@ -221,17 +221,17 @@ class MessageStore:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return
 
-    def admit_puts(self) -> None:
+    def enable_puts(self) -> None:
         """Let a log take puts that waited for its queues, if they are at its end now and can be read."""
         log_ = self.commit_log
-        if log_.awaits_queues and self.dispatcher.position >= log_.max_offset:
+        if log_.puts_blocked and self.dispatcher.position >= log_.max_offset:
             try:
                 self.queues.correct_min_offsets(log_.min_offset)
             except StoreError as error:
                 log.error("no puts are taken until the queues can be read", reason=str(error))
                 return
             log_.queue_offsets = self.queues.queue_offsets()
-            log_.awaits_queues = False
+            log_.puts_blocked = False
 
     def _forget_derived(self) -> None:
         """The log is about to begin anew: delete queues and index.
@@ -301,7 +301,7 @@ class MessageStore:
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return
             if names != self._listed_queues:
-                self._save_queue_list(names)
+                self._save_queue_manifest(names)
             self._save_checkpoint(
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
                 index_msg_timestamp_ms=max(
@@ -339,13 +339,13 @@ class MessageStore:
                     reason=error.strerror,
                 )
 
-    def _save_queue_list(self, names: frozenset[tuple[str, int]]) -> None:
+    def _save_queue_manifest(self, names: frozenset[tuple[str, int]]) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
 
         It comes again then.
         """
         try:
-            save_queue_list(self.settings.root, names)
+            save_queue_manifest(self.settings.root, names)
         except OSError as error:
             if error.errno not in DISK_FULL and not is_shortage(error):
                 raise

@@ -16,7 +16,7 @@ from attrs import frozen
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import MESSAGES_MAX, IndexService
-from trioha.store.properties import parse_properties
+from trioha.store.message_properties import parse_properties
 from trioha.store.record import (
     RECORD_BYTES_MIN,
     Record,

@@ -94,18 +94,18 @@ class Retention:
         commit_log: CommitLog,
         settings: RetentionSettings,
         *,
-        needed_from: Callable[[], int] = lambda: 2**63 - 1,
+        retention_floor: Callable[[], int] = lambda: 2**63 - 1,
         on_deleted: Callable[[], Iterable[None]] = lambda: (),
         used_ratio: Callable[[Path], float] | None = None,
         clock: RetentionClock | None = None,
     ) -> None:
-        """`needed_from` gives the lowest offset that a connected replica still needs; `on_deleted` deletes
-        what was built from files that the log has lost, one short step for each item that it gives, and
-        raises StoreError at its end if the disk refused some; `used_ratio` says how full the disk of a
+        """`retention_floor` gives the lowest offset that a connected replica still needs; `on_deleted`
+        deletes what was built from files that the log has lost, one short step for each item that it gives,
+        and raises StoreError at its end if the disk refused some; `used_ratio` says how full the disk of a
         directory is, 0 to 1; `clock` what time `run` takes it to be."""
         self._log = commit_log
         self._settings = settings
-        self._needed_from = needed_from
+        self._retention_floor = retention_floor
         self._on_deleted = on_deleted
         self._used_ratio = used_ratio or _used_ratio
         self._clock = clock or RetentionClock()
@@ -149,10 +149,10 @@ class Retention:
                 self._report(error)
 
     def _delete(self, *, force: bool, now_s: float) -> None:
-        needed_from = self._needed_from()
+        retention_floor = self._retention_floor()
         for file in self._log.files[:-1][:FILES_PER_RUN_MAX]:
             if not force and (
-                file.end_offset > needed_from or now_s - _written_s(file) < self._settings.file_reserved_s
+                file.end_offset > retention_floor or now_s - _written_s(file) < self._settings.file_reserved_s
             ):
                 break
             self._log.delete_first_file()

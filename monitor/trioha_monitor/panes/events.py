@@ -11,12 +11,12 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
 from trioha_monitor.units import format_age
 from trioha_monitor.view import TimelineEvent
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import SEVERITY_GLYPHS, Line, Look
+from trioha_monitor.widgets.render_context import SEVERITY_GLYPHS, Line, RenderContext
 from trioha_monitor.widgets.row_table import RowTable
 
 
@@ -27,7 +27,7 @@ class EventsPane(Pane):
         super().__init__(id="events")
         self._events: tuple[TimelineEvent, ...] | None = None
         self._newest_first: tuple[TimelineEvent, ...] = ()
-        self._look: Look | None = None
+        self._look: RenderContext | None = None
         self.chosen = LineView(id="events-chosen")
         self.table = RowTable[TimelineEvent](
             event_columns(), key_of=lambda event: event.number, text_of=_text_of, id="events-table"
@@ -66,13 +66,13 @@ class EventsPane(Pane):
             ),
         )
 
-    def show(self, scene: Scene) -> None:
-        """Show `scene`."""
-        events, self._look = scene.held.events, scene.look
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        events, self._look = model.held.events, model.context
         is_new = events is not self._events
         if is_new:
             self._events, self._newest_first = events, events[::-1]
-        self.table.show_rows(self._newest_first, scene.look, arrange=is_new)
+        self.table.show_rows(self._newest_first, model.context, arrange=is_new)
         title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
@@ -88,8 +88,8 @@ class EventsPane(Pane):
     def _show_chosen(self) -> None:
         """The event under the cursor: its line in the table may be too short for it."""
         event = next((event for event in self.table.rows if event.number == self.table.cursor), None)
-        look = self._look
-        if event is None or look is None:
+        context = self._look
+        if event is None or context is None:
             self.chosen.border_title = ""
             self.chosen.show_lines([])
             return
@@ -100,7 +100,7 @@ class EventsPane(Pane):
         told_by = f" (told by {event.node})" if event.node and event.replica else ""
         words = f"{event.replica or event.node}{told_by}: {words_of(event)}".removeprefix(": ")
         lines = wrap(words, max(16, self.chosen.size.width))
-        self.chosen.show_lines([((line, look.palette.text),) for line in lines])
+        self.chosen.show_lines([((line, context.palette.text),) for line in lines])
 
     def on_resize(self) -> None:
         """Another width: its words stand on other lines."""
@@ -123,8 +123,8 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             "kind",
             "Kind",
             "what it is about: see below",
-            lambda event, look: (
-                (f"{SEVERITY_GLYPHS[event.severity]} {event.kind.value}", look.palette.of(event.severity)),
+            lambda event, context: (
+                (f"{SEVERITY_GLYPHS[event.severity]} {event.kind.value}", context.palette.of(event.severity)),
             ),
             order=lambda event: event.kind.value,
         ),
@@ -132,14 +132,14 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             "about",
             "About",
             "the replica or the node that it is about",
-            lambda event, look: ((event.replica or event.node, look.palette.strong),),
+            lambda event, context: ((event.replica or event.node, context.palette.strong),),
             order=lambda event: event.replica or event.node,
         ),
         Column(
             "teller",
             "Told by",
             "the master that told it of its replica",
-            lambda event, look: ((event.node if event.replica else "", look.palette.text),),
+            lambda event, context: ((event.node if event.replica else "", context.palette.text),),
             rank=2,
             order=lambda event: event.node,
         ),
@@ -147,8 +147,8 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             "text",
             "What",
             "in a line",
-            lambda event, look: (
-                (words_of(event), look.palette.bad if event.severity == 3 else look.palette.text),
+            lambda event, context: (
+                (words_of(event), context.palette.bad if event.severity == 3 else context.palette.text),
             ),
             flexible_min=24,
         ),
@@ -160,13 +160,16 @@ def words_of(event: TimelineEvent) -> str:
     return event.text if not event.more else f"{event.text} (and {event.more:,} more like it)"
 
 
-def _time(event: TimelineEvent, look: Look) -> Line:
+def _time(event: TimelineEvent, context: RenderContext) -> Line:
     moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
-    return ((f"{moment:%H:%M:%S}", look.palette.text), (f".{event.time_ms % 1000:03d}", look.palette.muted))
+    return (
+        (f"{moment:%H:%M:%S}", context.palette.text),
+        (f".{event.time_ms % 1000:03d}", context.palette.muted),
+    )
 
 
-def _age(event: TimelineEvent, look: Look) -> Line:
-    return ((format_age(max(0, look.end_ms - event.time_ms) / 1000), look.palette.muted),)
+def _age(event: TimelineEvent, context: RenderContext) -> Line:
+    return ((format_age(max(0, context.end_ms - event.time_ms) / 1000), context.palette.muted),)
 
 
 def _text_of(event: TimelineEvent) -> str:

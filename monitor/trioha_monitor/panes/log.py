@@ -10,15 +10,15 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
 from trioha_monitor.units import NOTHING, format_duration, format_offset
 from trioha_monitor.view import ClusterView, LogView, NodeView
 from trioha_monitor.widgets.bars import bar
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import Line, Look, Part, count
 from trioha_monitor.widgets.nodes import identity_columns, is_old, node_key, node_text, rate_cell
+from trioha_monitor.widgets.render_context import Line, Part, RenderContext, count
 from trioha_monitor.widgets.row_table import RowTable
 
 LABEL_WIDTH = 11
@@ -32,7 +32,7 @@ class LogPane(Pane):
 
     def __init__(self) -> None:
         super().__init__(id="log")
-        self._scene: Scene | None = None
+        self._scene: PaneModel | None = None
         self.table = RowTable[NodeView](log_columns(), key_of=node_key, text_of=node_text, id="log-table")
         self.facts = LineView(id="log-facts")
         self.graph = Graph(id="log-graph", empty="No log to draw.")
@@ -68,11 +68,11 @@ class LogPane(Pane):
             ),
         )
 
-    def show(self, scene: Scene) -> None:
-        """Show `scene`."""
-        self._scene = scene
-        nodes = scene.held.nodes
-        self.table.show_rows(nodes, scene.look)
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        self._scene = model
+        nodes = model.held.nodes
+        self.table.show_rows(nodes, model.context)
         title = title_of("Logs", self.table, shown=len(self.table.rows), of=len(nodes))
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
@@ -80,23 +80,23 @@ class LogPane(Pane):
 
     @on(RowTable.Selected, "#log-table")
     def _draw_chosen(self) -> None:
-        scene = self._scene
-        if scene is None:
+        model = self._scene
+        if model is None:
             return
         chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
         if chosen is None:
             self.facts.show_lines([])
-            self.graph.show(None, scene.look)
+            self.graph.show(None, model.context)
             return
         if str(self.facts.border_title) != chosen.label:
             self.facts.border_title = Text(chosen.label)
-        self.facts.show_lines(log_facts(chosen, scene.held, scene.look))
-        newest = scene.view.node(chosen.address) or chosen
+        self.facts.show_lines(log_facts(chosen, model.held, model.context))
+        newest = model.view.node(chosen.address) or chosen
         rate = newest.log.append_bytes_per_s
         marks = tuple(
             Mark(event.time_ms, event.severity)
-            for event in scene.view.events
-            if event.node == chosen.label and event.time_ms > scene.look.end_ms - scene.look.span_ms
+            for event in model.view.events
+            if event.node == chosen.label and event.time_ms > model.context.end_ms - model.context.span_ms
         )
         curve = Curve(
             title="Growth of the log",
@@ -104,9 +104,9 @@ class LogPane(Pane):
             series=newest.log.append_history,
             quantity=Quantity.BYTES_PER_S,
             marks=marks,
-            now="" if rate is None else scene.look.rate(rate),
+            now="" if rate is None else model.context.rate(rate),
         )
-        self.graph.show(curve, scene.look)
+        self.graph.show(curve, model.context)
 
 
 def log_columns() -> tuple[Column[NodeView], ...]:
@@ -117,7 +117,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "min",
             "Min offset",
             "first byte that it still holds",
-            lambda node, look: look.offset(node.log.min_offset, is_old=is_old(node)),
+            lambda node, context: context.offset(node.log.min_offset, is_old=is_old(node)),
             align="right",
             rank=4,
             order=lambda node: _or_less(node.log.min_offset),
@@ -126,7 +126,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "max",
             "Max offset",
             "its end, in bytes",
-            lambda node, look: look.offset(node.log.max_offset, is_old=is_old(node)),
+            lambda node, context: context.offset(node.log.max_offset, is_old=is_old(node)),
             align="right",
             order=lambda node: _or_less(node.log.max_offset),
         ),
@@ -143,7 +143,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "unflushed",
             "To flush",
             "how much is not on disk yet",
-            lambda node, look: _waiting(node, node.log.unflushed_bytes, look),
+            lambda node, context: _waiting(node, node.log.unflushed_bytes, context),
             align="right",
             rank=1,
             order=lambda node: _or_less(node.log.unflushed_bytes),
@@ -152,7 +152,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "undispatched",
             "To dispatch",
             "how much is not in consume queues and index yet",
-            lambda node, look: _waiting(node, node.log.undispatched_bytes, look),
+            lambda node, context: _waiting(node, node.log.undispatched_bytes, context),
             align="right",
             rank=3,
             order=lambda node: _or_less(node.log.undispatched_bytes),
@@ -169,7 +169,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "puts",
             "Puts/s",
             "messages that were put, by the node's own count",
-            lambda node, look: look.figure(count(node.log.put_messages_per_s), is_old=is_old(node)),
+            lambda node, context: context.figure(count(node.log.put_messages_per_s), is_old=is_old(node)),
             align="right",
             rank=1,
             order=lambda node: _or_less(node.log.put_messages_per_s),
@@ -186,9 +186,9 @@ def log_columns() -> tuple[Column[NodeView], ...]:
     )
 
 
-def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
+def log_facts(node: NodeView, view: ClusterView, context: RenderContext) -> list[Line]:
     """What is known of a node's log, one fact a line."""
-    log, palette = node.log, look.palette
+    log, palette = node.log, context.palette
 
     def row(label: str, *parts: Part) -> Line:
         return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
@@ -200,7 +200,9 @@ def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
         return (said, palette.muted)
 
     def stage(label: str, offset: int | None, waiting: int | None) -> Line:
-        left = () if waiting is None else (small("  level" if waiting == 0 else f"  {look.size(-waiting)}"),)
+        left = (
+            () if waiting is None else (small("  level" if waiting == 0 else f"  {context.size(-waiting)}"),)
+        )
         return row(label, text(format_offset(offset)), *left)
 
     lines = [
@@ -210,13 +212,13 @@ def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
             small(" to "),
             text(format_offset(log.max_offset)),
             small("  "),
-            text(look.size(log.size_bytes)),
+            text(context.size(log.size_bytes)),
         ),
-        row("Files", text(count(log.files)), small(" of "), text(look.size(log.file_bytes))),
+        row("Files", text(count(log.files)), small(" of "), text(context.size(log.file_bytes))),
         stage("Flushed", log.flushed_offset, log.unflushed_bytes),
         stage("Dispatched", log.dispatched_offset, log.undispatched_bytes),
-        row("Disk", *_disk_facts(log, look)),
-        row("Keeps", *_retention(log, view, look)),
+        row("Disk", *_disk_facts(log, context)),
+        row("Keeps", *_retention(log, view, context)),
     ]
     if log.dispatch_fault:
         lines.append(row("", (f"✗ {log.dispatch_fault}", palette.bad)))
@@ -234,7 +236,7 @@ def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
     ):
         lines.append(row("" if index else "Ended", text(f"{ended:,} "), small(reason)))
     if node.probes or node.waiting_probes:
-        lines.append(row("Probes", *probe_parts(node, look)))
+        lines.append(row("Probes", *probe_parts(node, context)))
     for index, (reason, times) in enumerate(sorted(node.faults.items(), key=lambda item: -item[1])):
         lines.append(row("" if index else "No answer", text(f"{times:,} "), small(reason)))
     lines.extend(((f"▲ {warning}", palette.warn),) for warning in node.warnings)
@@ -243,9 +245,9 @@ def log_facts(node: NodeView, view: ClusterView, look: Look) -> list[Line]:
     return lines
 
 
-def probe_parts(node: NodeView, look: Look) -> tuple[Part, ...]:
+def probe_parts(node: NodeView, context: RenderContext) -> tuple[Part, ...]:
     """All probes of a node in one line: how many, and who they are mostly."""
-    text, small = look.palette.text, look.palette.muted
+    text, small = context.palette.text, context.palette.muted
     parts: list[Part] = [(f"{sum(probe.count for probe in node.probes):,} ", text)]
     for place, probe in enumerate(node.probes[:PROBES_NAMED]):
         parts.append((f"{' · ' if place else ''}{probe.host} {probe.reason} {probe.count:,}", small))
@@ -256,8 +258,8 @@ def probe_parts(node: NodeView, look: Look) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _disk_facts(log: LogView, look: Look) -> tuple[Part, ...]:
-    palette, ratio = look.palette, log.disk_ratio
+def _disk_facts(log: LogView, context: RenderContext) -> tuple[Part, ...]:
+    palette, ratio = context.palette, log.disk_ratio
     if ratio is None:
         return ((NOTHING, palette.muted),)
     limit = log.disk_ratio_max
@@ -272,12 +274,12 @@ def _disk_facts(log: LogView, look: Look) -> tuple[Part, ...]:
     if limit is not None:
         cells[min(DISK_BAR - 1, int(limit * DISK_BAR))] = "┃"
     said = "" if limit is None else f" of {limit:.0%}"
-    free = "" if log.disk_free_bytes is None else f"  {look.size(log.disk_free_bytes)} free"
+    free = "" if log.disk_free_bytes is None else f"  {context.size(log.disk_free_bytes)} free"
     return (("".join(cells), style), (f" {ratio:.0%}", palette.text), (said + free, palette.muted))
 
 
-def _retention(log: LogView, view: ClusterView, look: Look) -> tuple[Part, ...]:
-    palette = look.palette
+def _retention(log: LogView, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
+    palette = context.palette
     parts: list[Part] = []
     if log.earliest_ms is not None and log.earliest_ms > 0:
         oldest_s = max(0, view.time_ms - log.earliest_ms) / 1000
@@ -289,21 +291,21 @@ def _retention(log: LogView, view: ClusterView, look: Look) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _files(node: NodeView, look: Look) -> Line:
-    return look.figure(count(node.log.files), is_old=is_old(node))
+def _files(node: NodeView, context: RenderContext) -> Line:
+    return context.figure(count(node.log.files), is_old=is_old(node))
 
 
-def _disk(node: NodeView, look: Look) -> Line:
+def _disk(node: NodeView, context: RenderContext) -> Line:
     ratio, limit = node.log.disk_ratio, node.log.disk_ratio_max
     if ratio is None:
-        return ((NOTHING, look.palette.muted),)
+        return ((NOTHING, context.palette.muted),)
     if limit is not None and ratio >= limit:
-        return ((f"▲ {ratio:.0%}", look.palette.bad),)
-    return ((f"{ratio:.0%}", look.palette.muted if is_old(node) else look.palette.text),)
+        return ((f"▲ {ratio:.0%}", context.palette.bad),)
+    return ((f"{ratio:.0%}", context.palette.muted if is_old(node) else context.palette.text),)
 
 
-def _waiting(node: NodeView, waiting: int | None, look: Look) -> Line:
-    return look.figure(look.size(waiting), is_old=is_old(node) or not waiting)
+def _waiting(node: NodeView, waiting: int | None, context: RenderContext) -> Line:
+    return context.figure(context.size(waiting), is_old=is_old(node) or not waiting)
 
 
 def _or_less(number: float | None) -> float:

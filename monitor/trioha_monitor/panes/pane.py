@@ -10,19 +10,19 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from trioha_monitor.view import ClusterView
-from trioha_monitor.widgets.look import Look
+from trioha_monitor.widgets.render_context import RenderContext
 from trioha_monitor.widgets.row_table import RowTable
 
 
 @frozen
-class Scene:
+class PaneModel:
     """What a pane is shown."""
 
     view: ClusterView
     """The newest view: graphs show it."""
     held: ClusterView
     """What tables and figures show: an older view while they are paused, else the newest."""
-    look: Look
+    context: RenderContext
     replica: int | None = None
     """Key of the chosen replica."""
 
@@ -59,8 +59,8 @@ class Pane(Vertical):
             super().__init__()
             self.time_ms = time_ms
 
-    def show(self, scene: Scene) -> None:
-        """Show `scene` in place of the one before."""
+    def show(self, model: PaneModel) -> None:
+        """Show `model` in place of the one before."""
         raise NotImplementedError
 
     @property

@@ -12,15 +12,15 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, Scene, terms_of, title_of
+from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
 from trioha_monitor.units import NOTHING, format_age, format_duration, format_span
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView, Verdict
 from trioha_monitor.widgets.bars import Sparkline
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.graph import Graph
-from trioha_monitor.widgets.look import VERDICT_GLYPHS, Line, Look, seconds
 from trioha_monitor.widgets.nodes import node_columns, node_key
+from trioha_monitor.widgets.render_context import VERDICT_GLYPHS, Line, RenderContext, seconds
 from trioha_monitor.widgets.row_table import RowTable
 
 VERDICT_HELP = {
@@ -49,7 +49,7 @@ class ReplicasPane(Pane):
         super().__init__(id="replicas")
         self._sparklines: defaultdict[int, Sparkline] = defaultdict(Sparkline)
         self._in_seconds = False
-        self._scene: Scene | None = None
+        self._scene: PaneModel | None = None
         self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
         self.table = RowTable[ReplicaView](
             self._columns(), key_of=lambda replica: replica.key, text_of=_text_of, id="replicas-table"
@@ -91,14 +91,14 @@ class ReplicasPane(Pane):
             ),
         )
 
-    def show(self, scene: Scene) -> None:
-        """Show `scene`."""
-        self._scene = scene
-        look, held = scene.look, scene.held
-        self.nodes.show_rows(held.nodes, look)
-        replicas = _with_histories(held, scene.view) if scene.is_paused else held.replicas
-        labels = {"history": f"Lag {format_span(look.span_ms / 1000)}"}
-        self.table.show_rows(replicas, look, labels=labels)
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        self._scene = model
+        context, held = model.context, model.held
+        self.nodes.show_rows(held.nodes, context)
+        replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
+        labels = {"history": f"Lag {format_span(context.span_ms / 1000)}"}
+        self.table.show_rows(replicas, context, labels=labels)
         title = title_of("Replicas", self.table, shown=len(self.table.rows), of=len(replicas))
         if title != self.table.border_title:
             self.table.border_title = Text(title)
@@ -113,16 +113,16 @@ class ReplicasPane(Pane):
         self._draw_graph()
 
     def _draw_graph(self) -> None:
-        scene = self._scene
-        if scene is None:
+        model = self._scene
+        if model is None:
             return
-        replica = None if self.table.cursor is None else scene.view.replica(self.table.cursor)
+        replica = None if self.table.cursor is None else model.view.replica(self.table.cursor)
         curve = (
             None
             if replica is None
-            else lag_curve(replica, scene.view, scene.look, in_seconds=self._in_seconds)
+            else lag_curve(replica, model.view, model.context, in_seconds=self._in_seconds)
         )
-        self.graph.show(curve, scene.look)
+        self.graph.show(curve, model.context)
 
     @on(RowTable.Selected, "#replicas-table")
     def _select(self, message: RowTable.Selected) -> None:
@@ -138,9 +138,13 @@ class ReplicasPane(Pane):
             self.post_message(self.ReplicaChosen(message.key, open_it=True))
 
     def _columns(self) -> tuple[Column[ReplicaView], ...]:
-        def history(replica: ReplicaView, look: Look, width: int) -> Line:
+        def history(replica: ReplicaView, context: RenderContext, width: int) -> Line:
             return self._sparklines[replica.key].draw(
-                replica.lag_history, width, end_ms=look.end_ms, span_ms=look.span_ms, palette=look.palette
+                replica.lag_history,
+                width,
+                end_ms=context.end_ms,
+                span_ms=context.span_ms,
+                palette=context.palette,
             )
 
         return (
@@ -151,14 +155,14 @@ class ReplicasPane(Pane):
                 "slave",
                 "Replica",
                 "broker name and id of the slave, else its socket's address",
-                lambda replica, look: ((replica.label, look.palette.strong),),
+                lambda replica, context: ((replica.label, context.palette.strong),),
                 order=lambda r: r.label,
             ),
             Column(
                 "address",
                 "Address",
                 "the slave's socket at its master",
-                lambda replica, look: ((replica.address, look.palette.muted),),
+                lambda replica, context: ((replica.address, context.palette.muted),),
                 rank=7,
                 order=lambda r: r.address,
             ),
@@ -166,7 +170,7 @@ class ReplicasPane(Pane):
                 "master",
                 "Master",
                 "the node that it copies",
-                lambda replica, look: ((replica.master_label, look.palette.muted),),
+                lambda replica, context: ((replica.master_label, context.palette.muted),),
                 rank=9,
                 order=lambda r: r.master_label,
             ),
@@ -182,7 +186,7 @@ class ReplicasPane(Pane):
                 "sent",
                 "Sent",
                 "first byte that was not sent to it yet",
-                lambda r, look: look.offset(r.sent_offset, is_old=_is_old(r)),
+                lambda r, context: context.offset(r.sent_offset, is_old=_is_old(r)),
                 align="right",
                 rank=8,
                 order=lambda r: -1 if r.sent_offset is None else r.sent_offset,
@@ -191,7 +195,7 @@ class ReplicasPane(Pane):
                 "ack",
                 "Ack",
                 "what it acknowledged, in bytes",
-                lambda r, look: look.offset(r.ack_offset, is_old=_is_old(r)),
+                lambda r, context: context.offset(r.ack_offset, is_old=_is_old(r)),
                 align="right",
                 rank=4,
                 order=lambda r: -1 if r.ack_offset is None else r.ack_offset,
@@ -200,7 +204,7 @@ class ReplicasPane(Pane):
                 "flushed",
                 "Flushed",
                 "how far its log is on its own disk, where it tells",
-                lambda r, look: look.offset(r.flushed_offset, is_old=_is_old(r)),
+                lambda r, context: context.offset(r.flushed_offset, is_old=_is_old(r)),
                 align="right",
                 rank=10,
                 order=lambda r: -1 if r.flushed_offset is None else r.flushed_offset,
@@ -225,7 +229,9 @@ class ReplicasPane(Pane):
                 "speed",
                 "Speed",
                 "how fast it acknowledges, mean of the last seconds",
-                lambda r, look: look.figure(look.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s),
+                lambda r, context: context.figure(
+                    context.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s
+                ),
                 align="right",
                 rank=3,
                 order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
@@ -251,28 +257,28 @@ class ReplicasPane(Pane):
         )
 
 
-def verdict_cell(replica: ReplicaView, look: Look) -> Line:
+def verdict_cell(replica: ReplicaView, context: RenderContext) -> Line:
     """Glyph, word and colour; with the age of the data where that is all there is to say."""
-    part = look.verdict(replica.verdict)
+    part = context.verdict(replica.verdict)
     if replica.verdict is Verdict.STALE:
-        return (part, (f" {format_age(replica.age_s)}", look.palette.muted))
+        return (part, (f" {format_age(replica.age_s)}", context.palette.muted))
     if replica.verdict is Verdict.SILENT and not replica.is_connected:
-        return (part, (f" {format_age(replica.for_s)}", look.palette.muted))
+        return (part, (f" {format_age(replica.for_s)}", context.palette.muted))
     return (part,)
 
 
-def eta_cell(replica: ReplicaView, look: Look) -> Line:
+def eta_cell(replica: ReplicaView, context: RenderContext) -> Line:
     """When it has caught up; of an observer nobody can say."""
     if replica.verdict is Verdict.OBSERVER:
-        return ((NOTHING, look.palette.muted),)
+        return ((NOTHING, context.palette.muted),)
     if replica.is_closing is False:
-        return (("not closing", look.palette.warn),)
+        return (("not closing", context.palette.warn),)
     if replica.eta_s is None:
-        return ((NOTHING, look.palette.muted),)
+        return ((NOTHING, context.palette.muted),)
     if replica.eta_s == 0:
-        return (("in step", look.palette.muted),)
+        return (("in step", context.palette.muted),)
     eta = seconds(replica.eta_s) if replica.eta_s < 10 else format_duration(replica.eta_s)
-    return ((f"in {eta}", look.palette.text),)
+    return ((f"in {eta}", context.palette.text),)
 
 
 def _eta_order(replica: ReplicaView) -> float:
@@ -291,14 +297,14 @@ def _is_old(replica: ReplicaView) -> bool:
     return replica.verdict is Verdict.STALE or not replica.is_connected
 
 
-def _state(replica: ReplicaView, look: Look) -> Line:
+def _state(replica: ReplicaView, context: RenderContext) -> Line:
     if not replica.is_connected:
-        return ((f"gone {format_age(replica.for_s)}", look.palette.bad),)
-    return ((replica.state, look.palette.text), (f" {format_age(replica.for_s)}", look.palette.muted))
+        return ((f"gone {format_age(replica.for_s)}", context.palette.bad),)
+    return ((replica.state, context.palette.text), (f" {format_age(replica.for_s)}", context.palette.muted))
 
 
-def _diff(replica: ReplicaView, look: Look) -> Line:
-    diff, palette = replica.diff_bytes, look.palette
+def _diff(replica: ReplicaView, context: RenderContext) -> Line:
+    diff, palette = replica.diff_bytes, context.palette
     if diff is None:
         return ((NOTHING, palette.muted),)
     if diff < 0:
@@ -307,21 +313,21 @@ def _diff(replica: ReplicaView, look: Look) -> Line:
         style = palette.muted
     else:
         style = palette.text if not replica.verdict.severity else palette.of(replica.verdict.severity)
-    return ((look.size(diff), style),)
+    return ((context.size(diff), style),)
 
 
-def _lag(replica: ReplicaView, look: Look) -> Line:
+def _lag(replica: ReplicaView, context: RenderContext) -> Line:
     if replica.is_rejoining:
-        return (("rejoining", look.palette.muted),)
+        return (("rejoining", context.palette.muted),)
     if replica.lag_s is None:
-        return ((NOTHING, look.palette.muted),)
+        return ((NOTHING, context.palette.muted),)
     late = replica.lag_s > replica.limits.slave_timeout_s
     style = (
-        look.palette.warn
+        context.palette.warn
         if late
-        else look.palette.muted
+        else context.palette.muted
         if _is_old(replica) or not replica.lag_s
-        else look.palette.text
+        else context.palette.text
     )
     return ((seconds(replica.lag_s), style),)
 

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, Scene
+from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, verdict_cell
 from trioha_monitor.units import NOTHING, format_duration, format_offset
 from trioha_monitor.view import NodeView, ReplicaView, Spread, Verdict
@@ -20,7 +20,7 @@ from trioha_monitor.widgets.bars import bar
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.graph import Graph
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import Line, Look, Part, count, milliseconds, seconds
+from trioha_monitor.widgets.render_context import Line, Part, RenderContext, count, milliseconds, seconds
 
 LABEL_WIDTH = 10
 STAGES = (
@@ -54,7 +54,7 @@ class SlavePane(Pane, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="slave")
-        self._scene: Scene | None = None
+        self._scene: PaneModel | None = None
         self.facts = LineView(id="slave-facts")
         self.ladder = LineView(id="slave-ladder")
         self.graph = Graph(id="slave-bytes", empty="No replica to draw.")
@@ -92,27 +92,27 @@ class SlavePane(Pane, can_focus=True):
             HelpTopic("Offsets", STAGES),
         )
 
-    def show(self, scene: Scene) -> None:
+    def show(self, model: PaneModel) -> None:
         """Show the chosen replica, or the first one."""
-        self._scene = scene
-        look = scene.look
-        replica = _chosen(scene.held.replicas, scene.replica)
+        self._scene = model
+        context = model.context
+        replica = _chosen(model.held.replicas, model.replica)
         if replica is None:
             self._entitle("Slave", "")
-            self.facts.show_lines([(("No replica is known.", look.palette.muted),)])
+            self.facts.show_lines([(("No replica is known.", context.palette.muted),)])
             self.ladder.show_lines([])
-            self.graph.show(None, look)
-            self.seconds_graph.show(None, look)
+            self.graph.show(None, context)
+            self.seconds_graph.show(None, context)
             return
-        place = scene.held.replicas.index(replica) + 1
-        self._entitle(replica.label, f"{place} of {len(scene.held.replicas)}")
-        node = scene.held.node(replica.node) if replica.node is not None else None
-        self.facts.show_lines(facts_of(replica, node, look, width=self.facts.size.width))
-        is_live = scene.held.is_live
-        self.ladder.show_lines(ladder_of(replica, look, width=self.ladder.size.width, is_live=is_live))
-        newest = scene.view.replica(replica.key) or replica
-        self.graph.show(lag_curve(newest, scene.view, look, in_seconds=False), look)
-        self.seconds_graph.show(lag_curve(newest, scene.view, look, in_seconds=True), look)
+        place = model.held.replicas.index(replica) + 1
+        self._entitle(replica.label, f"{place} of {len(model.held.replicas)}")
+        node = model.held.node(replica.node) if replica.node is not None else None
+        self.facts.show_lines(facts_of(replica, node, context, width=self.facts.size.width))
+        is_live = model.held.is_live
+        self.ladder.show_lines(ladder_of(replica, context, width=self.ladder.size.width, is_live=is_live))
+        newest = model.view.replica(replica.key) or replica
+        self.graph.show(lag_curve(newest, model.view, context, in_seconds=False), context)
+        self.seconds_graph.show(lag_curve(newest, model.view, context, in_seconds=True), context)
 
     def action_toggle_quantity(self) -> None:
         """Bytes or seconds; a large terminal shows both."""
@@ -126,11 +126,11 @@ class SlavePane(Pane, can_focus=True):
 
     def action_other(self, steps: int) -> None:
         """The next or the previous replica."""
-        scene = self._scene
-        if scene is None or not scene.held.replicas:
+        model = self._scene
+        if model is None or not model.held.replicas:
             return
-        replicas = scene.held.replicas
-        chosen = _chosen(replicas, scene.replica)
+        replicas = model.held.replicas
+        chosen = _chosen(replicas, model.replica)
         assert chosen is not None
         place = min(max(replicas.index(chosen) + steps, 0), len(replicas) - 1)
         self.post_message(self.ReplicaChosen(replicas[place].key))
@@ -144,9 +144,11 @@ def _chosen(replicas: Sequence[ReplicaView], key: int | None) -> ReplicaView | N
     return next((replica for replica in replicas if replica.key == key), replicas[0] if replicas else None)
 
 
-def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: int) -> list[Line]:
+def facts_of(
+    replica: ReplicaView, node: NodeView | None, context: RenderContext, *, width: int
+) -> list[Line]:
     """What is known of a replica, one fact a line; long words on its verdict go on below, at `width`."""
-    palette = look.palette
+    palette = context.palette
 
     def row(label: str, *parts: Part) -> Line:
         return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
@@ -167,7 +169,11 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: 
     complaint = "" if node is None or node.slave is None else node.slave.complaint
     lines = [
         *_verdict_lines(
-            replica, complaint or replica.why, palette.bad if complaint else palette.muted, look, width=width
+            replica,
+            complaint or replica.why,
+            palette.bad if complaint else palette.muted,
+            context,
+            width=width,
         ),
         row(
             "Link",
@@ -181,19 +187,19 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: 
             "Lag",
             text("rejoining" if replica.is_rejoining else seconds(replica.lag_s)),
             small("  diff "),
-            text(look.size(replica.diff_bytes)),
+            text(context.size(replica.diff_bytes)),
             small("  caught up "),
-            *eta_cell(replica, look),
+            *eta_cell(replica, context),
         ),
         row(
             "Speed",
             small("sent "),
-            text(look.rate(replica.sent_bytes_per_s)),
+            text(context.rate(replica.sent_bytes_per_s)),
             small("  acked "),
-            text(look.rate(replica.ack_bytes_per_s)),
+            text(context.rate(replica.ack_bytes_per_s)),
         ),
         row("Ack time", *_spread(replica.ack_latency_ms, milliseconds, text, small)),
-        row("Frames", *_spread(replica.frame_bytes, look.size, text, small)),
+        row("Frames", *_spread(replica.frame_bytes, context.size, text, small)),
     ]
     if node is not None and node.slave is not None:
         slave = node.slave
@@ -201,7 +207,7 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: 
             "Own side",
             text(slave.state or NOTHING),
             small("  takes "),
-            text(look.rate(slave.received_bytes_per_s)),
+            text(context.rate(slave.received_bytes_per_s)),
             small("  read "),
             text(NOTHING if slave.read_age_s is None else f"{seconds(slave.read_age_s)} ago"),
         )
@@ -211,9 +217,11 @@ def facts_of(replica: ReplicaView, node: NodeView | None, look: Look, *, width: 
     return lines
 
 
-def _verdict_lines(replica: ReplicaView, words: str, style: Style, look: Look, *, width: int) -> list[Line]:
-    cell = verdict_cell(replica, look)
-    first: Line = (("Verdict".ljust(LABEL_WIDTH), look.palette.muted), *cell)
+def _verdict_lines(
+    replica: ReplicaView, words: str, style: Style, context: RenderContext, *, width: int
+) -> list[Line]:
+    cell = verdict_cell(replica, context)
+    first: Line = (("Verdict".ljust(LABEL_WIDTH), context.palette.muted), *cell)
     if len(words) + 2 + sum(len(text) for text, _ in first) <= width:
         return [(*first, (f"  {words}", style))]
     room = max(16, width - LABEL_WIDTH)
@@ -239,7 +247,9 @@ def _spread(
     )
 
 
-def ladder_of(replica: ReplicaView, look: Look, *, width: int, is_live: bool = True) -> list[Line]:
+def ladder_of(
+    replica: ReplicaView, context: RenderContext, *, width: int, is_live: bool = True
+) -> list[Line]:
     """Every stage with its offset and how far it is from the end of the log, drawn to one scale.
 
     The master's figures are of one answer, the slave's own of another: each is measured by the end of the log
@@ -262,30 +272,30 @@ def ladder_of(replica: ReplicaView, look: Look, *, width: int, is_live: bool = T
         for place, (offset, lack_bytes) in enumerate(zip(ends, lacking, strict=True)):
             stage, _ = next(names)
             line: list[Part] = [
-                (stage.ljust(11), look.palette.muted),
+                (stage.ljust(11), context.palette.muted),
                 (
                     format_offset(offset).rjust(digits),
-                    look.palette.muted if offset is None else look.palette.text,
+                    context.palette.muted if offset is None else context.palette.text,
                 ),
             ]
             if place:
-                line += _distance(lack_bytes, worst, replica, look, room=width - 11 - digits - 14)
+                line += _distance(lack_bytes, worst, replica, context, room=width - 11 - digits - 14)
             elif offset is not None:
                 age = "" if age_s is None else f", {seconds_ago(age_s)}"
-                line.append((f"   at {teller}{age}", look.palette.muted))
+                line.append((f"   at {teller}{age}", context.palette.muted))
             lines.append(tuple(line))
     return lines
 
 
 def _distance(
-    lack_bytes: int | None, worst: int, replica: ReplicaView, look: Look, *, room: int
+    lack_bytes: int | None, worst: int, replica: ReplicaView, context: RenderContext, *, room: int
 ) -> list[Part]:
     """How far a stage is from the end of the log, in bytes and as a bar."""
-    palette = look.palette
+    palette = context.palette
     if lack_bytes is None:
         return []
     style = palette.muted if lack_bytes == 0 else palette.bad if lack_bytes < 0 else palette.text
-    parts: list[Part] = [(f"{look.size(-lack_bytes) if lack_bytes else 'level':>12}  ", style)]
+    parts: list[Part] = [(f"{context.size(-lack_bytes) if lack_bytes else 'level':>12}  ", style)]
     if lack_bytes > 0 and room > 4:
         parts.append((bar(lack_bytes / worst, room), palette.of(replica.verdict.severity)))
     return parts

@@ -9,8 +9,8 @@ same thread, at any time. Beyond that protocol there are `step_record` (one reco
 
 `MonitorRecording(directory)` is the `trioha_monitor.source.Recording` behind the key `r`.
 
-`reel` puts sessions on one axis, `state` makes the views, `overview` passes everything once, `player` moves,
-`hunt` searches, `capture` records. None of it imports Textual.
+`timeline` puts sessions on one axis, `state` makes the views, `overview` passes everything once, `player`
+moves, `search` looks for the next lag, `capture` records. None of it imports Textual.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import NODE_ID_MAX, SOURCE_MONITOR, SessionIdentity
 from trioha.recording.recorder import Recorder
-from trioha_monitor.replay.reel import NS_PER_MS
+from trioha_monitor.replay.replay_timeline import NS_PER_MS
 from trioha_monitor.view import ClusterView, Health, NodeView, ReplicaView
 
 START_TIMEOUT_S: Final = 5.0
@@ -112,7 +112,7 @@ class _Thread:
     def note(self, view: ClusterView) -> None:
         if self._token is not None:
             try:
-                self._token.run_sync_soon(self._take, view)
+                self._token.run_sync_soon(self._session_run, view)
             except trio.RunFinishedError:
                 # Told by `end`.
                 self._lost += 1
@@ -157,7 +157,7 @@ class _Thread:
             sampler.finish()
             recorders.cancel_scope.cancel()
 
-    def _take(self, view: ClusterView) -> None:
+    def _session_run(self, view: ClusterView) -> None:
         assert self._send is not None
         try:
             self._send.send_nowait(view)

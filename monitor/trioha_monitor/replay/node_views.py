@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from trioha.recording.batch_stats import Counts
 from trioha.recording.events import CloseReason, Kind, PutStatus
-from trioha.recording.extracts import Counts
 from trioha_monitor.answers import probe_counts
-from trioha_monitor.replay.happenings import name_of
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments
 from trioha_monitor.replay.overview import Overview
-from trioha_monitor.replay.reel import NS_PER_S, RecordedNode
+from trioha_monitor.replay.replay_timeline import NS_PER_S, RecordedNode
 from trioha_monitor.replay.slave_sides import side_of
+from trioha_monitor.replay.timeline_events import name_of
 from trioha_monitor.texts import clean, host_of
 from trioha_monitor.view import Health, LogView, NodeView, ProbeCount, PutRate, ReplicaView, Verdict
 
@@ -33,13 +33,13 @@ class NodeViews:
         is_growing: bool,
     ) -> NodeView:
         """The node; `views` are its replicas, beside which so many are `hidden`."""
-        take, at_ns = moment.take, moment.at_ns
-        identity = take.tape.session.identity
+        run, at_ns = moment.run, moment.at_ns
+        identity = run.reader.session.identity
         health, reason, since_ns = health_of(node, moment, is_growing=is_growing)
         observers = sum(view.is_connected and view.verdict is Verdict.OBSERVER for view in views)
         ended, probes = _ended_reasons(self._moments, moment)
-        last = take.tape.record_before(moment.position)
-        age_ns = at_ns - (take.start_ns if last is None else take.wall_of(int(last["ts_ns"])))
+        last = run.reader.record_before(moment.position)
+        age_ns = at_ns - (run.start_ns if last is None else run.wall_of(int(last["ts_ns"])))
         return NodeView(
             address=node.key,
             health=health,
@@ -50,26 +50,26 @@ class NodeViews:
             cluster=identity.cluster_name,
             broker_name=identity.broker_name,
             broker_id=identity.broker_id,
-            version=clean(str(take.sample_at(at_ns).get("version") or ""))
-            or ("" if take.is_sampled else take.tape.session.program_version),
+            version=clean(str(run.sample_at(at_ns).get("version") or ""))
+            or ("" if run.is_sampled else run.reader.session.program_version),
             told_by="session",
-            tells_replicas=not take.is_slave,
+            tells_replicas=not run.is_slave,
             log=self._log(moment),
-            limits=take.limits,
-            slave=side_of(self._moments, moment) if take.is_slave else None,
-            connected_replicas=0 if take.is_slave else len(moment.connections),
+            limits=run.limits,
+            slave=side_of(self._moments, moment) if run.is_slave else None,
+            connected_replicas=0 if run.is_slave else len(moment.connections),
             hidden_replicas=hidden,
             observers=observers,
             in_sync_replicas=None
-            if take.is_slave
+            if run.is_slave
             else sum(view.in_sync is True and view.verdict is not Verdict.OBSERVER for view in views),
             ended_connections=ended,
             waiting_probes=moment.waiting_probes,
-            probes=_sampled_probes(take.sample_at(at_ns)) if take.is_sampled else probe_counts(probes),
+            probes=_sampled_probes(run.sample_at(at_ns)) if run.is_sampled else probe_counts(probes),
         )
 
     def _log(self, moment: Moment) -> LogView:
-        take, at_ns = moment.take, moment.at_ns
+        run, at_ns = moment.run, moment.at_ns
         before = self._moments.earlier(moment, RATE_NS)
         passed_s = RATE_NS / NS_PER_S
         append = None
@@ -77,24 +77,24 @@ class NodeViews:
         puts: tuple[PutRate, ...] = ()
         if before is not None and moment.own_max is not None and before.own_max is not None:
             append = max(0, moment.own_max - before.own_max) / passed_s
-        if not take.is_slave and not take.is_sampled:
+        if not run.is_slave and not run.is_sampled:
             lately = None
             if before is not None:
-                lately = take.tape.counts_between(before.position, moment.position)
+                lately = run.reader.counts_between(before.position, moment.position)
                 puts_per_s = lately.puts / passed_s
             puts = _puts(moment, lately, passed_s)
-        size = take.tape.session.identity.settings.get("mappedFileSizeCommitLog")
-        sample = take.sample_at(at_ns)
-        if take.is_sampled:
-            puts = _sampled_puts(sample, take.sample_at(at_ns - RATE_NS), passed_s)
+        size = run.reader.session.identity.settings.get("mappedFileSizeCommitLog")
+        sample = run.sample_at(at_ns)
+        if run.is_sampled:
+            puts = _sampled_puts(sample, run.sample_at(at_ns - RATE_NS), passed_s)
         min_offset = sample.get("min_offset")
         return LogView(
             min_offset=min_offset if isinstance(min_offset, int) else None,
             max_offset=moment.own_max,
-            flushed_offset=moment.standing.of_node(Kind.FLUSHED),
-            dispatched_offset=moment.standing.of_node(Kind.DISPATCHED),
+            flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
+            dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
             append_bytes_per_s=append,
-            append_history=self._overview.append_series(take, at_ns=at_ns, own_max=moment.own_max),
+            append_history=self._overview.append_series(run, at_ns=at_ns, own_max=moment.own_max),
             file_bytes=size if isinstance(size, int) else None,
             put_messages_per_s=puts_per_s,
             puts=puts,
@@ -103,24 +103,24 @@ class NodeViews:
 
 def health_of(node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[Health, str, int]:
     """Health of a node, why, and since when; `is_growing` as in `State.view`."""
-    take, at_ns = moment.take, moment.at_ns
-    sample = take.sample_at(at_ns)
-    if sample.get("health") == Health.DOWN.value and (at_ns <= take.end_ns or is_growing):
-        return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", take.start_ns
-    if at_ns <= take.end_ns or is_growing:
-        return Health.UP, "", take.start_ns
-    if take.tape.ended_in_order:
-        return Health.DOWN, "its recording ended in order", take.end_ns
-    quiet_ns = at_ns - take.end_ns
-    if node.next_start_ns(take) is not None:
-        return Health.DOWN, "its recording breaks off here: killed, and started again later", take.end_ns
-    if quiet_ns > take.quiet_ns:
-        return Health.DOWN, "its recording breaks off here: killed, or still going on", take.end_ns
-    return Health.UP, "", take.start_ns
+    run, at_ns = moment.run, moment.at_ns
+    sample = run.sample_at(at_ns)
+    if sample.get("health") == Health.DOWN.value and (at_ns <= run.end_ns or is_growing):
+        return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", run.start_ns
+    if at_ns <= run.end_ns or is_growing:
+        return Health.UP, "", run.start_ns
+    if run.reader.ended_in_order:
+        return Health.DOWN, "its recording ended in order", run.end_ns
+    quiet_ns = at_ns - run.end_ns
+    if node.next_start_ns(run) is not None:
+        return Health.DOWN, "its recording breaks off here: killed, and started again later", run.end_ns
+    if quiet_ns > run.quiet_ns:
+        return Health.DOWN, "its recording breaks off here: killed, or still going on", run.end_ns
+    return Health.UP, "", run.start_ns
 
 
 def _puts(moment: Moment, lately: Counts | None, passed_s: float) -> tuple[PutRate, ...]:
-    every = moment.take.tape.counts_at(moment.position)
+    every = moment.run.reader.counts_at(moment.position)
     if every is None:
         return ()
     recent = None if lately is None else _results(lately)
@@ -135,19 +135,19 @@ def _ended_reasons(moments: Moments, moment: Moment) -> tuple[dict[str, int], di
 
     Nodes count probes themselves, in facts; earlier ones recorded each as a connection.
     """
-    take, tape = moment.take, moment.take.tape
+    run, reader = moment.run, moment.run.reader
     reasons: Counter[str] = Counter()
     probes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for (host, reason), count in take.probes_at(moment.position).items():
+    for (host, reason), count in run.probes_at(moment.position).items():
         probes[host][reason] += count
-    if tape.knows_all_before(moment.position):
-        for ended in tape.ended_between(tape.first_seq, moment.position):
+    if reader.knows_all_before(moment.position):
+        for ended in reader.ended_between(reader.first_seq, moment.position):
             closed = ended.records[ended.records["kind"] == Kind.CLOSED]
             name = name_of(CloseReason, int(closed["flags"][-1])) if len(closed) else "NONE"
-            if take.is_slave or moments.life(take, ended) is not None:
+            if run.is_slave or moments.life(run, ended) is not None:
                 reasons[name] += 1
             else:
-                probes[host_of(take.address_of(ended.conn))][name] += 1
+                probes[host_of(run.address_of(ended.conn))][name] += 1
     return dict(reasons), {host: dict(names) for host, names in probes.items()}
 
 

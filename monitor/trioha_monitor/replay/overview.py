@@ -18,14 +18,20 @@ from functools import partial
 import numpy as np
 from attrs import evolve
 
-from trioha.recording.chunks import Chunk
+from trioha.recording.batch_stats import Ints, marks_of
 from trioha.recording.events import Kind, PutStatus
-from trioha.recording.extracts import Ints, marks_of
 from trioha.recording.lags import Lags, lags
-from trioha_monitor.replay.happenings import asked_in, happenings, session_marks, sync_changes, without_probes
-from trioha_monitor.replay.lanes import UNKNOWN, Growth, Lane
-from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, Reel, Take
+from trioha.recording.segment_cache import Chunk
+from trioha_monitor.replay.histories import UNKNOWN, LagHistory, LogEndHistory
+from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, ReplayTimeline, SessionRun
 from trioha_monitor.replay.rows import Twins
+from trioha_monitor.replay.timeline_events import (
+    asked_in,
+    session_marks,
+    sync_changes,
+    timeline_events,
+    without_probes,
+)
 from trioha_monitor.series import Bucket, Series, Severity
 from trioha_monitor.source import Tick
 from trioha_monitor.verdict import OBSERVER_HOUSEKEEPINGS
@@ -49,11 +55,11 @@ SERIES_MAX = 1024
 class Overview:
     """Fed by `work`; see the module's text."""
 
-    def __init__(self, reel: Reel) -> None:
-        self._reel = reel
-        span_ms = (reel.end_ns - reel.start_ns) // NS_PER_MS
+    def __init__(self, timeline: ReplayTimeline) -> None:
+        self._timeline = timeline
+        span_ms = (timeline.end_ns - timeline.start_ns) // NS_PER_MS
         self.bucket_ms = next((ms for ms in _BUCKETS_MS if span_ms // ms < BUCKETS_MAX), _BUCKETS_MS[-1])
-        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._lag_histories: dict[tuple[int, int], LagHistory] = {}
         self._events: list[TimelineEvent] = []
         self._times_ms: list[int] = []
         self._is_sorted = True
@@ -68,9 +74,9 @@ class Overview:
         self._records = 0
         self._total = 1
         self.is_complete = False
-        self._labels = {take.number: node.key for node in reel.nodes for take in node.takes}
-        self._twins = Twins(reel)
-        self._growth: dict[int, Growth] = {}
+        self._labels = {run.number: node.key for node in timeline.nodes for run in node.runs}
+        self._twins = Twins(timeline)
+        self._growth: dict[int, LogEndHistory] = {}
         """How long each node's log was, by take."""
         self._passed: dict[int, int] = {}
         """Position behind what was passed, by take."""
@@ -89,73 +95,73 @@ class Overview:
     def work(self) -> Iterator[None]:
         """Pass everything that was not passed yet; goes on after a few milliseconds each time."""
         self.is_complete = False
-        takes = self._reel.takes
+        runs = self._timeline.runs
         self._records = 0
-        self._total = max(1, sum(take.tape.end_seq - self._passed.get(take.number, 0) for take in takes))
-        for node in self._reel.nodes:
-            for starts, take in enumerate(node.takes, start=1):
-                self._add_session_marks(take, starts=starts)
-        for take, chunk in heapq.merge(*(self._chunks(take) for take in takes), key=_begins_ns):
-            self._pass(take, chunk)
+        self._total = max(1, sum(run.reader.end_seq - self._passed.get(run.number, 0) for run in runs))
+        for node in self._timeline.nodes:
+            for starts, run in enumerate(node.runs, start=1):
+                self._add_session_marks(run, starts=starts)
+        for run, chunk in heapq.merge(*(self._chunks(run) for run in runs), key=_begins_ns):
+            self._pass(run, chunk)
             yield
-        for node in self._reel.nodes:
-            for starts, take in enumerate(node.takes, start=1):
-                self._add_session_marks(take, starts=starts)
+        for node in self._timeline.nodes:
+            for starts, run in enumerate(node.runs, start=1):
+                self._add_session_marks(run, starts=starts)
         self.is_complete = True
 
-    def _chunks(self, take: Take) -> Iterator[tuple[Take, Chunk]]:
-        for chunk in take.tape.scan(self._passed.get(take.number, 0)):
-            yield take, chunk
+    def _chunks(self, run: SessionRun) -> Iterator[tuple[SessionRun, Chunk]]:
+        for chunk in run.reader.scan(self._passed.get(run.number, 0)):
+            yield run, chunk
 
-    def _pass(self, take: Take, chunk: Chunk) -> None:
+    def _pass(self, run: SessionRun, chunk: Chunk) -> None:
         records = chunk.records
-        done = self._passed.get(take.number, 0)
-        stood = chunk.stood
+        done = self._passed.get(run.number, 0)
+        snapshot = chunk.snapshot
         if len(records) and int(records["seq"][0]) < done:
             # The part of a chunk that had not been written when it was passed.
             cut = int(np.searchsorted(records["seq"], done))
-            stood, _ = stood.after(records[:cut])
+            snapshot, _ = snapshot.after(records[:cut])
             records = records[cut:]
         if not len(records):
             return
-        self._passed[take.number] = int(records["seq"][-1]) + 1
+        self._passed[run.number] = int(records["seq"][-1]) + 1
         self._records += len(records)
-        last_ns = take.wall_of(int(records["ts_ns"].max()))
-        self._passed_bucket[take.number] = max(
-            last_ns // (self.bucket_ms * NS_PER_MS), self._passed_bucket.get(take.number, 0)
+        last_ns = run.wall_of(int(records["ts_ns"].max()))
+        self._passed_bucket[run.number] = max(
+            last_ns // (self.bucket_ms * NS_PER_MS), self._passed_bucket.get(run.number, 0)
         )
-        node = self._labels[take.number]
-        was_failing = self._failing.get(take.number, False)
-        asked = self._asked.setdefault(take.number, set())
+        node = self._labels[run.number]
+        was_failing = self._failing.get(run.number, False)
+        asked = self._asked.setdefault(run.number, set())
         asked |= asked_in(records)
         marks = marks_of(records, was_failing=was_failing)
-        if not take.is_slave:
-            marks = without_probes(marks, asked | asked_in(stood.records))
-        name_of = partial(self._name_of, take)
-        new = list(happenings(take, node, marks, name_of, was_failing=was_failing))
+        if not run.is_slave:
+            marks = without_probes(marks, asked | asked_in(snapshot.records))
+        name_of = partial(self._name_of, run)
+        new = list(timeline_events(run, node, marks, name_of, was_failing=was_failing))
         waits = records["flags"][records["kind"] == Kind.WAIT_END]
         if len(waits):
-            self._failing[take.number] = bool(waits[-1] != PutStatus.PUT_OK)
-        growth = self._growth.get(take.number)
-        if growth is None:
-            growth = self._growth[take.number] = Growth(take, bucket_ns=self._bucket_ns)
-        growth.take_in(records)
-        if not take.is_slave:
-            found = lags(records, stood, is_sampled=take.is_sampled)
-            new += sync_changes(take, node, found, name_of)
-            self._add_lags(take, found, growth)
+            self._failing[run.number] = bool(waits[-1] != PutStatus.PUT_OK)
+        log_end_history = self._growth.get(run.number)
+        if log_end_history is None:
+            log_end_history = self._growth[run.number] = LogEndHistory(run, bucket_ns=self._bucket_ns)
+        log_end_history.take_in(records)
+        if not run.is_slave:
+            found = lags(records, snapshot, is_sampled=run.is_sampled)
+            new += sync_changes(run, node, found, name_of)
+            self._add_lags(run, found, log_end_history)
         self._add_events(new)
 
-    def _name_of(self, take: Take, conn: int) -> str:
+    def _name_of(self, run: SessionRun, conn: int) -> str:
         """The replica behind a connection: the slave where its own session is there, else its address."""
-        twin = self._twins.of(take, conn)
-        return take.address_of(conn) if twin is None else self._labels[twin[0].number]
+        twin = self._twins.of(run, conn)
+        return run.address_of(conn) if twin is None else self._labels[twin[0].number]
 
     @property
     def _bucket_ns(self) -> int:
         return self.bucket_ms * NS_PER_MS
 
-    def _add_lags(self, take: Take, found: Lags, growth: Growth) -> None:
+    def _add_lags(self, run: SessionRun, found: Lags, log_end_history: LogEndHistory) -> None:
         known = found.worst >= 0
         conn, closed, ts_ns = found.conn[known], found.closed[known], found.ts_ns[known]
         worst, ack = found.worst[known], found.ack_after[known]
@@ -164,21 +170,23 @@ class Overview:
             return
         begins = np.flatnonzero(np.diff(conn, prepend=-1) != 0).tolist()
         for begin, end in zip(begins, [*begins[1:], len(conn)], strict=True):
-            key = (take.number, int(conn[begin]))
+            key = (run.number, int(conn[begin]))
             part = slice(begin, end)
-            buckets = growth.buckets(ts_ns[part])
-            lane = self._lanes.get(key)
-            if lane is None:
-                lane = self._lanes[key] = Lane.at(growth, int(buckets[0]), bucket_ns=self._bucket_ns)
-            np.maximum(buckets, lane.next_bucket, out=buckets)
-            lane.take_in(
+            buckets = log_end_history.buckets(ts_ns[part])
+            history = self._lag_histories.get(key)
+            if history is None:
+                history = self._lag_histories[key] = LagHistory.at(
+                    log_end_history, int(buckets[0]), bucket_ns=self._bucket_ns
+                )
+            np.maximum(buckets, history.next_bucket, out=buckets)
+            history.take_in(
                 buckets,
-                ts_ns[part] + take.wall_of(0),
+                ts_ns[part] + run.wall_of(0),
                 worst=worst[part],
                 ack_before=ack_before[part],
                 ack=ack[part],
             )
-            lane.is_open = not closed[part].any()
+            history.is_open = not closed[part].any()
 
     # -- lag -----------------------------------------------------------------------------------------------
 
@@ -188,29 +196,29 @@ class Overview:
         Without those that never acknowledged anything new for as long as makes an observer: theirs grows
         with the log, and would hide all others'.
         """
-        limits = self._reel.takes[0].limits
+        limits = self._timeline.runs[0].limits
         patience_ns = round(OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s * NS_PER_S)
-        first, last = self._reel.start_ns // self._bucket_ns, self._reel.end_ns // self._bucket_ns
+        first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
         worst = np.full(last - first + 1, UNKNOWN, np.int64)
-        for (number, _), lane in self._lanes.items():
-            lane.carry_to(self._passed_bucket[number])
-            if not lane.has_moved and lane.lasted_ns > patience_ns:
+        for (number, _), history in self._lag_histories.items():
+            history.carry_to(self._passed_bucket[number])
+            if not history.has_moved and history.lasted_ns > patience_ns:
                 continue
-            np.maximum(worst, lane.lag.part(first, len(worst)), out=worst)
+            np.maximum(worst, history.lag.part(first, len(worst)), out=worst)
         return _series(worst, first, self.bucket_ms, limit=limits.gap_bytes_max)
 
     def may_lack(self, at_ns: int, age_ns: int) -> bool:
         """Whether a replica may lack a byte older than `age_ns` at a moment; False is certain once all was
         passed."""
         bucket = at_ns // self._bucket_ns
-        for (number, _), lane in self._lanes.items():
-            lane.carry_to(self._passed_bucket[number])
-            if lane.age.part(bucket, 1)[0] >= age_ns:
+        for (number, _), history in self._lag_histories.items():
+            history.carry_to(self._passed_bucket[number])
+            if history.age.part(bucket, 1)[0] >= age_ns:
                 return True
         return False
 
     def lag_series(
-        self, take: Take, conns: tuple[int, ...], *, at_ns: int, now: int | None, limits: Limits
+        self, run: SessionRun, conns: tuple[int, ...], *, at_ns: int, now: int | None, limits: Limits
     ) -> Series:
         """Worst lag in bytes of a replica, whose connections were `conns`, in the time before `at_ns`.
 
@@ -218,16 +226,16 @@ class Overview:
         """
 
         def find(first: int, count: int) -> Ints:
-            lanes = self._lanes_of(take, conns)
-            return _largest([lane.lag.part(first, count) for lane in lanes], count)
+            histories = self._lanes_of(run, conns)
+            return _largest([history.lag.part(first, count) for history in histories], count)
 
         limit = limits.gap_bytes_max
-        series = self._before(("lag", take.number, conns), take, find, at_ns, limit=limit)
+        series = self._before(("lag", run.number, conns), run, find, at_ns, limit=limit)
         return self._up_to(series, at_ns, None if now is None else _bucket(now, limit))
 
     def age_series(
         self,
-        take: Take,
+        run: SessionRun,
         conns: tuple[int, ...],
         *,
         at_ns: int,
@@ -237,44 +245,46 @@ class Overview:
         """As `lag_series`: greatest age in seconds of the oldest byte that it lacked."""
 
         def find(first: int, count: int) -> Ints:
-            lanes = self._lanes_of(take, conns)
-            return _largest([lane.age.part(first, count) for lane in lanes], count)
+            histories = self._lanes_of(run, conns)
+            return _largest([history.age.part(first, count) for history in histories], count)
 
         limit, per = round(limits.slave_timeout_s * NS_PER_S), float(NS_PER_S)
-        key = ("age", take.number, conns)
-        series = self._before(key, take, find, at_ns, limit=limit, per=per)
+        key = ("age", run.number, conns)
+        series = self._before(key, run, find, at_ns, limit=limit, per=per)
         now = None if now_s is None else _bucket(round(now_s * NS_PER_S), limit, per)
         return self._up_to(series, at_ns, now)
 
-    def append_series(self, take: Take, *, at_ns: int, own_max: int | None) -> Series:
+    def append_series(self, run: SessionRun, *, at_ns: int, own_max: int | None) -> Series:
         """How fast a node's log, which ends at `own_max` now, grew in each bucket up to `at_ns`, bytes/s."""
 
         def find(first: int, count: int) -> Ints:
-            growth = self._growth.get(take.number)
-            if growth is None or growth.curve is None:
+            log_end_history = self._growth.get(run.number)
+            if log_end_history is None or log_end_history.curve is None:
                 return np.full(count, UNKNOWN, np.int64)
-            growth.curve.carry_to(self._passed_bucket[take.number])
-            length = growth.curve.part(first - 1, count + 1)
+            log_end_history.curve.carry_to(self._passed_bucket[run.number])
+            length = log_end_history.curve.part(first - 1, count + 1)
             return np.where((length[1:] >= 0) & (length[:-1] >= 0), np.diff(length), UNKNOWN)
 
         per = self.bucket_ms / 1000
-        series = self._before(("append", take.number), take, find, at_ns, limit=None, per=per)
-        growth, now = self._growth.get(take.number), None
-        if growth is not None and growth.curve is not None and own_max is not None:
-            before = int(growth.curve.part(at_ns // self._bucket_ns - 1, 1)[0])
+        series = self._before(("append", run.number), run, find, at_ns, limit=None, per=per)
+        log_end_history, now = self._growth.get(run.number), None
+        if log_end_history is not None and log_end_history.curve is not None and own_max is not None:
+            before = int(log_end_history.curve.part(at_ns // self._bucket_ns - 1, 1)[0])
             now = _bucket(max(0, own_max - before), None, per) if before >= 0 else None
         return self._up_to(series, at_ns, now)
 
-    def _lanes_of(self, take: Take, conns: tuple[int, ...]) -> list[Lane]:
-        lanes = [lane for conn in conns if (lane := self._lanes.get((take.number, conn))) is not None]
-        for lane in lanes:
-            lane.carry_to(self._passed_bucket[take.number])
-        return lanes
+    def _lanes_of(self, run: SessionRun, conns: tuple[int, ...]) -> list[LagHistory]:
+        histories = [
+            history for conn in conns if (history := self._lag_histories.get((run.number, conn))) is not None
+        ]
+        for history in histories:
+            history.carry_to(self._passed_bucket[run.number])
+        return histories
 
     def _before(
         self,
         name: tuple[object, ...],
-        take: Take,
+        run: SessionRun,
         find: Callable[[int, int], Ints],
         at_ns: int,
         *,
@@ -286,7 +296,7 @@ class Overview:
         key = (current, self._records)
         known_key, series = self._series.get(name, (None, None))
         if known_key != key or series is None:
-            first = max(current - HISTORY_MS // self.bucket_ms, take.start_ns // self._bucket_ns)
+            first = max(current - HISTORY_MS // self.bucket_ms, run.start_ns // self._bucket_ns)
             values = find(first, max(0, current - first))
             series = _series(values, first, self.bucket_ms, limit=limit, per=per)
             series = evolve(series, revision=self._records)
@@ -309,12 +319,12 @@ class Overview:
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def _add_session_marks(self, take: Take, *, starts: int) -> None:
+    def _add_session_marks(self, run: SessionRun, *, starts: int) -> None:
         new = []
-        marks = session_marks(take, self._labels[take.number], starts=starts, end_ns=self._reel.end_ns)
+        marks = session_marks(run, self._labels[run.number], starts=starts, end_ns=self._timeline.end_ns)
         for event in marks:
-            if (take.number, event) not in self._damage:
-                self._damage.add((take.number, event))
+            if (run.number, event) not in self._damage:
+                self._damage.add((run.number, event))
                 new.append(event)
         self._add_events(new)
 
@@ -408,9 +418,9 @@ def _numbered(event: TimelineEvent, number: int) -> TimelineEvent:
     )
 
 
-def _begins_ns(item: tuple[Take, Chunk]) -> int:
-    take, chunk = item
-    return take.wall_of(int(chunk.records["ts_ns"][0])) if len(chunk.records) else take.start_ns
+def _begins_ns(item: tuple[SessionRun, Chunk]) -> int:
+    run, chunk = item
+    return run.wall_of(int(chunk.records["ts_ns"][0])) if len(chunk.records) else run.start_ns
 
 
 def _time_ms(event: TimelineEvent) -> int:

@@ -17,7 +17,7 @@ INTERVAL_NS = 100_000_000
 
 
 @frozen
-class Bearing:
+class PlaybackPosition:
     """Where a player stands and how it moves, at one moment."""
 
     at_ns: int
@@ -37,7 +37,8 @@ class Bearing:
 
 
 class Player:
-    """Moves along an axis from `start_ns` to `end_ns`, both included. Stands still at first, at the begin.
+    """Moves along an axis from `start_ns` to `end_ns`, both included. Paused at the start of the axis at
+    first.
 
     `clock_s` is a monotonic clock in seconds.
     """
@@ -53,10 +54,10 @@ class Player:
         """When it stood at `_at_ns`; None while it stands still."""
 
     @property
-    def bearing(self) -> Bearing:
+    def position(self) -> PlaybackPosition:
         """Now. Reaching an end stops it."""
         at_ns = self._now_ns()
-        return Bearing(
+        return PlaybackPosition(
             at_ns,
             self._start_ns,
             self._end_ns,

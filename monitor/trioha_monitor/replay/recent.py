@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from trioha.recording.curves import Grid
+from trioha.recording.aggregate import aggregate
 from trioha.recording.events import Kind
-from trioha.recording.fold import fold
 from trioha.recording.histogram import Histogram
 from trioha.recording.lags import lags
+from trioha.recording.time_series import TimeGrid
 from trioha_monitor.replay.moments import Moment
-from trioha_monitor.replay.reel import NS_PER_MS, NS_PER_S, Take
+from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, SessionRun
 from trioha_monitor.replay.rows import Row
 from trioha_monitor.view import Spread
 
@@ -36,14 +36,14 @@ class Recent:
 
     def spreads(self, moment: Moment, conn: int) -> tuple[Spread | None, Spread | None]:
         """Ack latency in ms and frame sizes of a connection, in `LATELY_NS` before the last half second."""
-        take = moment.take
-        if take.is_sampled:
+        run = moment.run
+        if run.is_sampled:
             return None, None
-        key = (take.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
-        if self._spreads_key.get(take.number) != key:
-            self._spreads_key[take.number] = key
-            self._spreads[take.number] = _spreads_at(take, key[1])
-        return self._spreads[take.number].get(conn, (None, None))
+        key = (run.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
+        if self._spreads_key.get(run.number) != key:
+            self._spreads_key[run.number] = key
+            self._spreads[run.number] = _spreads_at(run, key[1])
+        return self._spreads[run.number].get(conn, (None, None))
 
     def worst_lag(self, moment: Moment, row: Row, *, bucket_ms: int) -> int | None:
         """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
@@ -56,16 +56,16 @@ class Recent:
         return worst if worst >= 0 else None
 
 
-def _spreads_at(take: Take, at_ns: int) -> dict[int, tuple[Spread | None, Spread | None]]:
-    last = take.position_at(at_ns)
-    first = max(take.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
-    records = take.tape.records_between(first, last)
+def _spreads_at(run: SessionRun, at_ns: int) -> dict[int, tuple[Spread | None, Spread | None]]:
+    last = run.position_at(at_ns)
+    first = max(run.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
+    records = run.reader.records_between(first, last)
     if not len(records):
         return {}
-    grid = Grid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
+    grid = TimeGrid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
     sent = records["kind"] == Kind.TRANSFER
     spreads = {}
-    for conn, part in fold(records, is_slave=False, grid=grid).connections.items():
+    for conn, part in aggregate(records, is_slave=False, grid=grid).connections.items():
         sizes = records["size"][sent & (records["conn"] == conn)].astype(np.int64)
         latency = part.finished(grid).latency
         spreads[conn] = (_spread(latency, per=1e6), _spread(Histogram.of(np.maximum(sizes, 0))))
@@ -74,12 +74,12 @@ def _spreads_at(take: Take, at_ns: int) -> dict[int, tuple[Spread | None, Spread
 
 def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
     """By connection, from the begin of the bucket that holds the moment."""
-    take = moment.take
+    run = moment.run
     bucket_ns = bucket_ms * NS_PER_MS
     begin_ns = moment.at_ns - moment.at_ns % bucket_ns
-    first = max(take.position_at(begin_ns - 1), moment.position - LATELY_RECORDS_MAX)
-    records = take.tape.records_between(first, moment.position)
-    found = lags(records, take.tape.standing_at(first), is_sampled=take.is_sampled)
+    first = max(run.position_at(begin_ns - 1), moment.position - LATELY_RECORDS_MAX)
+    records = run.reader.records_between(first, moment.position)
+    found = lags(records, run.reader.snapshot_at(first), is_sampled=run.is_sampled)
     worst: dict[int, int] = {}
     for conn, lag in zip(found.conn.tolist(), found.worst.tolist(), strict=True):
         worst[conn] = max(worst.get(conn, -1), lag)

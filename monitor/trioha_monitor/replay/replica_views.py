@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.recording.standing import Stands, stands
+from trioha.recording.snapshot import ConnectionState, connection_state
 from trioha.recording.sync import SyncRule
-from trioha_monitor.replay.happenings import GAP_REASONS, name_of
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, age_s, ended_ns, known
 from trioha_monitor.replay.node_views import health_of
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.recent import Recent
-from trioha_monitor.replay.reel import NS_PER_S, RecordedNode, Reel, Take
+from trioha_monitor.replay.replay_timeline import NS_PER_S, RecordedNode, ReplayTimeline, SessionRun
 from trioha_monitor.replay.rows import Row, Twins
 from trioha_monitor.replay.slave_sides import COMPLAINTS, complaint_of, side_of
+from trioha_monitor.replay.timeline_events import GAP_REASONS, name_of
 from trioha_monitor.verdict import Facts, is_rejoining, judge
 from trioha_monitor.view import Health, ReplicaView
 
@@ -28,32 +28,32 @@ ROWS: Final = 1 << 31
 class ReplicaViews:
     """Makes them of `moments`; histories are those of `overview`."""
 
-    def __init__(self, reel: Reel, moments: Moments, overview: Overview) -> None:
-        self._reel, self._moments, self._overview = reel, moments, overview
-        self._twins = Twins(reel)
+    def __init__(self, timeline: ReplayTimeline, moments: Moments, overview: Overview) -> None:
+        self._timeline, self._moments, self._overview = timeline, moments, overview
+        self._twins = Twins(timeline)
         self._recent = Recent()
 
     def view(self, node: RecordedNode, moment: Moment, row: Row) -> ReplicaView:
         """One replica of the master `node`."""
-        take, at_ns, conn = moment.take, moment.at_ns, row.conn
+        run, at_ns, conn = moment.run, moment.at_ns, row.conn
         is_connected = row.ended is None
         if row.ended is None:
             said = moment.connections[conn]
-            began_ns = take.begin_ns(conn)
-            since_ns = take.start_ns if began_ns is None else began_ns
+            began_ns = run.begin_ns(conn)
+            since_ns = run.start_ns if began_ns is None else began_ns
         else:
-            said = stands(row.ended.records, is_slave=False)
-            since_ns = ended_ns(take, row.ended)
+            said = connection_state(row.ended.records, is_slave=False)
+            since_ns = ended_ns(run, row.ended)
         master_offset = moment.own_max
         ack = known(said.ack_offset)
         diff = None if ack is None or master_offset is None else master_offset - ack
         lag_s = _lag_s(moment, ack, diff)
         state = name_of(HaState, said.state) if is_connected and said.state >= 0 else ""
-        limits = take.limits
+        limits = run.limits
         in_sync = (
             is_connected
             and diff is not None
-            and SyncRule.of(take.tape.session.identity.settings).is_in_sync(
+            and SyncRule.of(run.reader.session.identity.settings).is_in_sync(
                 lag_bytes=diff,
                 now_ns=at_ns,
                 acked_ns=moment.acked_ns.get(conn),
@@ -62,10 +62,10 @@ class ReplicaViews:
         )
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         slave_take, slave_moment = None, None
-        twin = self._twins.of(take, conn)
+        twin = self._twins.of(run, conn)
         if twin is not None:
-            slave_node = self._reel.node_of(twin[0])
-            slave_take = slave_node.take_at(at_ns)
+            slave_node = self._timeline.node_of(twin[0])
+            slave_take = slave_node.run_at(at_ns)
             slave_moment = self._moments.at(slave_take, at_ns)
         complaint = ""
         if not is_connected and said.close_reason in GAP_REASONS:
@@ -86,12 +86,12 @@ class ReplicaViews:
                 unconnected_s=for_s,
                 connected_s=for_s,
                 is_master_heard=health_of(node, moment, is_growing=True)[0] is Health.UP
-                and (at_ns <= take.end_ns or not take.tape.ended_in_order),
+                and (at_ns <= run.end_ns or not run.reader.ended_in_order),
                 # A monitor sees what was acknowledged, not when somebody spoke.
-                heard_s=(
-                    age_s(take, said.heard_ts_ns, at_ns) if is_connected and not take.is_sampled else None
+                last_received_s=(
+                    age_s(run, said.heard_ts_ns, at_ns) if is_connected and not run.is_sampled else None
                 ),
-                min_offset=_int(take.sample_at(at_ns).get("min_offset")),
+                min_offset=_int(run.sample_at(at_ns).get("min_offset")),
                 complaint=complaint,
                 state=state,
                 master_offset=master_offset,
@@ -108,12 +108,12 @@ class ReplicaViews:
         latency, frames = self._recent.spreads(moment, conn) if is_connected else (None, None)
         first = self._recent.worst_lag(moment, row, bucket_ms=self._overview.bucket_ms)
         return ReplicaView(
-            key=take.number * ROWS + row.root,
+            key=run.number * ROWS + row.root,
             master=node.key,
             master_label=node.key,
-            address=take.address_of(conn),
-            node=None if slave_take is None else self._reel.node_of(slave_take).key,
-            label=(take.address_of(conn) if slave_take is None else self._reel.node_of(slave_take).key),
+            address=run.address_of(conn),
+            node=None if slave_take is None else self._timeline.node_of(slave_take).key,
+            label=(run.address_of(conn) if slave_take is None else self._timeline.node_of(slave_take).key),
             verdict=judged.verdict,
             why=judged.why,
             state=state,
@@ -124,9 +124,9 @@ class ReplicaViews:
             sent_offset=known(said.sent_offset),
             ack_offset=ack,
             slave_max_offset=None if slave_moment is None else slave_moment.own_max,
-            flushed_offset=None if slave_moment is None else slave_moment.standing.of_node(Kind.FLUSHED),
+            flushed_offset=None if slave_moment is None else slave_moment.snapshot.of_node(Kind.FLUSHED),
             dispatched_offset=(
-                None if slave_moment is None else slave_moment.standing.of_node(Kind.DISPATCHED)
+                None if slave_moment is None else slave_moment.snapshot.of_node(Kind.DISPATCHED)
             ),
             slave_age_s=None,
             diff_bytes=diff,
@@ -142,16 +142,16 @@ class ReplicaViews:
             ack_latency_ms=latency,
             frame_bytes=frames,
             lag_history=self._overview.lag_series(
-                take, tuple(row.conns), at_ns=at_ns, now=first, limits=limits
+                run, tuple(row.conns), at_ns=at_ns, now=first, limits=limits
             ),
             lag_s_history=self._overview.age_series(
-                take, tuple(row.conns), at_ns=at_ns, now_s=lag_s if is_connected else None, limits=limits
+                run, tuple(row.conns), at_ns=at_ns, now_s=lag_s if is_connected else None, limits=limits
             ),
             limits=limits,
         )
 
     def _speeds(
-        self, moment: Moment, conn: int, said: Stands, diff: int | None, lag_s: float | None
+        self, moment: Moment, conn: int, said: ConnectionState, diff: int | None, lag_s: float | None
     ) -> tuple[float | None, float | None, float | None, bool | None]:
         sent_rate = ack_rate = None
         before = self._moments.earlier(moment, RATE_NS)
@@ -176,11 +176,11 @@ class ReplicaViews:
 
     def lone_slave(self, node: RecordedNode, moment: Moment) -> list[ReplicaView]:
         """A slave's session as a replica, where no master's session of its group is there at the moment."""
-        take, at_ns = moment.take, moment.at_ns
-        identity = take.tape.session.identity
-        for other in self._reel.nodes:
-            master = other.take_at(at_ns)
-            theirs = master.tape.session.identity
+        run, at_ns = moment.run, moment.at_ns
+        identity = run.reader.session.identity
+        for other in self._timeline.nodes:
+            master = other.run_at(at_ns)
+            theirs = master.reader.session.identity
             if (
                 not master.is_slave
                 and master.start_ns <= at_ns
@@ -191,29 +191,29 @@ class ReplicaViews:
         said = next(iter(moment.connections.values()), None)
         slave = side_of(self._moments, moment)
         is_connected = said is not None
-        since_ns = take.start_ns
+        since_ns = run.start_ns
         conn = next(iter(moment.connections), None)
-        began_ns = None if conn is None else take.begin_ns(conn)
+        began_ns = None if conn is None else run.begin_ns(conn)
         if began_ns is not None:
             since_ns = began_ns
         elif not is_connected:
             ended = self._moments.ended(moment)
-            since_ns = ended_ns(take, ended[-1]) if ended else since_ns
+            since_ns = ended_ns(run, ended[-1]) if ended else since_ns
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         judged = judge(
             Facts(
                 is_connected=is_connected,
                 unconnected_s=for_s,
                 connected_s=for_s,
-                heard_s=slave.read_age_s,
+                last_received_s=slave.read_age_s,
                 complaint=slave.complaint,
                 state=slave.state,
             ),
-            take.limits,
+            run.limits,
         )
         return [
             ReplicaView(
-                key=take.number * ROWS,
+                key=run.number * ROWS,
                 master=slave.master_address or "",
                 master_label=slave.master_address or "",
                 address=node.key,
@@ -229,8 +229,8 @@ class ReplicaViews:
                 sent_offset=None,
                 ack_offset=slave.reported_offset if is_connected else moment.own_max,
                 slave_max_offset=moment.own_max,
-                flushed_offset=moment.standing.of_node(Kind.FLUSHED),
-                dispatched_offset=moment.standing.of_node(Kind.DISPATCHED),
+                flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
+                dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
                 slave_age_s=None,
                 diff_bytes=None,
                 lag_s=None,
@@ -241,15 +241,15 @@ class ReplicaViews:
                 eta_s=None,
                 is_closing=None,
                 reconnects=slave.reconnects,
-                limits=take.limits,
+                limits=run.limits,
             )
         ]
 
-    def _row_of_slave(self, master: Take, node: RecordedNode, at_ns: int) -> bool:
+    def _row_of_slave(self, master: SessionRun, node: RecordedNode, at_ns: int) -> bool:
         """Whether a master's rows at a moment have one that is known to be the slave `node`."""
         for row in self._moments.rows(self._moments.at(master, at_ns)):
             twin = self._twins.of(master, row.conn)
-            if twin is not None and self._reel.node_of(twin[0]) is node:
+            if twin is not None and self._timeline.node_of(twin[0]) is node:
                 return True
         return False
 
@@ -260,9 +260,9 @@ def _lag_s(moment: Moment, ack: int | None, diff: int | None) -> float | None:
         return None
     if diff <= 0:
         return 0.0
-    take = moment.take
-    passed_ts_ns = take.tape.max_passed_ns(ack, moment.position)
-    return None if passed_ts_ns is None else age_s(take, passed_ts_ns, moment.at_ns)
+    run = moment.run
+    passed_ts_ns = run.reader.max_passed_ns(ack, moment.position)
+    return None if passed_ts_ns is None else age_s(run, passed_ts_ns, moment.at_ns)
 
 
 def _int(value: object) -> int | None:

@@ -14,8 +14,8 @@ from typing import Final
 from attrs import define, field, frozen
 
 from trioha.recording.reconnects import Connection, Reconnects, Span, pair
-from trioha.recording.standing import Ended
-from trioha_monitor.replay.reel import NS_PER_S, Reel, Take
+from trioha.recording.snapshot import Ended
+from trioha_monitor.replay.replay_timeline import NS_PER_S, ReplayTimeline, SessionRun
 
 TWIN_NS_MAX: Final = 2 * NS_PER_S
 """Difference of both sides' times of one connection at most: clocks of two machines."""
@@ -64,22 +64,22 @@ class Rows:
         self._twins = twins
         self._found: OrderedDict[tuple[object, ...], tuple[Row, ...]] = OrderedDict()
 
-    def of(self, take: Take, lives: Sequence[Life]) -> tuple[Row, ...]:
+    def of(self, run: SessionRun, lives: Sequence[Life]) -> tuple[Row, ...]:
         """The rows of these connections of a master's session, in the order of their first connections.
 
         Lost ones whose places others have taken are left out.
         """
-        key = (take.number, *((life.conn, life.lost_ns) for life in lives))
+        key = (run.number, *((life.conn, life.lost_ns) for life in lives))
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = tuple(self._find(take, lives))
+            found = self._found[key] = tuple(self._find(run, lives))
             while len(self._found) > _KEPT:
                 self._found.popitem(last=False)
         return found
 
-    def _find(self, take: Take, lives: Sequence[Life]) -> Iterable[Row]:
+    def _find(self, run: SessionRun, lives: Sequence[Life]) -> Iterable[Row]:
         by_conn = {life.conn: life for life in lives}
-        spans = [Span(self._connection(take, life.conn), life.came_ns, life.lost_ns) for life in lives]
+        spans = [Span(self._connection(run, life.conn), life.came_ns, life.lost_ns) for life in lives]
         reconnects: Reconnects[int] = Reconnects()
         rows: list[Row] = []
         of_conn: dict[int, Row] = {}
@@ -95,40 +95,40 @@ class Rows:
             of_conn[conn] = row
         return (row for row in rows if row.ended is None or row.conn in reconnects)
 
-    def _connection(self, take: Take, conn: int) -> Connection[int]:
-        identity = take.certificates.get(conn, "")
-        if not identity and (twin := self._twins.of(take, conn)) is not None:
-            session = twin[0].tape.session.identity
+    def _connection(self, run: SessionRun, conn: int) -> Connection[int]:
+        identity = run.certificates.get(conn, "")
+        if not identity and (twin := self._twins.of(run, conn)) is not None:
+            session = twin[0].reader.session.identity
             identity = f"{session.cluster_name}/{session.broker_name}/{session.broker_id}"
-        return Connection(conn, take.addresses.get(conn, ""), identity)
+        return Connection(conn, run.addresses.get(conn, ""), identity)
 
 
 class Twins:
     """Which connection of a slave's session is which of its master's."""
 
-    def __init__(self, reel: Reel) -> None:
-        self._reel = reel
-        self._known: dict[tuple[int, int], tuple[Take, int]] = {}
+    def __init__(self, timeline: ReplayTimeline) -> None:
+        self._timeline = timeline
+        self._known: dict[tuple[int, int], tuple[SessionRun, int]] = {}
         self._counted: tuple[int, ...] = ()
 
-    def of(self, take: Take, conn: int) -> tuple[Take, int] | None:
+    def of(self, run: SessionRun, conn: int) -> tuple[SessionRun, int] | None:
         """The slave's session and its number of the connection `conn` of a master's session."""
-        counted = tuple(len(one.begin_seqs) for one in self._reel.takes)
+        counted = tuple(len(one.begin_seqs) for one in self._timeline.runs)
         if counted != self._counted:
             self._find()
             self._counted = counted
-        return self._known.get((take.number, conn))
+        return self._known.get((run.number, conn))
 
     def _find(self) -> None:
         self._known.clear()
-        ours: defaultdict[tuple[str, str], list[tuple[int, int, Take, int]]] = defaultdict(list)
-        for slave in self._reel.takes:
+        ours: defaultdict[tuple[str, str], list[tuple[int, int, SessionRun, int]]] = defaultdict(list)
+        for slave in self._timeline.runs:
             if slave.is_slave:
                 ours[_group_of(slave)] += _begins(slave)
-        pairs: list[tuple[int, Take, int, Take, int]] = []
+        pairs: list[tuple[int, SessionRun, int, SessionRun, int]] = []
         for own in ours.values():
             own.sort(key=_begin_and_number)
-        for master in self._reel.takes:
+        for master in self._timeline.runs:
             own = ours.get(_group_of(master), [])
             if master.is_slave or not own:
                 continue
@@ -148,25 +148,25 @@ class Twins:
             taken.add((slave.number, slave_conn))
 
 
-def _begins(take: Take) -> list[tuple[int, int, Take, int]]:
+def _begins(run: SessionRun) -> list[tuple[int, int, SessionRun, int]]:
     """When each connection of a session began, and its number; the last value only keeps takes in order."""
     return [
-        (begin_ns, conn, take, take.number)
-        for conn in take.begin_seqs
-        if (begin_ns := take.begin_ns(conn)) is not None
+        (begin_ns, conn, run, run.number)
+        for conn in run.begin_seqs
+        if (begin_ns := run.begin_ns(conn)) is not None
     ]
 
 
-def _group_of(take: Take) -> tuple[str, str]:
-    identity = take.tape.session.identity
+def _group_of(run: SessionRun) -> tuple[str, str]:
+    identity = run.reader.session.identity
     return identity.cluster_name, identity.broker_name
 
 
-def _begin_and_number(begin: tuple[int, int, Take, int]) -> tuple[int, int, int]:
+def _begin_and_number(begin: tuple[int, int, SessionRun, int]) -> tuple[int, int, int]:
     begin_ns, conn, _, number = begin
     return begin_ns, number, conn
 
 
-def _apart(pair_: tuple[int, Take, int, Take, int]) -> tuple[int, int, int, int, int]:
+def _apart(pair_: tuple[int, SessionRun, int, SessionRun, int]) -> tuple[int, int, int, int, int]:
     apart_ns, master, conn, slave, slave_conn = pair_
     return apart_ns, master.number, conn, slave.number, slave_conn

@@ -17,12 +17,12 @@ from pathlib import Path
 import trio
 
 from trioha.recording.reader import Damage
-from trioha_monitor.replay.hunt import hunt_age, hunt_lag
 from trioha_monitor.replay.overview import Overview
-from trioha_monitor.replay.player import Bearing, Player
-from trioha_monitor.replay.reel import NS_PER_MS, Reel
+from trioha_monitor.replay.player import PlaybackPosition, Player
+from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
+from trioha_monitor.replay.search import search_age, search_lag
+from trioha_monitor.replay.seek_expression import AtEvent, AtTime, parse_seek
 from trioha_monitor.replay.state import State
-from trioha_monitor.replay.until import AtEvent, AtTime, parse_until
 from trioha_monitor.series import Series
 from trioha_monitor.source import PlaybackState
 from trioha_monitor.view import ClusterView, EventKind, Show
@@ -41,18 +41,18 @@ class ReplaySource:
     `clock_s` is the monotonic clock that playing goes by.
     """
 
-    def __init__(self, reel: Reel, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._reel = reel
+    def __init__(self, timeline: ReplayTimeline, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._timeline = timeline
         self._clock_s = clock_s
-        self._overview = Overview(reel)
+        self._overview = Overview(timeline)
         self._work: Iterator[None] | None = self._overview.work()
-        self._state = State(reel, self._overview)
+        self._state = State(timeline, self._overview)
         self._hunt: Iterator[int | None] | None = None
         self._hunted = ""
         self._grew = False
         self._lag: Series | None = None
         self._lag_share = 0.0
-        self.player = Player(reel.start_ns, max(reel.start_ns, reel.end_ns), clock_s=clock_s)
+        self.player = Player(timeline.start_ns, max(timeline.start_ns, timeline.end_ns), clock_s=clock_s)
         """Plays, pauses, jumps, turns: call its methods as keys come."""
         self.notice = ""
         """What the last search came to, for the status line; empty if there is nothing to say."""
@@ -60,19 +60,19 @@ class ReplaySource:
     # -- what is there -------------------------------------------------------------------------------------
 
     @property
-    def bearing(self) -> Bearing:
+    def position(self) -> PlaybackPosition:
         """Where the replay stands and how it moves."""
-        return self.player.bearing
+        return self.player.position
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sessions, by their folders."""
-        return tuple(take.name for take in self._reel.takes)
+        return tuple(run.name for run in self._timeline.runs)
 
     @property
     def damage(self) -> tuple[Damage, ...]:
         """What is known to be unreadable by now."""
-        return tuple(one for take in self._reel.takes for one in take.tape.damage)
+        return tuple(one for run in self._timeline.runs for one in run.reader.damage)
 
     @property
     def overview_share(self) -> float:
@@ -81,14 +81,14 @@ class ReplaySource:
 
     def state(self) -> PlaybackState:
         """Where it stands, for the screens."""
-        bearing = self.player.bearing
+        position = self.player.position
         return PlaybackState(
-            start_ms=bearing.start_ns // NS_PER_MS,
-            end_ms=bearing.end_ns // NS_PER_MS,
-            time_ms=bearing.at_ns // NS_PER_MS,
-            speed=bearing.speed,
-            is_backward=bearing.is_reverse,
-            is_playing=bearing.is_playing,
+            start_ms=position.start_ns // NS_PER_MS,
+            end_ms=position.end_ns // NS_PER_MS,
+            time_ms=position.at_ns // NS_PER_MS,
+            speed=position.speed,
+            is_backward=position.is_reverse,
+            is_playing=position.is_playing,
             goal=self._hunted,
             note=self.notice,
             lag=self.lag_whole(),
@@ -97,11 +97,11 @@ class ReplaySource:
 
     def view(self) -> ClusterView:
         """The view of the moment at which the player stands. May read the disk for some milliseconds."""
-        return self.view_at(self.player.bearing.at_ns)
+        return self.view_at(self.player.position.at_ns)
 
     def view_at(self, at_ns: int) -> ClusterView:
         """The view of any moment, nanoseconds since 1970."""
-        return self._state.view(at_ns, is_growing=self._grew and at_ns >= self._reel.end_ns)
+        return self._state.view(at_ns, is_growing=self._grew and at_ns >= self._timeline.end_ns)
 
     def lag_whole(self) -> Series:
         """Worst lag in bytes over the whole session; the same object until a good deal more is known."""
@@ -148,46 +148,46 @@ class ReplaySource:
 
     def next_event(self, kind: EventKind | None = None) -> None:
         """Go to the next event (of a kind)."""
-        self._begin(self._hunt_event(AtEvent(kind), forward=True), "the next event")
+        self._begin(self._search_event(AtEvent(kind), forward=True), "the next event")
 
     def previous_event(self, kind: EventKind | None = None) -> None:
         """Go to the event before (of a kind)."""
-        self._begin(self._hunt_event(AtEvent(kind), forward=False), "the event before")
+        self._begin(self._search_event(AtEvent(kind), forward=False), "the event before")
 
     def step_record(self, steps: int) -> None:
         """Stand still at the next recorded event of any session, or at that before; one, if not 0."""
         self.player.pause()
-        at_ns = self.player.bearing.at_ns
+        at_ns = self.player.position.at_ns
         times = []
-        for take in self._reel.takes:
-            position = take.position_at(at_ns if steps > 0 else at_ns - 1)
-            record = take.tape.record_from(position) if steps > 0 else take.tape.record_before(position)
+        for run in self._timeline.runs:
+            position = run.position_at(at_ns if steps > 0 else at_ns - 1)
+            record = run.reader.record_from(position) if steps > 0 else run.reader.record_before(position)
             if record is not None:
-                times.append(take.wall_of(int(record["ts_ns"])))
+                times.append(run.wall_of(int(record["ts_ns"])))
         if times:
             self.player.jump(min(times) if steps > 0 else max(times))
 
     def go_until(self, text: str) -> None:
-        """Go to where `text` says (`trioha_monitor.replay.until`), as fast as possible.
+        """Go to where `text` says (`trioha_monitor.replay.seek_expression`), as fast as possible.
 
         Backward, if the player is turned. Raises UntilError.
         """
-        bearing = self.player.bearing
-        until = parse_until(text, now_ns=bearing.at_ns, start_ns=bearing.start_ns, end_ns=bearing.end_ns)
-        forward = not bearing.is_reverse
+        position = self.player.position
+        until = parse_seek(text, now_ns=position.at_ns, start_ns=position.start_ns, end_ns=position.end_ns)
+        forward = not position.is_reverse
         if isinstance(until, AtTime):
             self.stop_search()
             self.player.jump(until.at_ns)
         elif isinstance(until, AtEvent):
-            self._begin(self._hunt_event(until, forward=forward), text)
+            self._begin(self._search_event(until, forward=forward), text)
         elif until.is_time:
-            end_ns = bearing.end_ns if forward else bearing.start_ns
-            hunt = hunt_age(
-                self._state, self._overview, until, from_ns=bearing.at_ns, end_ns=end_ns, forward=forward
+            end_ns = position.end_ns if forward else position.start_ns
+            hunt = search_age(
+                self._state, self._overview, until, from_ns=position.at_ns, end_ns=end_ns, forward=forward
             )
             self._begin(hunt, text)
         else:
-            self._begin(hunt_lag(self._reel, until, from_ns=bearing.at_ns, forward=forward), text)
+            self._begin(search_lag(self._timeline, until, from_ns=position.at_ns, forward=forward), text)
 
     def stop_search(self) -> None:
         """Look no further."""
@@ -197,8 +197,8 @@ class ReplaySource:
         self.player.pause()
         self._hunt, self._hunted, self.notice = hunt, what, ""
 
-    def _hunt_event(self, until: AtEvent, *, forward: bool) -> Iterator[int | None]:
-        at_ms = self.player.bearing.at_ns // NS_PER_MS
+    def _search_event(self, until: AtEvent, *, forward: bool) -> Iterator[int | None]:
+        at_ms = self.player.position.at_ns // NS_PER_MS
         while not self._overview.is_complete:
             # The work goes on beside it.
             yield None
@@ -222,7 +222,7 @@ class ReplaySource:
             if self._clock_s() - looked_s >= GROWTH_S:
                 looked_s = self._clock_s()
                 self.look_for_growth()
-            state = (self.player.bearing, self._overview.share, self._hunted, self.notice)
+            state = (self.player.position, self._overview.share, self._hunted, self.notice)
             if state != shown:
                 shown = state
                 show(self.view())
@@ -257,15 +257,15 @@ class ReplaySource:
 
     def look_for_growth(self) -> None:
         """Take in what was recorded since; a player at the end stays at the end."""
-        if not self._reel.refresh():
+        if not self._timeline.refresh():
             self._grew = False
             return
         self._grew = True
         self._lag = None
-        at_end = self.player.bearing.at_ns == self.player.bearing.end_ns
-        self.player.extend(self._reel.end_ns)
+        at_end = self.player.position.at_ns == self.player.position.end_ns
+        self.player.extend(self._timeline.end_ns)
         if at_end:
-            self.player.jump(self._reel.end_ns)
+            self.player.jump(self._timeline.end_ns)
         if self._work is None:
             self._work = self._overview.work()
 
@@ -277,7 +277,7 @@ def open_replay(
 
     Raises StoreError for a path that is neither, or a session that cannot be read.
     """
-    return ReplaySource(Reel.open(paths), clock_s=clock_s)
+    return ReplaySource(ReplayTimeline.open(paths), clock_s=clock_s)
 
 
 _DONE = object()

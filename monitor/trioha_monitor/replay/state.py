@@ -1,7 +1,7 @@
 """The state of a replay at any moment, as the views that screens show.
 
 Everything but histories and timeline is a function of the moment alone: where everything stood then
-(`trioha.recording.tape`), and where it stood a little earlier for speeds. The verdict is that of
+(`trioha.recording.session_reader`), and where it stood a little earlier for speeds. The verdict is that of
 `trioha_monitor.verdict.judge` for the moment itself. There is no hysteresis in a replay: it would make what
 is shown depend on how one came there.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.node_views import NodeViews
 from trioha_monitor.replay.overview import Overview
-from trioha_monitor.replay.reel import NS_PER_MS, Reel
+from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
 from trioha_monitor.replay.replica_views import ReplicaViews
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView
 
@@ -22,27 +22,27 @@ REPLICAS_MAX: Final = 256
 
 
 class State:
-    """Makes views of any moment of `reel`. Used by one thread at a time; may read the disk."""
+    """Makes views of any moment of `timeline`. Used by one thread at a time; may read the disk."""
 
-    def __init__(self, reel: Reel, overview: Overview) -> None:
-        self._reel = reel
+    def __init__(self, timeline: ReplayTimeline, overview: Overview) -> None:
+        self._timeline = timeline
         self._overview = overview
-        self._moments = Moments(reel)
+        self._moments = Moments(timeline)
         self._nodes = NodeViews(self._moments, overview)
-        self._replicas = ReplicaViews(reel, self._moments, overview)
+        self._replicas = ReplicaViews(timeline, self._moments, overview)
 
     def view(self, at_ns: int, *, is_growing: bool = False) -> ClusterView:
         """Everything at `at_ns`. `is_growing`: the sessions are still written, and this is their end."""
         nodes: list[NodeView] = []
         replicas: list[ReplicaView] = []
-        for node in self._reel.nodes:
-            take = node.take_at(at_ns)
-            if at_ns < take.start_ns:
+        for node in self._timeline.nodes:
+            run = node.run_at(at_ns)
+            if at_ns < run.start_ns:
                 nodes.append(NodeView(node.key, reason="its recording begins later"))
                 continue
-            moment = self._moments.at(take, at_ns)
+            moment = self._moments.at(run, at_ns)
             hidden = 0
-            if take.is_slave:
+            if run.is_slave:
                 views = self._replicas.lone_slave(node, moment)
             else:
                 rows = self._moments.rows(moment)

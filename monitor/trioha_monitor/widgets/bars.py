@@ -9,7 +9,7 @@ from attrs import define, field
 
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.themes import Palette
-from trioha_monitor.widgets.look import ByteUnits, Line, Part
+from trioha_monitor.widgets.render_context import ByteUnits, Line, Part
 
 SPARK_MIN_BYTES = 262_144
 """Lag that fills a small graph at least, in bytes."""

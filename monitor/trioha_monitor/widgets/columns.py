@@ -9,7 +9,7 @@ from attrs import frozen
 from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 
-from trioha_monitor.widgets.look import Line, Look
+from trioha_monitor.widgets.render_context import Line, RenderContext
 
 T = TypeVar("T")
 GAP = 2
@@ -24,24 +24,24 @@ class Column(Generic[T]):
     label: str
     help: str
     """What it means, for the help screen."""
-    cell: Callable[[T, Look], Line] | None
+    cell: Callable[[T, RenderContext], Line] | None
     """What it shows."""
     align: Literal["left", "right"] = "left"
     rank: int = 0
     """0 is always shown; of the others the highest rank gives way first."""
     flexible_min: int | None = None
     """None: as wide as its content. Else it takes what the others leave, and at least this many cells."""
-    picture: Callable[[T, Look, int], Line] | None = None
+    picture: Callable[[T, RenderContext, int], Line] | None = None
     """Draws a flexible column that has no `cell`, for the width that it got."""
     order: Callable[[T], Any] | None = None
     """What rows are sorted by, ascending; None if that makes no sense."""
 
-    def write(self, item: T, look: Look, width: int) -> Line:
+    def write(self, item: T, context: RenderContext, width: int) -> Line:
         """What it shows of `item`."""
         if self.cell is not None:
-            return self.cell(item, look)
+            return self.cell(item, context)
         assert self.picture is not None, "a column has a cell or a picture"
-        return self.picture(item, look, width)
+        return self.picture(item, context, width)
 
 
 def fit(columns: Sequence[Column[Any]], content: Mapping[str, int], *, width: int) -> dict[str, int]:

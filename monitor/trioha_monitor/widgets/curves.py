@@ -5,13 +5,13 @@ from __future__ import annotations
 from trioha_monitor.units import format_bytes, format_duration
 from trioha_monitor.view import ClusterView, ReplicaView
 from trioha_monitor.widgets.graph import Curve, Limit, Mark, Quantity
-from trioha_monitor.widgets.look import Look, seconds
+from trioha_monitor.widgets.render_context import RenderContext, seconds
 
 
-def lag_curve(replica: ReplicaView, view: ClusterView, look: Look, *, in_seconds: bool) -> Curve:
+def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *, in_seconds: bool) -> Curve:
     """Its lag over time, in bytes or in seconds, with ticks for what happened to it."""
     limits = replica.limits
-    marks = replica_marks(replica, view, look)
+    marks = replica_marks(replica, view, context)
     why = f" · {replica.why}" if replica.why else ""
     told = "" if limits.are_told else " (default)"
     if in_seconds:
@@ -39,15 +39,15 @@ def lag_curve(replica: ReplicaView, view: ClusterView, look: Look, *, in_seconds
             Limit(limits.gap_bytes_max, f"haMaxGapNotInSync {format_bytes(limits.gap_bytes_max)}{told}"),
         ),
         marks=marks,
-        now="" if replica.diff_bytes is None or replica.is_rejoining else look.size(replica.diff_bytes),
+        now="" if replica.diff_bytes is None or replica.is_rejoining else context.size(replica.diff_bytes),
     )
 
 
-def replica_marks(replica: ReplicaView, view: ClusterView, look: Look) -> tuple[Mark, ...]:
+def replica_marks(replica: ReplicaView, view: ClusterView, context: RenderContext) -> tuple[Mark, ...]:
     """What happened to a replica in the time that is drawn."""
     marks: list[Mark] = []
     for event in reversed(view.events):
-        if event.time_ms < look.end_ms - look.span_ms:
+        if event.time_ms < context.end_ms - context.span_ms:
             break
         if event.replica and event.replica in {replica.address, replica.label}:
             marks.append(Mark(event.time_ms, event.severity))

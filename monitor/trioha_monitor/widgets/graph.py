@@ -15,7 +15,7 @@ from trioha_monitor.series import Series, Severity
 from trioha_monitor.units import format_scale, format_span
 from trioha_monitor.widgets.bars import ColumnCache, Columns, area, full_scale, grid_rows, round_above, runs
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import ByteUnits, Line, Look, Part, seconds
+from trioha_monitor.widgets.render_context import ByteUnits, Line, Part, RenderContext, seconds
 
 GUTTER = 11
 """Cells to the left of the graph: a label, a blank and the axis."""
@@ -30,11 +30,11 @@ class Quantity(Enum):
     BYTES_PER_S = "bytes/s"
     SECONDS = "seconds"
 
-    def write(self, value: float, look: Look) -> str:
+    def write(self, value: float, context: RenderContext) -> str:
         """A value with its unit."""
         if self is Quantity.SECONDS:
             return seconds(value)
-        return look.size(value) if self is Quantity.BYTES else look.rate(value)
+        return context.size(value) if self is Quantity.BYTES else context.rate(value)
 
 
 @frozen
@@ -76,16 +76,16 @@ class Graph(LineView):
         super().__init__(id=id)
         self._empty = empty
         self._curve: Curve | None = None
-        self._look: Look | None = None
+        self._look: RenderContext | None = None
         self._cache = ColumnCache()
         self._drawn: object = None
         self._titles = ("", "")
 
-    def show(self, curve: Curve | None, look: Look) -> None:
+    def show(self, curve: Curve | None, context: RenderContext) -> None:
         """Show `curve`; None says that there is nothing to draw."""
         if curve is not None and (self._curve is None or curve.key != self._curve.key):
             self._cache, self._drawn = ColumnCache(), None
-        self._curve, self._look = curve, look
+        self._curve, self._look = curve, context
         self._draw()
 
     def on_resize(self) -> None:
@@ -94,28 +94,28 @@ class Graph(LineView):
         self._draw()
 
     def _draw(self) -> None:
-        look, curve, size = self._look, self._curve, self.size
-        if look is None or size.width <= 0:
+        context, curve, size = self._look, self._curve, self.size
+        if context is None or size.width <= 0:
             return
         width, height = size.width - GUTTER, size.height - 2
         if curve is None:
             self._entitle("", "")
-            self.show_lines([((self._empty, look.palette.muted),)])
+            self.show_lines([((self._empty, context.palette.muted),)])
             self._drawn = None
             return
-        worst = curve.series.worst(end_ms=look.end_ms, span_ms=look.span_ms)
-        said = "no data" if worst is None else curve.quantity.write(worst.value, look)
+        worst = curve.series.worst(end_ms=context.end_ms, span_ms=context.span_ms)
+        said = "no data" if worst is None else curve.quantity.write(worst.value, context)
         now = f"now {curve.now} · " if curve.now else ""
-        self._entitle(curve.title, f"{now}worst of {format_span(look.span_ms / 1000)}: {said}")
+        self._entitle(curve.title, f"{now}worst of {format_span(context.span_ms / 1000)}: {said}")
         if width < 10 or height < 1:
             self.show_lines([])
             return
-        columns = self._cache.columns(curve.series, width, end_ms=look.end_ms, span_ms=look.span_ms)
-        marks = self._marks(curve, look, width)
-        drawn = (columns, marks, curve.limits, height, look.palette, look.units, look.span_ms)
+        columns = self._cache.columns(curve.series, width, end_ms=context.end_ms, span_ms=context.span_ms)
+        marks = self._marks(curve, context, width)
+        drawn = (columns, marks, curve.limits, height, context.palette, context.units, context.span_ms)
         if drawn != self._drawn:
             self._drawn = drawn
-            self.show_lines(_picture(curve, look, columns, marks, height=height))
+            self.show_lines(_picture(curve, context, columns, marks, height=height))
 
     def _entitle(self, title: str, subtitle: str) -> None:
         if subtitle and self.styles.border_bottom[0] in {"", "none", "hidden"}:
@@ -126,23 +126,28 @@ class Graph(LineView):
             # Text of a peer is text, never markup.
             self.border_title, self.border_subtitle = Text(title), Text(subtitle)
 
-    def _marks(self, curve: Curve, look: Look, width: int) -> tuple[tuple[int, Severity], ...]:
+    def _marks(self, curve: Curve, context: RenderContext, width: int) -> tuple[tuple[int, Severity], ...]:
         """Column and severity of what happened in the time that is drawn; the worst of each column."""
-        last = look.end_ms * width // look.span_ms
+        last = context.end_ms * width // context.span_ms
         columns: dict[int, Severity] = {}
         for mark in curve.marks:
-            column = mark.time_ms * width // look.span_ms - last + width - 1
+            column = mark.time_ms * width // context.span_ms - last + width - 1
             if 0 <= column < width:
                 columns[column] = max(mark.severity, columns.get(column, Severity.GOOD))
         return tuple(sorted(columns.items()))
 
 
 def _picture(
-    curve: Curve, look: Look, columns: Columns, marks: Sequence[tuple[int, Severity]], *, height: int
+    curve: Curve,
+    context: RenderContext,
+    columns: Columns,
+    marks: Sequence[tuple[int, Severity]],
+    *,
+    height: int,
 ) -> list[Line]:
-    palette, width = look.palette, len(columns)
+    palette, width = context.palette, len(columns)
     worst = max((bucket.value for bucket in columns if bucket is not None), default=0.0)
-    top = _top(curve, look, worst)
+    top = _top(curve, context, worst)
     near = [limit for limit in curve.limits if limit.value <= top]
     far = [limit for limit in curve.limits if limit.value > top]
     # An even number of lines has a middle with a round label; a line too many names the limit above.
@@ -162,23 +167,23 @@ def _picture(
     for row, cells in enumerate(rows, start=-above):
         label = "│".rjust(GUTTER)
         if row in grid:
-            label = f"{_scale(curve.quantity, look, top * (bars - row) / bars):>{GUTTER - 2}} ┤"
+            label = f"{_scale(curve.quantity, context, top * (bars - row) / bars):>{GUTTER - 2}} ┤"
         lines.append(((label, palette.muted), *runs(cells)))
     zero = "0 s" if curve.quantity is Quantity.SECONDS else "0 B"
     axis: list[Part] = [("─", palette.muted)] * width
     for column, severity in marks:
         axis[column] = ("▾", palette.of(severity))
     lines.append(((f"{zero:>{GUTTER - 2}} └", palette.muted), *runs(axis)))
-    lines.append(((_time_axis(look, width), palette.muted),))
+    lines.append(((_time_axis(context, width), palette.muted),))
     return lines
 
 
-def _top(curve: Curve, look: Look, worst: float) -> float:
+def _top(curve: Curve, context: RenderContext, worst: float) -> float:
     """Where the axis ends: above the worst value, and above the limits that it comes close to."""
     highest = max([worst, *(limit.value for limit in curve.limits if worst * LIMIT_IN_SIGHT >= limit.value)])
     if curve.quantity is Quantity.SECONDS:
         return max(0.1, round_above(highest))
-    return full_scale(highest, units=look.units)
+    return full_scale(highest, units=context.units)
 
 
 def _write_limit(row: list[Part], label: str, style: Style, *, everywhere: bool) -> None:
@@ -193,18 +198,18 @@ def _write_limit(row: list[Part], label: str, style: Style, *, everywhere: bool)
             row[x] = (glyph, style)
 
 
-def _scale(quantity: Quantity, look: Look, value: float) -> str:
+def _scale(quantity: Quantity, context: RenderContext, value: float) -> str:
     """A label of the axis."""
     if quantity is Quantity.SECONDS:
         return f"{value:g} s" if value < 100 else seconds(value)
     suffix = "/s" if quantity is Quantity.BYTES_PER_S else ""
-    text = format_scale(round(value)) if look.units is ByteUnits.BINARY else look.size(value)
+    text = format_scale(round(value)) if context.units is ByteUnits.BINARY else context.size(value)
     return text + suffix
 
 
-def _time_axis(look: Look, width: int) -> str:
+def _time_axis(context: RenderContext, width: int) -> str:
     """Labels under the axis: its two ends, and the middle if there is room."""
-    span_s = look.span_ms / 1000
+    span_s = context.span_ms / 1000
     left, right = f"-{format_span(span_s)}", "now"
     middle = f"-{format_span(span_s / 2)}" if width >= 40 else ""
     side = width // 2 - len(middle) // 2

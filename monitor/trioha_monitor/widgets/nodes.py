@@ -7,7 +7,7 @@ from zlib import crc32
 from trioha_monitor.units import NOTHING, format_age, format_offset
 from trioha_monitor.view import Health, NodeView
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.look import Line, Look, seconds
+from trioha_monitor.widgets.render_context import Line, RenderContext, seconds
 
 
 def node_key(node: NodeView) -> int:
@@ -33,14 +33,14 @@ def node_columns() -> tuple[Column[NodeView], ...]:
             "max",
             "Max offset",
             "end of its log, in bytes",
-            lambda node, look: look.offset(node.log.max_offset, is_old=is_old(node)),
+            lambda node, context: context.offset(node.log.max_offset, is_old=is_old(node)),
             align="right",
         ),
         Column(
             "flushed",
             "Flushed",
             "how far its log is on disk, in bytes",
-            lambda node, look: look.offset(node.log.flushed_offset, is_old=is_old(node)),
+            lambda node, context: context.offset(node.log.flushed_offset, is_old=is_old(node)),
             align="right",
             rank=3,
         ),
@@ -77,8 +77,8 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
             "role",
             "Role",
             "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where it does not tell which",
-            lambda node, look: (
-                (node.role or NOTHING, look.palette.muted if is_old(node) else look.palette.accent),
+            lambda node, context: (
+                (node.role or NOTHING, context.palette.muted if is_old(node) else context.palette.accent),
             ),
             order=lambda node: node.role,
             rank=2,
@@ -87,14 +87,14 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
             "name",
             "Node",
             "broker name and broker id; its address while they are unknown",
-            lambda node, look: ((node.label, look.palette.strong),),
+            lambda node, context: ((node.label, context.palette.strong),),
             order=lambda node: node.label,
         ),
         Column(
             "address",
             "Address",
             "where it was asked",
-            lambda node, look: ((node.address, look.palette.muted),),
+            lambda node, context: ((node.address, context.palette.muted),),
             rank=5,
             order=lambda node: node.address,
         ),
@@ -102,28 +102,28 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
             "version",
             "Version",
             "version that it tells",
-            lambda node, look: ((node.version or NOTHING, look.palette.muted),),
+            lambda node, context: ((node.version or NOTHING, context.palette.muted),),
             rank=7,
             order=lambda node: node.version,
         ),
     )
 
 
-def rate_cell(node: NodeView, look: Look) -> Line:
+def rate_cell(node: NodeView, context: RenderContext) -> Line:
     """How fast its log grows."""
     rate = node.log.append_bytes_per_s
-    return look.figure(look.rate(rate), is_old=is_old(node) or not rate)
+    return context.figure(context.rate(rate), is_old=is_old(node) or not rate)
 
 
-def _health(node: NodeView, look: Look) -> Line:
+def _health(node: NodeView, context: RenderContext) -> Line:
     if node.health is Health.CONNECTING:
-        return (look.health(node.health),)
-    text, style = look.health(node.health)
-    return ((f"{text:<6}", style), (f" {format_age(node.for_s)}", look.palette.muted))
+        return (context.health(node.health),)
+    text, style = context.health(node.health)
+    return ((f"{text:<6}", style), (f" {format_age(node.for_s)}", context.palette.muted))
 
 
-def _note(node: NodeView, look: Look, width: int) -> Line:
-    palette = look.palette
+def _note(node: NodeView, context: RenderContext, width: int) -> Line:
+    palette = context.palette
     if node.health is Health.DOWN:
         return ((node.reason, palette.bad),)
     if node.health is Health.CONNECTING:

@@ -13,7 +13,7 @@ from trioha_monitor.source import PlaybackState
 from trioha_monitor.units import format_duration
 from trioha_monitor.widgets.bars import Columns, runs, sparkline
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import Line, Look, Part
+from trioha_monitor.widgets.render_context import Line, Part, RenderContext
 
 KEYS = "space play  [ ] speed  b back  , . step  n N event  g go to  f until"
 
@@ -34,7 +34,7 @@ class ReplayBar(LineView):
         self._drawn: object = None
         self._columns: Columns = ()
 
-    def show(self, state: PlaybackState, look: Look) -> None:
+    def show(self, state: PlaybackState, context: RenderContext) -> None:
         """Show where it stands."""
         width = self.size.width
         self._state = state
@@ -49,11 +49,13 @@ class ReplayBar(LineView):
             self._columns = tuple(
                 state.lag.worst_between(begin, max(begin + 1, end)) for begin, end in pairwise(edges)
             )
-        lag, axis = self._pictures(state, look, at, width)
-        self.show_lines([_first_line(state, look, width), lag, axis])
+        lag, axis = self._pictures(state, context, at, width)
+        self.show_lines([_first_line(state, context, width), lag, axis])
 
-    def _pictures(self, state: PlaybackState, look: Look, at: int, width: int) -> tuple[Line, Line]:
-        palette = look.palette
+    def _pictures(
+        self, state: PlaybackState, context: RenderContext, at: int, width: int
+    ) -> tuple[Line, Line]:
+        palette = context.palette
         cells: list[Part] = [
             (char, style) for text, style in sparkline(self._columns, palette) for char in text
         ]
@@ -87,8 +89,8 @@ def _column(state: PlaybackState, time_ms: int, width: int) -> int:
     return min(width - 1, max(0, (time_ms - state.start_ms) * width // length_ms))
 
 
-def _first_line(state: PlaybackState, look: Look, width: int) -> Line:
-    palette = look.palette
+def _first_line(state: PlaybackState, context: RenderContext, width: int) -> Line:
+    palette = context.palette
     if state.goal:
         sign, style = f"» until {state.goal}", palette.accent
     elif state.is_playing:

@@ -22,7 +22,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from trioha_monitor.widgets.columns import GAP, Column, fit, length_of, shorten
-from trioha_monitor.widgets.look import Line, Look, Part
+from trioha_monitor.widgets.render_context import Line, Part, RenderContext
 
 T = TypeVar("T")
 MEASURED_MAX = 200
@@ -85,7 +85,7 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         self.sort_is_descending = False
         self._key_of, self._text_of = key_of, text_of
         self._items: Sequence[T] = ()
-        self._look: Look | None = None
+        self._look: RenderContext | None = None
         self._rows: tuple[T, ...] = ()
         self._keys: tuple[int, ...] = ()
         self._places: dict[int, int] = {}
@@ -100,15 +100,20 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         self._follows_top = True
 
     def show_rows(
-        self, items: Sequence[T], look: Look, *, labels: Mapping[str, str] | None = None, arrange: bool = True
+        self,
+        items: Sequence[T],
+        context: RenderContext,
+        *,
+        labels: Mapping[str, str] | None = None,
+        arrange: bool = True,
     ) -> None:
         """Show `items` in place of what was shown; `labels` replaces the labels of some columns.
 
         Without `arrange` the rows are those of the last time, in their places: only their figures are new.
         """
-        if self._look is not None and look.palette is not self._look.palette:
+        if self._look is not None and context.palette is not self._look.palette:
             self._forget()
-        self._items, self._look = items, look
+        self._items, self._look = items, context
         if labels is not None and labels != self._labels:
             self._labels = labels
             self._widths = {}
@@ -129,10 +134,10 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     @property
     def lines(self) -> list[str]:
         """What the rows say at present, as plain text; also those that had to be scrolled to."""
-        look = self._look
-        if look is None:
+        context = self._look
+        if context is None:
             return []
-        return ["".join(text for text, _ in self._pad(self._row_cells(row, look))) for row in self._rows]
+        return ["".join(text for text, _ in self._pad(self._row_cells(row, context))) for row in self._rows]
 
     @property
     def sort_label(self) -> str:
@@ -313,8 +318,8 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
 
     def _draw(self) -> None:
         """Write the rows that can be seen, and redraw the cells that differ from what is on the screen."""
-        look, width = self._look, self.scrollable_content_region.width
-        if look is None or width <= 0:
+        context, width = self._look, self.scrollable_content_region.width
+        if context is None or width <= 0:
             return
         size = Size(width, len(self._rows) + 1)
         if size != self.virtual_size:
@@ -325,13 +330,13 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
             self._strips = {}
             self.refresh()
         seen = self._rows[top : top + self._height]
-        rows = [self._row_cells(row, look, everything=not self._widths) for row in seen]
+        rows = [self._row_cells(row, context, everything=not self._widths) for row in seen]
         if not self._widths or self._has_outgrown(rows):
             everything = [
-                self._row_cells(row, look, everything=True) for row in (*self._rows[:MEASURED_MAX], *seen)
+                self._row_cells(row, context, everything=True) for row in (*self._rows[:MEASURED_MAX], *seen)
             ]
             self._lay_out(everything, width)
-            rows = [self._row_cells(row, look) for row in seen]
+            rows = [self._row_cells(row, context) for row in seen]
         for y, (row, cells) in enumerate(zip(seen, rows, strict=True), start=1):
             key = self._key_of(row)
             before = self._cells.get(key)
@@ -359,10 +364,10 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
                 left += width + GAP
         self.refresh(Region(first, y, last - first, 1))
 
-    def _row_cells(self, row: T, look: Look, *, everything: bool = False) -> dict[str, Line]:
+    def _row_cells(self, row: T, context: RenderContext, *, everything: bool = False) -> dict[str, Line]:
         widths = self._widths
         return {
-            column.key: column.write(row, look, widths.get(column.key, column.flexible_min or 0))
+            column.key: column.write(row, context, widths.get(column.key, column.flexible_min or 0))
             for column in self.columns
             if everything or column.key in widths
         }
@@ -427,8 +432,8 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
             )
         base, header, cursor = self._styles
         width = self.scrollable_content_region.width
-        look = self._look
-        if y == 0 and look is not None:
+        context = self._look
+        if y == 0 and context is not None:
             labels: dict[str, Line] = {}
             for column in self.columns:
                 sign = ("↓" if self.sort_is_descending else "↑") if column.key == self.sort_key else ""
@@ -437,13 +442,13 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
                 width, header
             )
         index = y - 1 + self._top
-        if look is None or not 0 <= index < len(self._rows):
+        if context is None or not 0 <= index < len(self._rows):
             return Strip.blank(width, base)
         row = self._rows[index]
         key = self._key_of(row)
         cells = self._cells.get(key)
         if cells is None or cells.keys() != self._widths.keys():
-            cells = self._cells[key] = self._row_cells(row, look)
+            cells = self._cells[key] = self._row_cells(row, context)
         style = cursor if key == self.cursor else base
         # What the cursor paints is the background: the part's own colour stays.
         segments = [Segment(text, style + own) for text, own in self._pad(cells)]

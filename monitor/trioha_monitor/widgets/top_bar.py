@@ -12,7 +12,7 @@ from textual.message import Message
 from trioha_monitor.series import Severity
 from trioha_monitor.view import ClusterView, Health, Verdict
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.look import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, Look, Part
+from trioha_monitor.widgets.render_context import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, Part, RenderContext
 
 
 class TopBar(LineView):
@@ -31,9 +31,9 @@ class TopBar(LineView):
         self._names = names
         self._places: list[tuple[int, int, str]] = []
 
-    def show(self, view: ClusterView, look: Look, *, pane: str, states: tuple[Part, ...]) -> None:
+    def show(self, view: ClusterView, context: RenderContext, *, pane: str, states: tuple[Part, ...]) -> None:
         """Show how `view` does as a whole; `states` are what is out of the ordinary: paused, recording."""
-        palette, width = look.palette, self.size.width
+        palette, width = context.palette, self.size.width
         left: list[Part] = [("trioha ", palette.strong + palette.accent)]
         at, places = cell_len("trioha "), []
         for number, (name, label) in enumerate(self._names, start=1):
@@ -47,9 +47,9 @@ class TopBar(LineView):
         right: list[Part] = [(f" {clock}", palette.muted)]
         for state in reversed(states):
             right[:0] = [("  ", palette.text), state]
-        middle = whole(view, look)
+        middle = whole(view, context)
         if width - at - sum(cell_len(text) for text, _ in (*middle, *right)) < 2:
-            middle = in_short(view, look)
+            middle = in_short(view, context)
         clusters = ", ".join(sorted({node.cluster for node in view.nodes if node.cluster}))
         spare = width - at - sum(cell_len(text) for text, _ in (*middle, *right)) - 2
         if clusters and spare > len(clusters) + 4:
@@ -72,12 +72,12 @@ class TopBar(LineView):
             self.post_message(self.PaneClicked(pane))
 
 
-def in_short(view: ClusterView, look: Look) -> Line:
+def in_short(view: ClusterView, context: RenderContext) -> Line:
     """The same in the fewest words: how much of it is bad, and how much not as it should be."""
     severities = Counter(node.health.severity for node in view.nodes if node.health is not Health.LATE)
     severities[Severity.WARNING] += sum(node.health is Health.LATE for node in view.nodes)
     severities.update(replica.verdict.severity for replica in view.replicas)
-    palette = look.palette
+    palette = context.palette
     words = ((Severity.BAD, "✗", "bad"), (Severity.WARNING, "▲", "warn"))
     return tuple(
         (f"{glyph} {severities[severity]} {word} ", palette.of(severity))
@@ -86,9 +86,9 @@ def in_short(view: ClusterView, look: Look) -> Line:
     )
 
 
-def whole(view: ClusterView, look: Look) -> Line:
+def whole(view: ClusterView, context: RenderContext) -> Line:
     """The whole cluster in a few words, the worst first."""
-    palette = look.palette
+    palette = context.palette
     parts: list[Part] = []
     verdicts = Counter(replica.verdict for replica in view.replicas)
     health = Counter(node.health for node in view.nodes)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trioha.store.record import BORN_HOST_V6, MAGIC_V2, STORE_HOST_V6
 from trioha_spark.commitlog.layout import HEADS, HOST_FLAGS, Indexes, gather
-from trioha_spark.commitlog.walk import Rows
+from trioha_spark.commitlog.walk import Columns
 
 TYPES: Final[Mapping[str, pa.DataType]] = {
     "physical_offset": pa.int64(),
@@ -60,12 +60,12 @@ _HOST_FIELDS: Final = {
 """Behind a host: elsewhere in records with IPv6."""
 
 
-def decode(rows: Rows, names: Sequence[str]) -> list[pa.Array]:
+def decode(rows: Columns, names: Sequence[str]) -> list[pa.Array]:
     """The columns `names` (of `TYPES`) of `rows`."""
     return [_column(rows, name) for name in names]
 
 
-def topics_of(rows: Rows) -> pa.Array:
+def topics_of(rows: Columns) -> pa.Array:
     """Topic of each row. Bytes that are no UTF-8 are replaced, as a Java broker does."""
     raw = _slices(rows, rows.topic_at, rows.topic_at + rows.topic_bytes)
     try:
@@ -74,7 +74,7 @@ def topics_of(rows: Rows) -> pa.Array:
         return pa.array([text.decode(errors="replace") for text in raw.to_pylist()], pa.string())
 
 
-def _column(rows: Rows, name: str) -> pa.Array:
+def _column(rows: Columns, name: str) -> pa.Array:
     if name in _HEAD_FIELDS:
         return _number(rows.heads[_HEAD_FIELDS[name]], TYPES[name])
     if name in _HOST_FIELDS:
@@ -86,7 +86,7 @@ def _number(values: NDArray[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(np.ascontiguousarray(values, type_.to_pandas_dtype()), type_)
 
 
-def _behind_host(rows: Rows, field: str) -> NDArray[Any]:
+def _behind_host(rows: Columns, field: str) -> NDArray[Any]:
     values = rows.heads[field]
     if not rows.host_flags.any():
         return values
@@ -97,7 +97,7 @@ def _behind_host(rows: Rows, field: str) -> NDArray[Any]:
     return values
 
 
-def _hosts(rows: Rows, side: str, ipv6_flag: int) -> pa.Array:
+def _hosts(rows: Columns, side: str, ipv6_flag: int) -> pa.Array:
     """Addresses as text: few hosts write a log, so each different one is written down once."""
     codes = np.zeros(len(rows), np.int64)
     texts: list[str] = []
@@ -123,7 +123,7 @@ def _hosts(rows: Rows, side: str, ipv6_flag: int) -> pa.Array:
     return pa.array(texts, pa.string()).take(pa.array(codes))
 
 
-def _slices(rows: Rows, start: Indexes, end: Indexes) -> pa.Array:
+def _slices(rows: Columns, start: Indexes, end: Indexes) -> pa.Array:
     """The bytes `[start, end)` of each row, as binary.
 
     The file's bytes themselves are made an Arrow array of which every second value is wanted, and Arrow
@@ -145,7 +145,7 @@ def _slices(rows: Rows, start: Indexes, end: Indexes) -> pa.Array:
     return pieces.take(pa.array(np.arange(0, 2 * count, 2))).cast(pa.binary())
 
 
-_OTHERS: Final[Mapping[str, Callable[[Rows], pa.Array]]] = {
+_OTHERS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
     "version": lambda rows: _number(1 + (rows.heads["magic"] == MAGIC_V2), pa.int32()),
     "topic": topics_of,
     "born_host": lambda rows: _hosts(rows, "born_address", BORN_HOST_V6),
@@ -158,7 +158,7 @@ assert set(_OTHERS) | set(_HEAD_FIELDS) | set(_HOST_FIELDS) == set(TYPES)
 assert set(HEADS) == {0, BORN_HOST_V6, STORE_HOST_V6, HOST_FLAGS}
 
 
-def only_topics(rows: Rows, topics: frozenset[str]) -> Rows:
+def only_topics(rows: Columns, topics: frozenset[str]) -> Columns:
     """The rows of these topics."""
     mask = pc.is_in(topics_of(rows), value_set=pa.array(sorted(topics), pa.string()))
     return rows.take(np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))

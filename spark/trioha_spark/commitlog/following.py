@@ -7,7 +7,7 @@ from pathlib import Path
 from trioha.errors import StoreError
 from trioha.store.record import check_record
 from trioha_spark.commitlog.files import RANGE_BYTES, LogFile, list_files, map_file, written_bytes
-from trioha_spark.commitlog.walk import LogBytes, Rows, find_record, walk
+from trioha_spark.commitlog.walk import Columns, LogBytes, find_record, walk
 
 
 def end_of_log(store: Path, start: int, *, bytes_max: int | None = None) -> int:
@@ -57,12 +57,12 @@ def _walk_to_end(file: LogFile, offset: int) -> int:
     data = map_file(file)
     log = LogBytes(data, file.start_offset, True, written_bytes(file, data))
     for found in walk(log, max(0, offset - file.start_offset), len(data)):
-        if isinstance(found, Rows):
+        if isinstance(found, Columns):
             offset = file.start_offset + _end_of_good(found)
     return offset
 
 
-def _end_of_good(rows: Rows) -> int:
+def _end_of_good(rows: Columns) -> int:
     """Index behind the last row that has certainly been written to its end."""
     last = len(rows) - 1
     start, end = int(rows.start[last]), int(rows.end[last])

@@ -19,7 +19,7 @@ from trioha_spark.commitlog.files import (
     map_file,
     written_bytes,
 )
-from trioha_spark.commitlog.walk import BLOCK_BYTES, Gap, LogBytes, Rows, walk
+from trioha_spark.commitlog.walk import BLOCK_BYTES, Columns, Gap, LogBytes, walk
 
 
 @frozen
@@ -41,7 +41,7 @@ class What:
     block_bytes: int = BLOCK_BYTES
 
 
-def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> Iterator[Rows | LogDamage]:
+def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> Iterator[Columns | LogDamage]:
     """The records that begin in `wanted`, some at a time, and the damage behind them.
 
     Raises StoreError if there is no such folder, or the offsets have been deleted meanwhile.
@@ -68,7 +68,7 @@ def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> It
 
 def _read_file(
     file: LogFile, wanted: OffsetRange, what: What, *, is_last: bool
-) -> Iterator[Rows | LogDamage]:
+) -> Iterator[Columns | LogDamage]:
     data = map_file(file)
     # Only the last file has much that was never written.
     written = written_bytes(file, data) if is_last else len(data)
@@ -95,7 +95,7 @@ def _read_file(
             yield rows
 
 
-def _bodies_are_good(rows: Rows) -> Iterator[bool]:
+def _bodies_are_good(rows: Columns) -> Iterator[bool]:
     view = rows.data.data
     ends = (rows.body_at + rows.body_bytes).tolist()
     for begin, end, crc in zip(rows.body_at.tolist(), ends, rows.heads["body_crc"].tolist(), strict=True):

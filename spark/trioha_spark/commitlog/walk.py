@@ -51,7 +51,7 @@ _BLANK_MAGIC_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
 
 
 @frozen(eq=False)
-class Rows:
+class Columns:
     """Whole records of one file in their order: where their parts are, as indexes in `data` of shape (n,)."""
 
     data: Bytes
@@ -70,9 +70,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, which: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Rows:
+    def take(self, which: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
         """The rows that an index array, a mask or a slice chooses."""
-        return Rows(
+        return Columns(
             self.data,
             self.start[which],
             self.heads[which],
@@ -108,7 +108,7 @@ class LogBytes:
     """Behind this index are only zeros: nothing is looked for there."""
 
 
-def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Rows | Gap]:
+def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Columns | Gap]:
     """The records that begin at the indexes `[begin, end)` of a file, and the gaps behind them.
 
     `begin` 0 also tells a gap at the file's start. What follows a blank is filler.
@@ -165,7 +165,7 @@ def find_record(log: LogBytes, begin: int, end: int) -> int | None:
     return None
 
 
-def _some(rows: Rows) -> Iterator[Rows]:
+def _some(rows: Columns) -> Iterator[Columns]:
     if len(rows):
         yield rows
 
@@ -207,7 +207,7 @@ def _places(data: Bytes, begin: int, end: int, magic: bytes) -> Indexes:
     return found
 
 
-def _chain(rows: Rows, position: int) -> tuple[NDArray[np.int64], list[tuple[int, int]], int]:
+def _chain(rows: Columns, position: int) -> tuple[NDArray[np.int64], list[tuple[int, int]], int]:
     """Of possible records those that follow on each other from `position` on, and the gaps between them.
 
     Gives their indexes in `rows`, the gaps as pairs of start and end, and the end of the last one.
@@ -233,7 +233,7 @@ def _chain(rows: Rows, position: int) -> tuple[NDArray[np.int64], list[tuple[int
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64), gaps, position
 
 
-def _candidates(log: LogBytes, begin: int, end: int) -> Rows:
+def _candidates(log: LogBytes, begin: int, end: int) -> Columns:
     """All places in `[begin, end)` where a whole record can begin, in their order."""
     data = log.data
     size = len(data)
@@ -273,7 +273,7 @@ def _candidates(log: LogBytes, begin: int, end: int) -> Rows:
     properties_at = np.where(good, topic_at + topic_bytes + 2, start + 2)
     properties_bytes = gather_i16(data, properties_at - 2)
     good &= (properties_bytes >= 0) & (properties_at + properties_bytes == record_end)
-    rows = Rows(
+    rows = Columns(
         data,
         start,
         heads,

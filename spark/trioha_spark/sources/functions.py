@@ -14,7 +14,7 @@ from pyspark.sql import Column
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import BinaryType, MapType, StringType
 
-from trioha.store.properties import parse_properties as parse
+from trioha.store.message_properties import parse_properties as parse
 from trioha_spark.commitlog import bodies
 
 

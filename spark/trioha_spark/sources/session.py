@@ -69,11 +69,11 @@ class SessionSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of the columns of `schema`."""
-        return SessionReader(dict(self.options), schema)
+        return SessionDataSourceReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """Follows sessions that grow."""
-        return SessionStreamReader(dict(self.options), schema)
+        return SessionDataSourceStreamReader(dict(self.options), schema)
 
 
 class SessionPartition(InputPartition):
@@ -112,7 +112,7 @@ class _Sessions:
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
         """Partitions of a session's seqs, each but the last inside one segment."""
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.pieces import count_seqs  # noqa: PLC0415
+        from trioha_spark.ranges import count_seqs  # noqa: PLC0415
 
         if seq_to is not None and seq_to <= seq_from:
             return []
@@ -138,7 +138,7 @@ class _Sessions:
         import pyarrow as pa  # noqa: PLC0415
 
         from trioha.recording.reader import Damage, open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.pieces import count_seqs, read_seqs  # noqa: PLC0415
+        from trioha_spark.ranges import count_seqs, read_seqs  # noqa: PLC0415
 
         path, seq_from, seq_to, is_first, records_planned = partition.value
         session = open_session(path)
@@ -174,7 +174,7 @@ class _Sessions:
         return pa.RecordBatch.from_pylist([row], self.arrow_schema)
 
 
-class SessionReader(DataSourceReader):
+class SessionDataSourceReader(DataSourceReader):
     """Reads sessions once."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -213,7 +213,7 @@ class SessionReader(DataSourceReader):
         return self.sessions.cut(path, self.sessions.seq_from, self.sessions.seq_to)
 
 
-class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows sessions: the state is of each session, by its folder's name, the seq behind the last given."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -280,7 +280,7 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ends(self) -> dict[str, int]:
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.pieces import end_seq  # noqa: PLC0415
+        from trioha_spark.ranges import end_seq  # noqa: PLC0415
 
         return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
 

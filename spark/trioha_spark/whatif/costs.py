@@ -61,7 +61,7 @@ class Costs:
     """A sync of the disk of master or slave."""
     sync_bytes: int = 0
     """What half of those syncs put on disk at most."""
-    together: float = 0.0
+    slave_correlation: float = 0.0
     """How often slaves are slow together, 0 to 1: what keeps one waiting keeps the others waiting, too."""
     measured_frames: int = 0
     """Frames that the times of slave and link come from."""
@@ -106,7 +106,7 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = ()) -> Costs:
         link_s=link_s,
         sync=sync,
         sync_bytes=sync_bytes,
-        together=_together(traces),
+        slave_correlation=_slave_correlation(traces),
         measured_frames=frames,
     )
 
@@ -203,7 +203,7 @@ def _slave_costs(traces: Sequence[Trace]) -> tuple[Spread, float, float, int]:
     return Spread.of(fixed_s - link_s), per_byte_s, link_s, len(took_s)
 
 
-def _together(traces: Sequence[Trace]) -> float:
+def _slave_correlation(traces: Sequence[Trace]) -> float:
     """Rank correlation of what puts waited for one slave with what they waited for another; never negative.
 
     Where slaves take a time in common with this probability, and else each its own, that is what it is.

@@ -12,8 +12,8 @@ import pyarrow as pa
 from attrs import asdict, evolve, frozen
 from pyspark.sql import SparkSession
 
+from trioha_spark.job_progress import Watch, watched
 from trioha_spark.session import LOCAL, spark_session, this_python
-from trioha_spark.watching import Watch, watched
 from trioha_spark.whatif.figures import Figures, figures
 from trioha_spark.whatif.model import Model, check, play, remarks
 from trioha_spark.whatif.scenario import Point, Scenario

@@ -109,7 +109,7 @@ class _Simulation:
         self._ack_s, self._end_s, self._think_s = map(draw, (costs.ack, costs.wait_end, puts.think))
         self._disk = Disk(clock, draw(costs.sync), self._flushed) if scenario.is_sync_flush else None
         flushes = scenario.ack_mode is AckMode.FLUSHED
-        slave_times = SlaveTimes(costs.slave, together=costs.together, random=random)
+        slave_times = SlaveTimes(costs.slave, slave_correlation=costs.slave_correlation, random=random)
         self._slaves = [
             Slave(
                 clock,

@@ -147,10 +147,10 @@ class Disk:
 class SlaveTimes:
     """How long slaves take: each as its luck has it, or alike for all that begins at the same time."""
 
-    def __init__(self, spread: Spread, *, together: float, random: np.random.Generator) -> None:
+    def __init__(self, spread: Spread, *, slave_correlation: float, random: np.random.Generator) -> None:
         self._own = chain.from_iterable(spread.draw(random, TIMES) for _ in repeat(None))
         shared = spread.at(random.random(TIMES))
-        self._shared: list[float] = np.where(random.random(TIMES) < together, shared, -1.0).tolist()
+        self._shared: list[float] = np.where(random.random(TIMES) < slave_correlation, shared, -1.0).tolist()
 
     def __call__(self, now_s: float) -> float:
         """The time in s of one slave for what it begins at `now_s`."""

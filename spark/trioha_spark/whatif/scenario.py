@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from attrs import evolve, field, frozen
 
 from trioha.config.model import AckMode, BrokerRole, FlushDiskType, broker_settings
-from trioha.config.values import ValueRefused
+from trioha.config.values import InvalidValue
 from trioha.errors import ConfigError, StoreError
 from trioha.numbers import Range, parse_int
 from trioha.recording.layout import SESSION_FILE
@@ -20,7 +20,7 @@ from trioha.recording.sync import SyncRule
 
 _Names = TypeVar("_Names", bound=Enum)
 
-MODELLED: Final = {
+KNOWN_SETTINGS: Final = {
     "brokerRole": "role",
     "inSyncReplicas": "in_sync_replicas",
     "minInSyncReplicas": "min_in_sync_replicas",
@@ -122,7 +122,7 @@ def recorded_scenario(session: Session, *, slaves: int, ack_mode: AckMode = AckM
     told = session.identity.settings
     parsers = {setting.key: setting.parse for setting in broker_settings().values()}
     values: dict[str, Any] = {}
-    for key, name in MODELLED.items():
+    for key, name in KNOWN_SETTINGS.items():
         if key in told and key != "trioha.haAckMode":
             values[name] = _parsed(parsers[key], key, str(told[key]))
     values["role"] = _named(BrokerRole, session, "role", session.identity.role)
@@ -159,10 +159,10 @@ def setting_axes(options: Iterable[str]) -> list[list[Change]]:
             raise ConfigError(f"{option!r} is not KEY=VALUE", key="--set", hint="as in inSyncReplicas=2")
         setting = settings.get(key)
         if setting is None:
-            raise ConfigError("there is no such setting", key=key, hint=f"one of {', '.join(MODELLED)}")
-        name = MODELLED.get(setting.key)
+            raise ConfigError("there is no such setting", key=key, hint=f"one of {', '.join(KNOWN_SETTINGS)}")
+        name = KNOWN_SETTINGS.get(setting.key)
         if name is None:
-            raise ConfigError("is not modelled", key=key, hint=f"one of {', '.join(MODELLED)}")
+            raise ConfigError("is not modelled", key=key, hint=f"one of {', '.join(KNOWN_SETTINGS)}")
         for text in texts.split(","):
             value = _parsed(setting.parse, key, text.strip())
             if value is BrokerRole.SLAVE:
@@ -265,5 +265,5 @@ def _count(option: str, text: str, *, low: int, high: int) -> int:
 def _parsed(parse: Any, key: str, text: str) -> Any:
     try:
         return parse(text)
-    except ValueRefused as refused:
+    except InvalidValue as refused:
         raise ConfigError(refused.reason, key=key, hint=refused.hint) from None

@@ -103,9 +103,9 @@ class LoadMeter:
         self.load = Load(average=os.getloadavg()[0], others_cores=max(0.0, others_s / took_s))
 
 
-def await_calm(patience_s: float) -> None:
+def await_calm(idle_timeout_s: float) -> None:
     """Wait until no more than `CALM_CORES` are busy, at most so long; the callers' processes stand still."""
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + idle_timeout_s
     while time.monotonic() < deadline_s:
         busy_s = _busy_s()
         time.sleep(CALM_SAMPLE_S)

@@ -30,8 +30,8 @@ from trioha.store.commit_log import CommitLog, Message
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
-from trioha.store.status import PutStatus
 from trioha.watermark import Watermark
 
 FIRST_PUT_WITHIN_S = 20.0
@@ -173,7 +173,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
             flushed=commit_log.flushed,
             sink=sink,
             push=ha.push,
-            look_for_acks=ha.look_for_acks,
+            poll_acks=ha.poll_acks,
         )
         puts = PutService(commit_log=commit_log, group_commit=commit, sink=sink, is_slave=False)
         flush = FlushService(store, sync_flush=False, interval_s=0.5, on_flushed=lambda _offset, _ns: None)

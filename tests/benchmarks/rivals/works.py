@@ -78,7 +78,7 @@ class Bench:
     sizes: Sizes
     on_step: Callable[[str], None]
     """Told before every measurement what it is."""
-    patience_s: float = 0.0
+    idle_timeout_s: float = 0.0
     """How long a measurement waits at most for a calm machine."""
     results: dict[str, Series] = field(factory=lambda: defaultdict(Series))
     """By `work/side` or `work/metric/side`."""
@@ -139,7 +139,7 @@ def _catch_up_once(
     try:
         with slave_side.slaves(folder, ha_port=master.ha_port, number=number, file_bytes=file_bytes) as pids:
             await_requests(master.ha_port, number)
-            await_calm(bench.patience_s)
+            await_calm(bench.idle_timeout_s)
             with memory_watched([driver.pid, *pids]) as memory, LoadMeter() as meter:
                 meter.count([driver.pid, *pids])
                 driver.resume()
@@ -230,7 +230,7 @@ def puts(bench: Bench) -> None:
                 for side, master, slave_pids in players:
                     bench.on_step(f"puts: {side.name}, writers: {writers}")
                     pids = [master.driver.pid, *slave_pids]
-                    await_calm(bench.patience_s)
+                    await_calm(bench.idle_timeout_s)
                     with running(pids), memory_watched(pids) as memory, LoadMeter() as meter:
                         meter.count(pids)
                         said = master.call(
@@ -271,11 +271,11 @@ def start(bench: Bench) -> None:
     for _ in range(bench.sizes.rounds):
         for side in bench.sides():
             bench.on_step(f"start: {side.name}, empty store")
-            await_calm(bench.patience_s)
+            await_calm(bench.idle_timeout_s)
             empty_s = side.start(bench.new_folder("start-empty") / "store", file_bytes=FILE_BYTES)
             bench.note(f"start/empty/{side.name}", empty_s, Load(os.getloadavg()[0], None))
             bench.on_step(f"start: {side.name}, with a log")
-            await_calm(bench.patience_s)
+            await_calm(bench.idle_timeout_s)
             log_s = side.start(roots[side.name], file_bytes=FILE_BYTES)
             bench.note(f"start/log/{side.name}", log_s, Load(os.getloadavg()[0], None))
 
@@ -302,7 +302,7 @@ def queues(bench: Bench) -> None:
             bench.on_step(f"queues: {side.name}")
             for folder in ("consumequeue", "index"):
                 shutil.rmtree(roots[side.name] / folder)
-            await_calm(bench.patience_s)
+            await_calm(bench.idle_timeout_s)
             opened = masters[side.name].reopen()
             masters[side.name].close()
             if opened["queued"] != records:

@@ -1,0 +1,277 @@
+"""Recorded sessions on one axis of time: nanoseconds since 1970 by the wall clocks of the masters.
+
+Each session has its own monotonic clock and the wall clock read together with it once, when it began: a
+wall clock that jumps later moves nothing. Where a slave's session and its master's are both there, their
+clocks are compared by the frames and acks that both recorded (`trioha.recording.clocks`): one that was
+certainly ahead or behind is corrected, so that what came later is shown later. Sessions of one node
+(cluster, broker name, broker id) are its `SessionRun`s, one for each start, and follow each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from attrs import define, field
+
+from trioha.errors import StoreError
+from trioha.recording.clocks import Link, links
+from trioha.recording.layout import SOURCE_MONITOR
+from trioha.recording.reader import find_sessions
+from trioha.recording.session_reader import SessionReader
+from trioha_monitor.texts import REASON_MAX, clean
+from trioha_monitor.view import Limits, ProbeCount
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+QUIET_HEARTBEATS = 2
+"""Heartbeats without any record after which a session that has not ended looks dead."""
+LINKED_MAX = 16
+"""Connections of a session whose begins are looked at to compare its clock."""
+
+
+@define(eq=False)
+class SessionRun:
+    """One session: one start of a node."""
+
+    number: int
+    """Index among all takes of the reel."""
+    reader: SessionReader
+    limits: Limits
+    addresses: dict[int, str] = field(factory=dict)
+    """Peer of each connection, by its number."""
+    certificates: dict[int, str] = field(factory=dict)
+    """Name in the peer's certificate of each connection with TLS."""
+    begin_seqs: dict[int, int] = field(factory=dict)
+    """Where each connection begins."""
+    probes: list[tuple[int, ProbeCount]] = field(factory=list)
+    """Where the count of probes of a host is told, in order."""
+    clock_ahead_ns: int = 0
+    """How far its wall clock was ahead of its master's; 0 where that is not known, or may be none."""
+    clock_of: str = ""
+    """Whose session says so."""
+    samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
+    """What a monitor noted of what moves slowly: monotonic time and what it was from then on."""
+    _begins_ns: dict[int, int] = field(factory=dict)
+
+    @property
+    def quiet_ns(self) -> int:
+        """So long after its last record a session that did not end in order has broken off."""
+        return round(QUIET_HEARTBEATS * self.limits.heartbeat_s * NS_PER_S)
+
+    @property
+    def name(self) -> str:
+        """The session's folder."""
+        return self.reader.session.path.resolve().name
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether a slave recorded it."""
+        return self.reader.session.is_slave
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a monitor recorded what it saw of the node, rather than the node itself."""
+        return self.reader.session.identity.source == SOURCE_MONITOR
+
+    @property
+    def start_ns(self) -> int:
+        """When it begins, on the axis."""
+        return self.wall_of(self.reader.first_ts_ns)
+
+    @property
+    def end_ns(self) -> int:
+        """Its last record, or what a monitor noted last, on the axis."""
+        last_ns = self.samples[-1][0] if self.samples else 0
+        return self.wall_of(max(self.reader.last_ts_ns, last_ns))
+
+    def wall_of(self, ts_ns: int) -> int:
+        """A record's time on the axis."""
+        return self.reader.session.wall_of(ts_ns) - self.clock_ahead_ns
+
+    def ts_of(self, at_ns: int) -> int:
+        """A moment of the axis on the session's own clock."""
+        session = self.reader.session
+        return at_ns + self.clock_ahead_ns - session.wall_ns + session.monotonic_ns
+
+    def position_at(self, at_ns: int) -> int:
+        """The position behind the last record that is not later."""
+        return self.reader.position_at(self.ts_of(at_ns))
+
+    def sample_at(self, at_ns: int) -> Mapping[str, object]:
+        """What a monitor noted last at a moment; empty for a node's own recording."""
+        index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
+        return self.samples[index - 1][1] if index else {}
+
+    def begin_ns(self, conn: int) -> int | None:
+        """When a connection began, on the axis; None if that is not recorded."""
+        known = self._begins_ns.get(conn)
+        if known is None and conn in self.begin_seqs:
+            ts_ns = self.reader.time_of(self.begin_seqs[conn])
+            if ts_ns is not None:
+                known = self._begins_ns[conn] = self.wall_of(ts_ns)
+        return known
+
+    def probes_at(self, position: int) -> dict[tuple[str, str], int]:
+        """How many probes there were of a host and for a reason before a position, as facts tell it."""
+        index = bisect_left(self.probes, position, key=_told_seq)
+        return {(one.host, one.reason): one.count for _, one in self.probes[:index]}
+
+    def address_of(self, conn: int) -> str:
+        """The peer of a connection, or its number."""
+        return self.addresses.get(conn, f"connection {conn}")
+
+    def refresh(self) -> bool:
+        """Take in what was recorded since; whether there is anything."""
+        if not self.reader.refresh():
+            return False
+        self.read_facts()
+        return True
+
+    def read_facts(self) -> None:
+        """Learn of connections, and what a monitor noted."""
+        self.samples, self.probes = [], []
+        for fact in self.reader.facts:
+            ts_ns = fact.fields.get("ts_ns")
+            if fact.type_ == "sample" and isinstance(ts_ns, int):
+                self.samples.append((ts_ns, fact.fields))
+            conn = fact.fields.get("conn")
+            if fact.type_ == "connection" and isinstance(conn, int):
+                self.addresses[conn] = clean(str(fact.fields.get("address")))
+                self.begin_seqs.setdefault(conn, fact.seq)
+                if certificate := fact.fields.get("certificate"):
+                    self.certificates[conn] = clean(str(certificate), length_max=REASON_MAX)
+            host, reason, count = (fact.fields.get(name) for name in ("host", "reason", "count"))
+            if fact.type_ == "probes" and isinstance(count, int):
+                self.probes.append((fact.seq, ProbeCount(clean(str(host)), clean(str(reason)), count)))
+        self.probes.sort(key=_told_seq)
+
+
+@define(eq=False)
+class RecordedNode:
+    """A node and its sessions."""
+
+    key: str
+    """`NodeView.address`."""
+    runs: list[SessionRun]
+    """In the order of their begin; at least one."""
+
+    def run_at(self, at_ns: int) -> SessionRun:
+        """The last one that has begun at `at_ns`, else the first one."""
+        begun = [run for run in self.runs if run.start_ns <= at_ns]
+        return begun[-1] if begun else self.runs[0]
+
+    def next_start_ns(self, run: SessionRun) -> int | None:
+        """When the session after `run` begins."""
+        following = self.runs[self.runs.index(run) + 1 :]
+        return following[0].start_ns if following else None
+
+
+class ReplayTimeline:
+    """All sessions of a replay."""
+
+    def __init__(self, readers: Iterable[SessionReader]) -> None:
+        """Put `readers` (at least one) on one axis."""
+        by_node: dict[tuple[str, str, int], list[SessionReader]] = {}
+        for reader in readers:
+            identity = reader.session.identity
+            by_node.setdefault((identity.cluster_name, identity.broker_name, identity.broker_id), []).append(
+                reader
+            )
+        clusters = {cluster for cluster, _, _ in by_node}
+        self.nodes: list[RecordedNode] = []
+        number = 0
+        for (cluster, name, broker_id), own in sorted(by_node.items()):
+            label = clean(f"{name} #{broker_id}" if len(clusters) == 1 else f"{cluster}/{name} #{broker_id}")
+            runs = []
+            for reader in sorted(own, key=_begins_ns):
+                run = SessionRun(number, reader, limits_of(reader))
+                run.read_facts()
+                runs.append(run)
+                number += 1
+            self.nodes.append(RecordedNode(label, runs))
+        assert self.nodes, "a reel has a session at least"
+        self._compare_clocks()
+
+    @classmethod
+    def open(cls, paths: Iterable[Path | str]) -> ReplayTimeline:
+        """The sessions that `paths` name: session folders, or folders of them.
+
+        One that cannot be opened beside others that can is left out of a folder only if it is not a session
+        at all. Raises StoreError for a path that is neither, and for a session that cannot be read.
+        """
+        found = find_sessions(map(Path, paths))
+        if not found:
+            raise StoreError("no session named", path=".", hint="name a session, or a folder of sessions")
+        return cls(SessionReader.open(path) for path in found)
+
+    def _compare_clocks(self) -> None:
+        """Find out how far the clocks of slaves were ahead of their masters'."""
+        runs = {id(run.reader): run for run in self.runs if not run.is_sampled}
+        found = links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
+        certain = [(link, link.uncertain_ns) for link in found if link.uncertain_ns is not None]
+        for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
+            # Of several connections the last one counts: the most certain one.
+            run, ahead_ns = runs[id(link.slave)], link.ahead_ns or 0
+            is_apart = abs(ahead_ns) > uncertain_ns
+            run.clock_ahead_ns = ahead_ns if is_apart else 0
+            run.clock_of = self.node_of(runs[id(link.master)]).key if is_apart else ""
+
+    @property
+    def runs(self) -> list[SessionRun]:
+        """Those of all nodes."""
+        return [run for node in self.nodes for run in node.runs]
+
+    @property
+    def start_ns(self) -> int:
+        """Begin of the first session."""
+        return min(run.start_ns for run in self.runs)
+
+    @property
+    def end_ns(self) -> int:
+        """Last record of all."""
+        return max(run.end_ns for run in self.runs)
+
+    def refresh(self) -> bool:
+        """Take in what was recorded since; whether there is anything."""
+        return sum(run.refresh() for run in self.runs) > 0
+
+    def node_of(self, run: SessionRun) -> RecordedNode:
+        """Whose session it is."""
+        return next(node for node in self.nodes if run in node.runs)
+
+
+def limits_of(reader: SessionReader) -> Limits:
+    """The limits that a session's settings name; RocketMQ's defaults for what they do not."""
+    settings = reader.session.identity.settings
+    default = Limits()
+
+    def number(name: str, otherwise: float, per: float = 1.0) -> float:
+        value = settings.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value / per if is_number and value > 0 else otherwise  # type: ignore[operator]
+
+    return Limits(
+        gap_bytes_max=int(number("haMaxGapNotInSync", default.gap_bytes_max)),
+        slave_timeout_s=number("slaveTimeout", default.slave_timeout_s, 1000),
+        housekeeping_s=number("haHousekeepingInterval", default.housekeeping_s, 1000),
+        heartbeat_s=number("haSendHeartbeatInterval", default.heartbeat_s, 1000),
+        are_told="haMaxGapNotInSync" in settings,
+    )
+
+
+def _told_seq(told: tuple[int, ProbeCount]) -> int:
+    return told[0]
+
+
+def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:
+    return sample[0]
+
+
+def _begins_ns(reader: SessionReader) -> tuple[int, str]:
+    return reader.session.wall_of(reader.first_ts_ns), reader.session.path.name
+
+
+def _by_uncertainty(found: tuple[Link, int]) -> int:
+    return found[1]

@@ -1,0 +1,115 @@
+"""Where everything stood at one moment of recorded sessions: `trioha replay --at`. Needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any
+
+from trioha.errors import TriohaError
+from trioha.recording.asking import asks
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.reader import find_sessions, peers_of
+from trioha.recording.session_reader import SessionReader
+from trioha.recording.snapshot import ConnectionState, connection_state
+from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
+
+Row = dict[str, Any]
+
+
+def open_readers(paths: Iterable[Path]) -> list[SessionReader]:
+    """The sessions that `paths` mean. Raises StoreError for a path that is none."""
+    return [SessionReader.open(path) for path in find_sessions(paths)]
+
+
+def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | None = None) -> int:
+    """A moment that a user names (`trioha.recording.times`), in ns since 1970; `zone` is the user's, None for
+    the system's. Raises TriohaError if it is none."""
+    start_ns = min(reader.session.wall_of(reader.first_ts_ns) for reader in readers)
+    end_ns = max(reader.session.wall_of(reader.last_ts_ns) for reader in readers)
+    try:
+        at_ns = parse_moment(text, start_ns=start_ns, end_ns=end_ns, zone=zone)
+    except MomentError as error:
+        raise TriohaError(f"--at {error}; say {MOMENT_HINT}") from None
+    if at_ns is None:
+        raise TriohaError(f"--at {text}: not a time; say {MOMENT_HINT}")
+    return at_ns
+
+
+def moment(readers: Sequence[SessionReader], wall_ns: int) -> dict[str, Any]:
+    """`atMs`, and `nodes` and `connections` as they stood then, of the sessions that cover that moment.
+
+    `probes` of a node: connections that were open and had not asked for the log.
+    """
+    nodes: list[Row] = []
+    connections: list[Row] = []
+    for reader in readers:
+        ts_ns = wall_ns - reader.session.wall_ns + reader.session.monotonic_ns
+        if reader.first_ts_ns <= ts_ns <= reader.last_ts_ns:
+            node, its_connections = _node(reader, ts_ns)
+            nodes.append(node)
+            connections += its_connections
+    return {"atMs": wall_ns / 1e6, "nodes": nodes, "connections": connections}
+
+
+def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
+    session = reader.session
+    position = reader.position_at(ts_ns)
+    snapshot = reader.with_own_times(reader.snapshot_at(position), position)
+    addresses = connection_addresses(reader)
+    whose = {
+        "session": session.path.resolve().name,
+        "brokerName": session.identity.broker_name,
+        "brokerId": session.identity.broker_id,
+        "role": session.identity.role,
+    }
+    node = {
+        **whose,
+        "position": position,
+        "maxOffset": _known(snapshot.own_max_offset),
+        "flushedOffset": snapshot.of_node(Kind.FLUSHED),
+        "dispatchedOffset": snapshot.of_node(Kind.DISPATCHED),
+    }
+    rows = []
+    peers = peers_of(reader.facts)
+    waiting = 0
+    for conn, records in snapshot.connections():
+        is_served = not session.is_slave or (conn in peers and peers[conn].role == "master")
+        if is_served and not asks(records).any():
+            waiting += 1
+            continue
+        at = connection_state(records, is_slave=session.is_slave)
+        rows.append({**whose, "conn": conn, "address": addresses.get(conn), **_connection(at, ts_ns)})
+    return {**node, "probes": waiting}, rows
+
+
+def _connection(at: ConnectionState, ts_ns: int) -> Row:
+    lag_bytes = None
+    if at.ack_offset >= 0:
+        lag_bytes = max(0, at.max_offset - at.ack_offset)
+    return {
+        "state": HaState(at.state).name if at.state in set(HaState) else None,
+        "lagBytes": lag_bytes,
+        "heardMsAgo": None if at.heard_ts_ns < 0 else (ts_ns - at.heard_ts_ns) / 1e6,
+        "requestOffset": _known(at.request_offset),
+        "sentOffset": _known(at.sent_offset),
+        "ackOffset": _known(at.ack_offset),
+        "receivedOffset": _known(at.received_offset),
+        "reportedOffset": _known(at.reported_offset),
+        "maxOffset": _known(at.max_offset),
+    }
+
+
+def connection_addresses(reader: SessionReader) -> dict[int, str]:
+    """The peer of each connection, as far as the session's facts name it."""
+    return {conn: peer.address for conn, peer in peers_of(reader.facts).items() if peer.address is not None}
+
+
+def reason_name(code: int) -> str:
+    """Name of a `CloseReason`; a code that is new here is its number."""
+    return CloseReason(code).name if code in set(CloseReason) else str(code)
+
+
+def _known(offset: int) -> int | None:
+    return None if offset < 0 else offset

@@ -1,0 +1,114 @@
+"""The standing at any record is the keyframes there, and what it says is what the fold of all says."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.recording.sessions import Event, MasterModel, as_array, pack, slave_events, write_session
+from trioha.recording.aggregate import aggregate
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.figures import connection_result
+from trioha.recording.keyframes import Mirror
+from trioha.recording.snapshot import Snapshot, connection_state, keyframes_to_events
+from trioha.recording.time_series import TimeGrid
+
+GRID = TimeGrid.over(0, 10_000, steps=10)
+
+
+@pytest.fixture(scope="module")
+def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_session(tmp_path_factory.mktemp("standing") / "session", [Event(0, Kind.PUT)])
+
+
+def numbered(session: Path, events: list[Event]) -> np.ndarray:
+    array = as_array(session, events).copy()
+    array["seq"] = np.arange(len(array))
+    return array
+
+
+def plain(records: np.ndarray) -> list[tuple[int, ...]]:
+    names = ("kind", "flags", "conn", "offset", "aux", "size")
+    return [tuple(int(record[name]) for name in names) for record in records]
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 200), cuts=st.integers(0, 8))
+def test_standing_in_parts_is_the_standing_of_the_whole(
+    empty_session: Path, seed: int, steps: int, cuts: int
+) -> None:
+    array = numbered(empty_session, MasterModel(seed).run(steps))
+    lot = random.Random(seed)
+    borders = [0, *sorted(lot.randrange(len(array) + 1) for _ in range(cuts)), len(array)]
+    snapshot, ended = Snapshot.nowhere(array.dtype), []
+    for begin, end in pairwise(borders):
+        snapshot, more = snapshot.after(array[begin:end])
+        ended += more
+    whole, whole_ended = Snapshot.nowhere(array.dtype).after(array)
+    assert snapshot.records.tobytes() == whole.records.tobytes()
+    assert snapshot.own_max_offset == whole.own_max_offset
+    assert [(one.conn, one.seq, one.records.tobytes()) for one in ended] == [
+        (one.conn, one.seq, one.records.tobytes()) for one in whole_ended
+    ]
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
+def test_standing_is_what_keyframes_would_repeat_there(empty_session: Path, seed: int, steps: int) -> None:
+    events = MasterModel(seed).run(steps)
+    array = numbered(empty_session, events)
+    snapshot, _ = Snapshot.nowhere(array.dtype).after(array)
+    mirror = Mirror()
+    mirror.follow(memoryview(pack(events)))
+    keyframes = np.frombuffer(bytes(mirror.keyframes(7)), array.dtype)
+    assert sorted(plain(snapshot.records)) == sorted(plain(keyframes_to_events(keyframes)))
+    again = Snapshot.at_keyframes(keyframes)
+    assert plain(again.records) == plain(snapshot.records)
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
+def test_standing_says_what_the_fold_of_all_events_says(empty_session: Path, seed: int, steps: int) -> None:
+    array = numbered(empty_session, MasterModel(seed).run(steps))
+    snapshot, ended = Snapshot.nowhere(array.dtype).after(array)
+    whole = aggregate(array, is_slave=False, grid=GRID)
+    found = dict(snapshot.connections()) | {one.conn: one.records for one in ended}
+    assert set(found) == set(whole.connections)
+    for conn, records in found.items():
+        said = connection_state(records, is_slave=False)
+        result = connection_result(conn, whole.connections[conn], GRID)
+        for name in ("request_offset", "sent_offset", "ack_offset", "max_offset", "closed_ts_ns"):
+            assert (None if getattr(said, name) < 0 else getattr(said, name)) == getattr(result, name), name
+        if conn not in {one.conn for one in ended}:
+            assert HaState(said.state).name == result.state
+    assert snapshot.own_max_offset == whole.node.max_offset
+    assert snapshot.of_node(Kind.PUT) == (None if whole.node.put_offset < 0 else whole.node.put_offset)
+
+
+def test_a_slave_that_lost_its_master_keeps_its_own_end_and_says_why(empty_session: Path) -> None:
+    events = slave_events()
+    array = numbered(empty_session, events)
+    snapshot, (ended,) = Snapshot.nowhere(array.dtype).after(array[:12])
+    assert list(snapshot.connections()) == []
+    assert snapshot.own_max_offset == 1300
+    said = connection_state(ended.records, is_slave=True)
+    assert (ended.conn, ended.seq, said.close_reason, said.closed_ts_ns) == (1, 8, CloseReason.EOF, 90)
+    assert (said.received_offset, said.reported_offset, said.heard_ts_ns) == (1300, 1300, 70)
+    snapshot, _ = snapshot.after(array[12:])
+    ((conn, records),) = snapshot.connections()
+    said = connection_state(records, is_slave=True)
+    assert (conn, said.received_offset, said.reported_offset, said.max_offset) == (2, 1500, 1300, 1500)
+
+
+def test_connection_numbers_far_apart_are_told_apart(empty_session: Path) -> None:
+    events = [Event(n, Kind.ACK, conn=conn, offset=n, aux=9) for n, conn in enumerate((1, 2**31 - 1, 1))]
+    snapshot, _ = Snapshot.nowhere(numbered(empty_session, events).dtype).after(
+        numbered(empty_session, events)
+    )
+    assert [(conn, int(records["offset"][0])) for conn, records in snapshot.connections()] == [
+        (1, 2),
+        (2**31 - 1, 1),
+    ]

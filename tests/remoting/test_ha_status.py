@@ -1,0 +1,528 @@
+"""The status model against what real brokers answered, and both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from tests.remoting.recorded import answers
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.ha_status import (
+    BrokerRuntimeInfo,
+    BrokerSettings,
+    BrokerStatus,
+    ConnectionStatus,
+    HaClientExtras,
+    HaExtras,
+    HaRuntimeInfo,
+    SlaveClientStatus,
+    Spread,
+)
+from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.status_reader import StatusReader, fetch_status, parse_broker_config, parse_runtime_info
+
+MASTER_53 = answers("remoting-5.3.3/070-probe--master")
+SLAVE_53 = {
+    **answers("remoting-5.3.3/071-probe--slave"),
+    **answers("remoting-5.3.3/025-adm-clusterListM--slave"),
+}
+MASTER_49 = answers("remoting-4.9.7/098-probe--master")
+SLAVE_49 = {
+    **answers("remoting-4.9.7/099-probe--slave"),
+    **answers("remoting-4.9.7/029-adm-clusterListM--slave"),
+}
+HA_STATUS = RequestCode.GET_BROKER_HA_STATUS
+CONFIG = RequestCode.GET_BROKER_CONFIG
+RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
+
+OFFSETS = st.integers(-1, 2**63 - 1)
+TEXT = st.text(min_size=1, max_size=10)
+MEASURED = st.builds(Spread, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
+CONNECTIONS = st.builds(
+    ConnectionStatus,
+    address=st.text(max_size=10),
+    sent_offset=OFFSETS,
+    ack_offset=OFFSETS,
+    lag_bytes=OFFSETS,
+    in_sync=st.booleans(),
+    transferred_bytes_per_s=OFFSETS,
+    state=st.none() | TEXT,
+    lag_ms=st.none() | OFFSETS,
+    heard_ms=st.none() | OFFSETS,
+    ack_latency_us=st.none() | MEASURED,
+    frame_bytes=st.none() | MEASURED,
+    connection_id=st.none() | OFFSETS,
+)
+CLIENTS = st.builds(
+    SlaveClientStatus,
+    master_address=st.none() | TEXT,
+    max_offset=OFFSETS,
+    transferred_bytes_per_s=OFFSETS,
+    last_read_ms=OFFSETS,
+    last_write_ms=OFFSETS,
+)
+SETTINGS = st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, housekeeping_ms=st.none() | OFFSETS)
+PUT_STATUSES = st.dictionaries(TEXT, OFFSETS, max_size=3)
+EXTRAS = st.builds(
+    HaExtras,
+    version=TEXT,
+    role=TEXT,
+    cluster_name=TEXT,
+    broker_name=TEXT,
+    broker_id=OFFSETS,
+    min_offset=OFFSETS,
+    flushed_offset=OFFSETS,
+    ha_address=st.text(max_size=10),
+    put_statuses=PUT_STATUSES,
+    client=st.none(),
+    settings=SETTINGS,
+    files=st.none() | OFFSETS,
+    warnings=st.lists(TEXT, max_size=2).map(tuple),
+)
+INFOS = st.builds(
+    HaRuntimeInfo,
+    master=st.booleans(),
+    master_max_offset=OFFSETS,
+    in_sync_slaves=OFFSETS,
+    connections=st.lists(CONNECTIONS, max_size=3).map(tuple),
+    client=CLIENTS,
+    master_flush_offset=OFFSETS,
+    extras=st.none() | EXTRAS,
+)
+
+
+@asynccontextmanager
+async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple[RemotingClient, list[int]]]:
+    """A client of a server that answers as recorded (other codes: never), and the codes it was asked."""
+    asked_codes: list[int] = []
+
+    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        asked_codes.append(asked.code)
+        if asked.code not in recorded:
+            await trio.sleep_forever()
+        return evolve(recorded[asked.code], opaque=asked.opaque)
+
+    server = RemotingServer(handler)
+
+    async def start(task_status: trio.TaskStatus[object]) -> None:
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(start)
+            async with open_client(f"{host}:{port}") as client:
+                yield client, asked_codes
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answers("remoting-5.3.3/038-adm-haStatus--master")[HA_STATUS],
+        MASTER_53[HA_STATUS],
+        SLAVE_53[HA_STATUS],
+    ],
+)
+def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(answer: RemotingCommand) -> None:
+    info = HaRuntimeInfo.from_json(answer.body)
+    assert info.extras is None
+    assert info.to_json() == answer.body
+
+
+@given(INFOS)
+def test_what_we_answer_is_what_we_read(info: HaRuntimeInfo) -> None:
+    assert HaRuntimeInfo.from_json(info.to_json()) == info
+
+
+def test_our_additions_stand_beside_rocketmqs_own_keys() -> None:
+    info = HaRuntimeInfo(
+        master=True,
+        master_max_offset=639,
+        in_sync_slaves=1,
+        connections=(ConnectionStatus("127.0.0.1:36202", 639, 600, 39, True, 12, "TRANSFER", 4, 7),),
+        extras=HaExtras("1.0", "SYNC_MASTER", "c", "b", 0, 0, 639, "127.0.0.1:10912", None, {"PUT_OK": 3}),
+    )
+    whole = json.loads(info.to_json())
+    assert list(whole) == [
+        "haClientRuntimeInfo",
+        "haConnectionInfo",
+        "inSyncSlaveNums",
+        "master",
+        "masterCommitLogMaxOffset",
+        "trioha",
+    ]
+    assert list(whole["haClientRuntimeInfo"]) == [
+        "lastReadTimestamp",
+        "lastWriteTimestamp",
+        "masterFlushOffset",
+        "maxOffset",
+        "transferredByteInSecond",
+    ]
+    assert whole["haConnectionInfo"] == [
+        {
+            "addr": "127.0.0.1:36202",
+            "connectionId": 7,
+            "diff": 39,
+            "inSync": True,
+            "lagMillis": 4,
+            "slaveAckOffset": 600,
+            "state": "TRANSFER",
+            "transferFromWhere": 639,
+            "transferredByteInSecond": 12,
+        }
+    ]
+    assert whole["trioha"]["putStatuses"] == {"PUT_OK": 3}
+    assert "client" not in whole["trioha"]
+
+
+async def test_a_real_53_master_is_shown_with_its_slave() -> None:
+    async with broker(MASTER_53) as (client, asked_codes):
+        status = await fetch_status(client)
+    assert sorted(asked_codes) == [CONFIG, RUNTIME_INFO, HA_STATUS]
+    assert status == BrokerStatus(
+        address=client.address,
+        source="ha-status",
+        role="SYNC_MASTER",
+        cluster_name="SpecCluster",
+        broker_name="broker-a",
+        broker_id=0,
+        version="V5_3_3",
+        min_offset=0,
+        max_offset=15630,
+        flushed_offset=None,
+        ha_address="127.0.0.1:43312",
+        in_sync_slaves=1,
+        connections=(ConnectionStatus("127.0.0.1:49198", 14245, 14245, 1385, True, 24),),
+        client=None,
+        put_statuses={},
+        dispatched_offset=14001,
+        settings=BrokerSettings(
+            gap_bytes_max=268435456,
+            slave_timeout_ms=3000,
+            housekeeping_ms=20000,
+            heartbeat_ms=5000,
+            file_bytes=16777216,
+            reserved_h=72,
+            disk_percent_max=99,
+        ),
+        table=BrokerRuntimeInfo(
+            booted_ms=1795234295782,
+            earliest_ms=1795234349112,
+            put_messages_per_s=0.0,
+            puts_total=46,
+            puts_failed=0,
+            unflushed_bytes=0,
+            disk_ratio=0.23,
+            disk_total_bytes=270582939648,
+            disk_free_bytes=248893354803,
+        ),
+    )
+
+
+async def test_a_real_53_slave_is_shown_with_its_master() -> None:
+    async with broker(SLAVE_53) as (client, _):
+        status = await fetch_status(client)
+    assert (status.source, status.role, status.broker_id, status.version) == (
+        "ha-status",
+        "SLAVE",
+        1,
+        "V5_3_3",
+    )
+    assert (status.min_offset, status.max_offset, status.in_sync_slaves) == (0, 14245, None)
+    assert status.connections == ()
+    assert status.client == SlaveClientStatus("127.0.0.1:43312", 14245, 12, 1795234701072, 1795234701072)
+
+
+async def test_a_real_49_broker_is_shown_from_its_runtime_info() -> None:
+    async with broker(MASTER_49) as (client, asked_codes):
+        master = await fetch_status(client)
+    assert asked_codes[0] == HA_STATUS
+    assert (master.source, master.role, master.version) == ("runtime-info", "SYNC_MASTER", "V4_9_7")
+    assert (master.min_offset, master.max_offset, master.broker_name) == (0, 11179, "broker-a")
+    assert (master.connections, master.client, master.in_sync_slaves) == ((), None, None)
+    async with broker(SLAVE_49) as (client, _):
+        slave = await fetch_status(client)
+    assert (slave.source, slave.role, slave.broker_id) == ("runtime-info", "SLAVE", 1)
+    assert slave.max_offset > 0
+
+
+async def test_a_broker_that_keeps_its_configuration_to_itself_is_a_plain_master() -> None:
+    refused = response_to(request(CONFIG), ResponseCode.NO_PERMISSION)
+    async with broker({**MASTER_53, CONFIG: refused}) as (client, _):
+        status = await fetch_status(client)
+    assert (status.role, status.broker_name, status.ha_address) == ("MASTER", None, None)
+    assert (status.version, status.max_offset) == ("V5_3_3", 15630)
+    async with broker({**MASTER_49, CONFIG: refused}) as (client, _):
+        assert (await fetch_status(client)).role == "UNKNOWN"
+
+
+async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
+    extras = HaExtras(
+        version="1.0",
+        role="SLAVE",
+        cluster_name="c",
+        broker_name="b",
+        broker_id=1,
+        min_offset=100,
+        flushed_offset=580,
+        ha_address="127.0.0.1:10912",
+        client=HaClientExtras("TRANSFER", 600, 2, "GAP: its log begins at 5"),
+        put_statuses={"SERVICE_NOT_AVAILABLE": 4},
+        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
+    )
+    info = HaRuntimeInfo(False, 0, 0, client=SlaveClientStatus("m:1", 639, 9, 5, 6), extras=extras)
+    answer = response_to(request(HA_STATUS), 0, body=info.to_json())
+    async with broker({HA_STATUS: answer}) as (client, asked_codes):
+        status = await fetch_status(client)
+    assert asked_codes == [HA_STATUS]
+    assert status == BrokerStatus(
+        address=client.address,
+        source="ha-status",
+        role="SLAVE",
+        cluster_name="c",
+        broker_name="b",
+        broker_id=1,
+        version="1.0",
+        min_offset=100,
+        max_offset=639,
+        flushed_offset=580,
+        ha_address="127.0.0.1:10912",
+        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
+        in_sync_slaves=None,
+        connections=(),
+        client=SlaveClientStatus("m:1", 639, 9, 5, 6, 600, "TRANSFER", 2, "GAP: its log begins at 5"),
+        put_statuses={"SERVICE_NOT_AVAILABLE": 4},
+    )
+
+
+async def test_a_refusal_is_told_with_its_code() -> None:
+    refused = response_to(request(HA_STATUS), ResponseCode.NO_PERMISSION, remark="No accessKey\n\tat X")
+    async with broker({HA_STATUS: refused}) as (client, _):
+        with pytest.raises(PeerError) as caught:
+            await fetch_status(client)
+    assert caught.value.code == 16
+    assert str(caught.value) == (
+        f"{client.address}: GET_BROKER_HA_STATUS was answered with NO_PERMISSION (16): No accessKey"
+    )
+
+
+async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
+    async with broker({HA_STATUS: MASTER_49[HA_STATUS]}) as (client, _):
+        start_s = trio.current_time()
+        with pytest.raises(RequestTimeoutError):
+            await fetch_status(client, timeout_s=0.3)
+        assert 0.29 < trio.current_time() - start_s < 2.0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"master":1}',
+        b'{"masterCommitLogMaxOffset":"1"}',
+        b'{"haConnectionInfo":{}}',
+        b'{"haConnectionInfo":[1]}',
+        b'{"haClientRuntimeInfo":[]}',
+        b'{"haConnectionInfo":[{"slaveAckOffset":1.5}]}',
+        b'{"trioha":{"role":5}}',
+        b'{"trioha":{"warnings":[1]}}',
+        b'{"trioha":{"client":{"observer":1}}}',
+        b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}',
+    ],
+)
+def test_a_body_that_is_no_ha_runtime_info_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        HaRuntimeInfo.from_json(body)
+
+
+def test_runtime_info_and_configuration_are_read() -> None:
+    table = parse_runtime_info(MASTER_53[RUNTIME_INFO].body)
+    assert table["commitLogMaxOffset"] == "14001"
+    config = parse_broker_config(MASTER_53[CONFIG].body)
+    assert config["brokerRole"] == "SYNC_MASTER"
+    with pytest.raises(RemoteProtocolError, match="no table"):
+        parse_runtime_info(b"{}")
+
+
+def test_a_table_or_a_configuration_with_nonsense_in_it_tells_the_rest() -> None:
+    wrong = ("", "-1", "nan", "1e999", "9" * 40, "no number", "Total : x GiB, Free : 1 GiB.")
+    for text in wrong:
+        table = BrokerRuntimeInfo.from_table(
+            {
+                "bootTimestamp": "12",
+                "commitLogDirCapacity": text,
+                "commitLogDiskRatio": text,
+                "earliestMessageTimeStamp": text,
+                "putTps": text,
+                "remainHowManyDataToFlush": text,
+            }
+        )
+        assert table == BrokerRuntimeInfo(booted_ms=12)
+        settings = BrokerSettings.from_config({"slaveTimeout": text, "haSlaveFallbehindMax": "5"})
+        assert settings == BrokerSettings(gap_bytes_max=5)
+
+
+async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_for_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 1e6)
+    async with broker(MASTER_53) as (client, asked_codes):
+        reader = StatusReader(client)
+        first = await reader.fetch()
+        assert await reader.fetch() == first
+    assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]
+
+
+TRIOHA = HaRuntimeInfo(
+    master=True,
+    master_max_offset=100,
+    in_sync_slaves=0,
+    connections=(),
+    client=SlaveClientStatus(None, 0, 0, 0, 0),
+    extras=HaExtras(
+        version="1", role="ASYNC_MASTER", cluster_name="c", broker_name="b", broker_id=0, min_offset=0,
+        flushed_offset=0, ha_address="127.0.0.1:10912",
+    ),
+)  # fmt: skip
+PROMISE = {"triohaEveryMillis": "100", "triohaUpdates": "20"}
+
+
+def told(offset: int) -> bytes:
+    return evolve(TRIOHA, master_max_offset=offset).to_json()
+
+
+def update(offset: int) -> bytes:
+    return encode(request(HA_STATUS, body=told(offset), oneway=True))
+
+
+@asynccontextmanager
+async def promising(
+    fields: Mapping[str, str],
+    *,
+    before: bytes = b"",
+    answers: Mapping[int, bytes] | None = None,
+    with_table: bool = False,
+) -> AsyncIterator[tuple[StatusReader, Callable[[bytes], Awaitable[None]], list[int]]]:
+    """A reader of a node that promises `fields`, a way to push to it, and when the node was asked.
+
+    `before` goes out before each answer, which says 100 unless `answers` has another body for the request.
+    """
+    ours, theirs = memory_stream_pair()
+    client = RemotingClient(ours, "node")
+    asked: list[int] = []
+
+    async def node() -> None:
+        decoder = FrameDecoder()
+        async for data in theirs:
+            decoder.feed(data)
+            while (command := decoder.next_command()) is not None:
+                asked.append(command.code)
+                body = (answers or {}).get(command.code, told(100))
+                answer = response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=body)
+                await theirs.send_all(before + encode(answer))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node)
+        nursery.start_soon(client._run)
+        yield StatusReader(client, every_s=0.1, with_table=with_table), theirs.send_all, asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_update_is_waited_for_and_the_newest_one_taken(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, asked):
+        assert (await reader.fetch()).max_offset == 100
+        await push(update(101) + update(102))
+        await wait_all_tasks_blocked()
+        assert (await reader.fetch()).max_offset == 102
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push_later, push, update(103))
+            assert (await reader.fetch()).max_offset == 103
+        assert asked == [HA_STATUS]
+
+
+async def push_later(push: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+    await trio.sleep(0.15)
+    await push(data)
+
+
+async def test_a_node_whose_update_is_late_is_asked(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, asked):
+        await reader.fetch()
+        started = trio.current_time()
+        assert (await reader.fetch()).max_offset == 100
+        assert round(trio.current_time() - started, 3) == 0.2
+        # It promised again when it answered.
+        await push(update(104))
+        await wait_all_tasks_blocked()
+        assert (await reader.fetch()).max_offset == 104
+        assert asked == [HA_STATUS] * 2
+
+
+async def test_an_update_that_is_older_than_an_answer_is_passed_over(autojump_clock: object) -> None:
+    async with promising(PROMISE, before=update(99)) as (reader, push, _):
+        assert (await reader.fetch()).max_offset == 100
+        await push(update(101))
+        assert (await reader.fetch()).max_offset == 101
+
+
+async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock: object) -> None:
+    async with promising({}) as (reader, _, asked):
+        for _ in range(3):
+            assert (await reader.fetch()).max_offset == 100
+        assert asked == [HA_STATUS] * 3
+        assert trio.current_time() == 0
+
+
+async def test_wrong_updates_and_promises_are_errors_of_the_peer(autojump_clock: object) -> None:
+    async with promising({**PROMISE, "triohaUpdates": "many"}) as (reader, _, _):
+        with pytest.raises(RemoteProtocolError, match="triohaUpdates is not a whole number"):
+            await reader.fetch()
+    async with promising(PROMISE) as (reader, push, _):
+        await reader.fetch()
+        await push(encode(request(HA_STATUS, body=b"{]", oneway=True)))
+        with pytest.raises(RemoteProtocolError, match="JSON"):
+            await reader.fetch()
+
+
+async def test_other_requests_of_a_broker_are_no_updates(autojump_clock: object) -> None:
+    async with promising(PROMISE) as (reader, push, _):
+        await reader.fetch()
+        await push(encode(request(RequestCode.GET_BROKER_CONFIG, body=b"?", oneway=True)) + update(105))
+        assert (await reader.fetch()).max_offset == 105
+
+
+async def test_a_table_that_comes_along_is_not_asked_for(autojump_clock: object) -> None:
+    def table(rate: str) -> bytes:
+        return json.dumps({"table": {"putTps": rate}}).encode()
+
+    async with promising(PROMISE, answers={RUNTIME_INFO: table("1.0")}, with_table=True) as (
+        reader,
+        push,
+        asked,
+    ):
+        assert (await reader.fetch()).table.put_messages_per_s == 1.0
+        for second in range(3):
+            await trio.sleep(1)
+            coming = encode(request(RUNTIME_INFO, body=table(f"{second}.5"), oneway=True))
+            await push(coming + update(101 + second))
+            status = await reader.fetch()
+            assert (status.max_offset, status.table.put_messages_per_s) == (101 + second, second + 0.5)
+        assert asked == [HA_STATUS, RUNTIME_INFO]
+        # And if it does not come, it is.
+        await trio.sleep(2)
+        await push(update(110))
+        assert (await reader.fetch()).table.put_messages_per_s == 1.0
+        assert asked == [HA_STATUS, RUNTIME_INFO, RUNTIME_INFO]

@@ -1,0 +1,41 @@
+"""The fields of a question for updates."""
+
+import pytest
+
+from trioha.remoting.command import BadRequestError
+from trioha.remoting.status_subscription import COUNT_MAX, EVERY_MS_MAX, EVERY_MS_MIN, StatusSubscription
+
+
+def test_fields_say_what_they_were_made_of() -> None:
+    assert StatusSubscription.of(StatusSubscription(100, 20).to_fields()) == StatusSubscription(100, 20)
+
+
+def test_a_question_that_wants_none_says_nothing_of_them() -> None:
+    assert StatusSubscription.of({"brokerName": "b"}) is None
+
+
+@pytest.mark.parametrize(
+    ("every_ms", "count", "promised"),
+    [
+        ("0", "5", StatusSubscription(EVERY_MS_MIN, 5)),
+        ("1", "1000000", StatusSubscription(EVERY_MS_MIN, COUNT_MAX)),
+        ("999999999", "0", StatusSubscription(EVERY_MS_MAX, 0)),
+    ],
+)
+def test_what_is_too_much_is_promised_up_to_the_limit(
+    every_ms: str, count: str, promised: StatusSubscription
+) -> None:
+    assert StatusSubscription.of({"triohaEveryMillis": every_ms, "triohaUpdates": count}) == promised
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "ten", "\u0663", "9" * 10, "9" * 10_000])
+@pytest.mark.parametrize("name", ["triohaEveryMillis", "triohaUpdates"])
+def test_what_is_no_whole_number_is_refused_by_name(name: str, text: str) -> None:
+    fields = {"triohaEveryMillis": "100", "triohaUpdates": "20"} | {name: text}
+    with pytest.raises(BadRequestError, match=f"{name} is not a whole number"):
+        StatusSubscription.of(fields)
+
+
+def test_half_a_question_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="triohaUpdates is not a whole number"):
+        StatusSubscription.of({"triohaEveryMillis": "100"})

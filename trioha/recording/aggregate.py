@@ -1,0 +1,384 @@
+"""How events become state: the one definition of it. Not for a node, which has no NumPy.
+
+`aggregate` turns records into a `Part`: what they say of each connection and of the node. Parts of one
+session that follow each other are joined by `combine`, which is associative, and `combine([aggregate(a),
+aggregate(b)])` says the same as the fold of both: a session can be cut anywhere, folded in parallel, and
+joined. The figures are made of the last part by `trioha.recording.figures`.
+
+Theory of operation. Counts, last values and largest values simply add up (`ConnectionCounters`). Two figures
+of a master's connection look back: the lag needs the last ack, and an ack's latency the frames in flight
+(`Progress`). A part that begins in the middle of a connection knows neither. It keeps its first events as
+they are (`Flow`), up to the first ack that covers all that was sent before the part, and folds the rest from
+there; who joins it to what came before folds the kept ones. There are about as many of these as frames are in
+flight.
+
+Offsets only grow on a connection: the final one is the largest. A slave's own log may be set aside for a new
+one between two connections: of the node the last one counts.
+
+KEYFRAME records repeat what earlier segments say and are passed over, unless the fold begins with them
+(`cold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+from attrs import evolve, field, frozen
+from numpy.typing import NDArray
+
+from trioha.recording.asking import asks
+from trioha.recording.counters import UNKNOWN, ConnectionCounters, NodeCounters
+from trioha.recording.events import NO_CONNECTION, HaState, Kind, LinkEvent
+from trioha.recording.histogram import Histogram
+from trioha.recording.invariants.event_batch import (
+    HEARD,
+    Columns,
+    EventBatch,
+    EventStream,
+    GroupedEvents,
+    SessionSettings,
+)
+from trioha.recording.progress import Flow, Progress, no_flow
+from trioha.recording.snapshot import keyframes_to_events
+from trioha.recording.time_series import TimeGrid, TimeSeries
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Array = NDArray[np.void]
+
+OWN_MAX_KINDS: Final = np.array(
+    [
+        *(Kind.STATE, Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, Kind.ACK),
+        *(Kind.REFUSED, Kind.CLOSED, Kind.RECEIVED, Kind.REPORTED),
+    ]
+)
+"""Kinds whose aux is the node's own max offset."""
+_IS_OWN_MAX: Final = np.zeros(256, np.bool_)
+_IS_OWN_MAX[OWN_MAX_KINDS] = True
+_TELLS: Final = _IS_OWN_MAX.copy()
+_TELLS[HEARD] = True
+"""The same by code of a scene."""
+_WINDOW: Final = 4096
+"""Records that are looked through at a time for the last one of a kind."""
+
+
+@frozen(eq=False)
+class ConnectionPart:
+    """What some events say of one connection."""
+
+    counters: ConnectionCounters
+    head: Flow = field(factory=no_flow)
+    """First events, to be folded by who knows what came before; empty for a slave."""
+    progress: Progress | None = None
+    """What comes after them, or None while the head is all."""
+
+    def followed_by(self, later: ConnectionPart, grid: TimeGrid) -> ConnectionPart:
+        """What this part and the one after it say together."""
+        counters = self.counters + later.counters
+        if self.progress is None:
+            return ConnectionPart(counters, self.head + later.head, later.progress)
+        progress = self.progress.go_on(later.head, grid)
+        if later.progress is not None:
+            progress = progress.followed_by(later.progress)
+        return ConnectionPart(counters, self.head, progress)
+
+    def finished(self, grid: TimeGrid) -> Progress:
+        """Lag and latency when nothing came before."""
+        progress = Progress().go_on(self.head, grid)
+        return progress if self.progress is None else progress.followed_by(self.progress)
+
+
+@frozen(eq=False)
+class Part:
+    """What some records of one session say."""
+
+    grid: TimeGrid
+    node: NodeCounters = field(factory=NodeCounters)
+    connections: Mapping[int, ConnectionPart] = field(factory=dict)
+    """By connection number; without those of `probes`."""
+    probes: Mapping[int, int] = field(factory=dict)
+    """Connections of a master's session that began and ended here and never asked for the log, by their
+    number: `CloseReason`. Of others the figures say it (`asked_ts_ns`)."""
+
+
+def combine(parts: Iterable[Part]) -> Part:
+    """What `parts` of one session (at least one), which follow each other, say together."""
+    return reduce(_combine, parts)
+
+
+def _combine(earlier: Part, later: Part) -> Part:
+    assert earlier.grid == later.grid, "parts of one session have one grid"
+    connections = dict(earlier.connections)
+    for conn, part in later.connections.items():
+        known = connections.get(conn)
+        connections[conn] = part if known is None else known.followed_by(part, earlier.grid)
+    probes = {**earlier.probes, **later.probes}
+    return Part(earlier.grid, earlier.node + later.node, connections, probes)
+
+
+def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, cold: bool = False) -> Part:
+    """What `records` of one session, in the order of their seq, say.
+
+    `is_slave`: whose session it is. `cold`: nothing came before these records, so that KEYFRAMEs count.
+    """
+    return aggregate_batch(EventBatch(records, SessionSettings(is_slave, {}), cold), grid)
+
+
+def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
+    """What records say that are looked at for other things too."""
+    raw = batch.raw
+    node = _aggregate_node(batch.columns if batch.repeated is None else Columns(raw), raw)
+    is_key = None
+    if batch.repeated is not None:
+        # Unlike rules, figures want to know of all that KEYFRAMEs stand for.
+        is_key = raw["kind"] == Kind.KEYFRAME
+        records = raw.copy()
+        records[is_key] = keyframes_to_events(raw[is_key])
+        node = _stated_of_node(Columns(records[is_key])) + node
+        batch = EventBatch(records, batch.setting, cold=False)
+    grouped = _telling(batch.connections)
+    asked = asks(batch.records)
+    probes = {} if batch.setting.is_slave else _probes(grouped, asked)
+    connections = {
+        conn: _aggregate_connection(grouped, group, asked, is_key, is_slave=batch.setting.is_slave, grid=grid)
+        for group, conn in enumerate(grouped.keys.tolist())
+        if conn not in probes
+    }
+    return Part(grid, node, connections, probes)
+
+
+def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
+    """Connections that began and ended here without a request, with the reason of their end."""
+    ends = grouped.stream((Kind.CLOSED,))
+    if not len(ends):
+        return {}
+    ended = np.flatnonzero(np.diff(ends.bounds))
+    births = grouped.stream((Kind.STATE,))
+    rows = births.rows[births["flags"] == HaState.HANDSHAKE]
+    has_birth = np.diff(np.append(np.searchsorted(rows, grouped.begins), len(rows))) > 0
+    assert grouped.places is not None, "a track of connections is sorted"
+    row_asks = asked[grouped.places]
+    probes: dict[int, int] = {}
+    for group in ended[has_birth[ended]].tolist():
+        if not row_asks[grouped.begins[group] : grouped.ends[group]].any():
+            last = int(ends.bounds[group + 1]) - 1
+            probes[int(grouped.keys[group])] = int(ends["flags"][last])
+    return probes
+
+
+def _telling(grouped: GroupedEvents) -> GroupedEvents:
+    """The track without records that say nothing of their connection (a LINK)."""
+    tells = _TELLS[grouped.codes]
+    if tells.all():
+        return grouped
+    rows = np.flatnonzero(tells)
+    begins = np.searchsorted(rows, np.append(grouped.begins, len(grouped.codes)))
+    has_any = np.diff(begins) > 0
+    assert grouped.places is not None, "a track of connections is sorted"
+    return GroupedEvents(
+        grouped.columns,
+        grouped.codes[rows],
+        grouped.places[rows],
+        grouped.keys[has_any],
+        begins[:-1][has_any],
+    )
+
+
+def _stated_of_node(stated: Columns) -> NodeCounters:
+    offset, kind = stated["offset"], stated["kind"]
+    return NodeCounters(
+        put_offset=_last(offset[kind == Kind.PUT]),
+        flushed_offset=_last(offset[kind == Kind.FLUSHED]),
+        dispatched_offset=_last(offset[kind == Kind.DISPATCHED]),
+        # They are in the order of the connections: the largest is the latest.
+        max_offset=_largest(_own_max(stated, 0, len(kind))),
+    )
+
+
+def _own_max(columns: Columns, begin: int, end: int) -> Ints:
+    """End of the node's log as each of the records from `begin` to before `end` names it that does."""
+    kind = columns["kind"][begin:end]
+    is_put = kind == Kind.PUT
+    names = is_put | (_IS_OWN_MAX[kind] & (columns["conn"][begin:end] != NO_CONNECTION))
+    own: Ints = np.where(is_put, columns["offset"][begin:end], columns["aux"][begin:end])[names]
+    return own
+
+
+def _last_own_max(columns: Columns) -> int:
+    """The last end of the node's log that any record names: most do, so it is looked for from the end."""
+    for end in range(len(columns["kind"]), 0, -_WINDOW):
+        own = _own_max(columns, max(0, end - _WINDOW), end)
+        if len(own):
+            return int(own[-1])
+    return UNKNOWN
+
+
+def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
+    """`columns`: of the records of `raw`, with or without KEYFRAMEs."""
+    if not len(raw):
+        return NodeCounters()
+    kind = columns["kind"]
+    counts = np.bincount(raw["kind"], minlength=256)
+    puts, ended, flushed, dispatched, dropped, linked = (
+        Columns(columns, np.flatnonzero(kind == code) if counts[code] else np.zeros(0, np.int64))
+        for code in (Kind.PUT, Kind.WAIT_END, Kind.FLUSHED, Kind.DISPATCHED, Kind.DROPPED, Kind.LINK)
+    )
+    waited_us, status = np.maximum(ended["size"], 0), ended["flags"]
+    return NodeCounters(
+        events=len(raw),
+        dropped=int(dropped["aux"].sum()),
+        first_ts_ns=int(raw["ts_ns"][0]),
+        last_ts_ns=int(raw["ts_ns"].max()),
+        puts=len(puts["size"]),
+        put_bytes=int(puts["size"].sum()),
+        put_offset=_last(puts["offset"]),
+        flushed_offset=_last(flushed["offset"]),
+        dispatched_offset=_last(dispatched["offset"]),
+        max_offset=_last_own_max(columns),
+        waits_begun=int(counts[Kind.WAIT_BEGIN]),
+        waits={
+            code: Histogram.of(waited_us[status == code])
+            for code in np.flatnonzero(np.bincount(status)).tolist()
+        },
+        connects=int(np.count_nonzero(linked["flags"] == LinkEvent.CONNECTED)),
+        kinds={code: int(counts[code]) for code in np.flatnonzero(counts).tolist()},
+    )
+
+
+class _Some:
+    """The records of a kind of one connection, by column."""
+
+    def __init__(self, stream: EventStream, group: int, is_key: Bools | None) -> None:
+        """`is_key`: which records of the scene are what KEYFRAMEs stand for; None if none is."""
+        self._stream = stream
+        self._own = slice(*stream.bounds[group : group + 2].tolist())
+        self.rows = stream.rows[self._own]
+        """Of the track; shape (n,)."""
+        self.is_key = (
+            np.zeros(len(self.rows), np.bool_) if is_key is None else is_key[stream.places[self._own]]
+        )
+        """Shape (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._stream[name][self._own]
+
+    @property
+    def news(self) -> int:
+        """How many of them happened, rather than were told again."""
+        return len(self) - int(np.count_nonzero(self.is_key))
+
+
+def _aggregate_connection(
+    grouped: GroupedEvents, group: int, asked: Bools, is_key: Bools | None, *, is_slave: bool, grid: TimeGrid
+) -> ConnectionPart:
+    """`asked`: which records of the scene show a request; `is_key`: which are what KEYFRAMEs stand for, None
+    if none is."""
+    begin, end = int(grouped.begins[group]), int(grouped.ends[group])
+    ts_ns, max_offset = grouped.rows["ts_ns"][begin:end], grouped.rows["aux"][begin:end]
+
+    def of(*kinds: int) -> _Some:
+        return _Some(grouped.stream(kinds), group, is_key)
+
+    frames = of(Kind.RECEIVED if is_slave else Kind.TRANSFER)
+    acks, reports = of(Kind.ACK), of(Kind.REPORTED)
+    went_out, came_in = of(Kind.HEARTBEAT), of(HEARD)
+    states, ended, requests = of(Kind.STATE), of(Kind.CLOSED), of(Kind.REQUESTED)
+    frame_end = frames["offset"] + frames["size"]
+    # A heartbeat that goes out names what was sent (master) or reported (slave) last. What the slave had
+    # before the connection counts as sent: an ack never goes beyond what was sent.
+    told: dict[str, list[tuple[_Some, Ints]]] = {
+        "sent": [(frames, frame_end), (acks, acks["offset"]), (went_out, went_out["offset"])],
+        "ack": [(acks, acks["offset"])],
+    }
+    if is_slave:
+        told = {
+            "received": [(frames, frame_end)],
+            "reported": [(reports, reports["offset"]), (went_out, went_out["offset"])],
+        }
+    offsets = {name: max(_largest(values) for _, values in some) for name, some in told.items()}
+    series = {
+        name: reduce(
+            TimeSeries.__add__,
+            (TimeSeries.over(grid, ts_ns[rows.rows - begin], values) for rows, values in some),
+        )
+        for name, some in told.items()
+    }
+    shows = asked[grouped.places_of(begin, end)]
+    counters = ConnectionCounters(
+        first_ts_ns=int(ts_ns[0]),
+        asked_ts_ns=int(ts_ns[shows.argmax()]) if shows.any() else UNKNOWN,
+        last_ts_ns=int(ts_ns.max()),
+        state=int(states["flags"][-1]) if len(states) else UNKNOWN,
+        close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,
+        closed_ts_ns=_largest(ts_ns[ended.rows - begin]),
+        frames=frames.news,
+        body_bytes=int(frames["size"][~frames.is_key].sum()),
+        heartbeats_sent=went_out.news,
+        heartbeats_received=came_in.news,
+        acks=(reports if is_slave else acks).news,
+        refused=len(of(Kind.REFUSED)),
+        request_offset=int(requests["offset"][0]) if len(requests) else UNKNOWN,
+        max_offset=_largest(max_offset),
+        max_series=TimeSeries.over(grid, ts_ns, max_offset),
+        sent_offset=offsets.get("sent", UNKNOWN),
+        ack_offset=offsets.get("ack", UNKNOWN),
+        received_offset=offsets.get("received", UNKNOWN),
+        reported_offset=offsets.get("reported", UNKNOWN),
+        sent_series=series.get("sent", TimeSeries()),
+        ack_series=series.get("ack", TimeSeries()),
+        received_series=series.get("received", TimeSeries()),
+        reported_series=series.get("reported", TimeSeries()),
+    )
+    if is_slave:
+        return ConnectionPart(counters)
+    flying = np.flatnonzero(~frames.is_key & (frame_end >= 0))
+    acked = np.flatnonzero(acks["offset"] >= 0)
+    flow = Flow(
+        ts_ns,
+        max_offset,
+        frames.rows[flying] - begin,
+        frames["offset"][flying],
+        frame_end[flying],
+        acks.rows[acked] - begin,
+        acks["offset"][acked],
+        ended.rows - begin,
+    )
+    is_stated = is_key is not None and bool(is_key[grouped.places_of(begin, end)].any())
+    born = is_stated or bool((states["flags"] == HaState.HANDSHAKE).any())
+    return _split(counters, flow, grid, born=born)
+
+
+def _split(counters: ConnectionCounters, flow: Flow, grid: TimeGrid, *, born: bool) -> ConnectionPart:
+    """Fold from where nothing earlier matters: the connection's begin, or an ack of all that came before."""
+    if born:
+        return ConnectionPart(counters, no_flow(), Progress().go_on(flow, grid))
+    starts = flow.start_offset[flow.start_offset >= 0]
+    if len(starts):
+        covering = flow.acks[flow.ack_offset >= starts[0]]
+        if len(covering):
+            at = int(covering[0]) + 1
+            head = flow.cut(0, at)
+            # Begun with what the head leaves behind, and without its figures: those are for who folds it.
+            known = evolve(
+                Progress().go_on(head, grid),
+                lag=Histogram(),
+                latency=Histogram(),
+                lag_series=TimeSeries(),
+                latency_series=TimeSeries(),
+            )
+            return ConnectionPart(counters, head, known.go_on(flow.cut(at), grid))
+    return ConnectionPart(counters, flow, None)
+
+
+def _largest(values: NDArray[np.integer[Any]]) -> int:
+    return int(values.max()) if len(values) else UNKNOWN
+
+
+def _last(values: NDArray[np.integer[Any]]) -> int:
+    return int(values[-1]) if len(values) else UNKNOWN

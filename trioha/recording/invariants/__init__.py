@@ -1,0 +1,29 @@
+"""What must hold in a recorded session, and whether it does. Not for a node, which has no NumPy."""
+
+from trioha.recording.invariants.event_batch import SessionSettings
+from trioha.recording.invariants.judge import (
+    Judgement,
+    Verdict,
+    Violation,
+    combine,
+    judge,
+    judge_batch,
+    judge_session,
+    verdicts,
+)
+from trioha.recording.invariants.rules import INVARIANTS, Invariant, Severity
+
+__all__ = [
+    "INVARIANTS",
+    "Invariant",
+    "Judgement",
+    "SessionSettings",
+    "Severity",
+    "Verdict",
+    "Violation",
+    "combine",
+    "judge",
+    "judge_batch",
+    "judge_session",
+    "verdicts",
+]

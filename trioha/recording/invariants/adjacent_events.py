@@ -1,0 +1,59 @@
+"""Rules that compare each record with the one before it, whatever the two are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.invariants.event_batch import Array, EventBatch, SessionSettings
+from trioha.recording.invariants.findings import Findings
+
+
+@frozen(eq=False)
+class BatchEdges:
+    """First and last record of a part."""
+
+    first: Array
+    last: Array
+    findings: Findings
+    checked: int
+
+
+@frozen
+class AdjacentEventRule:
+    """Judges a column (`ts_ns` or `seq`) of each record by that of the record before."""
+
+    column: str
+    fault: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    """Which differences to the record before break the rule."""
+
+    def judge(self, batch: EventBatch) -> BatchEdges:
+        """What the records of a part say."""
+        raw = batch.raw
+        broken = np.flatnonzero(self.fault(np.diff(raw[self.column])))
+        return BatchEdges(raw[:1], raw[-1:], Findings.of(raw[broken + 1], raw[broken]), max(0, len(raw) - 1))
+
+    def join(
+        self, earlier: BatchEdges, later: BatchEdges, setting: SessionSettings, *, gap: bool
+    ) -> BatchEdges:
+        """What two parts that follow each other say together."""
+        del setting, gap
+        if not len(earlier.first) or not len(later.first):
+            return later if len(later.first) else earlier
+        difference = later.first[self.column] - earlier.last[self.column]
+        broken = self.fault(difference)
+        between = Findings.of(later.first[broken], earlier.last[broken])
+        return BatchEdges(
+            earlier.first,
+            later.last,
+            earlier.findings + between + later.findings,
+            earlier.checked + 1 + later.checked,
+        )
+
+    def finish(self, border: BatchEdges, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations, and how many records were judged."""
+        del is_whole
+        return border.findings, border.checked

@@ -1,0 +1,265 @@
+"""A put that was answered PUT_OK was on as many nodes as it needed.
+
+Theory of operation. A connection covers an offset from its first ack at or beyond it until it ends. A put was
+safe if at some moment before its wait ended as many connections as it needed covered its end at once. How
+many do only falls when a connection ends: it is enough to look at the wait's end and at the moments just
+before connections ended while it lasted (of a put that was released, and then had to wait for the disk or
+for its turn).
+
+A part does not know what was acknowledged before it. It keeps the waits that it cannot show to be safe, and
+the moments at which connections ended, each with the last ack of every connection as far as the part knows
+it (`Views`). Who joins it to what came before fills in the rest. What is never shown to be safe, with its
+begin known and nothing missing since then, is a violation. Connections are counted, not the nodes behind
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from trioha.recording.events import Kind, PutStatus
+from trioha.recording.invariants.event_batch import Array, Bools, EventBatch, Ints, SessionSettings
+from trioha.recording.invariants.findings import Findings
+from trioha.recording.invariants.waits import pair_waits
+
+UNKNOWN: Final = -1
+CLOSED: Final = -2
+"""Instead of an ack: the connection has ended."""
+PENDING_MAX: Final = 20_000
+"""Waits of a part that are kept as not shown to be safe, the earliest ones: many more than wait at once."""
+
+
+@frozen(eq=False)
+class Views:
+    """What connections had acknowledged at some moments."""
+
+    conns: Ints
+    """Ascending; shape (c,)."""
+    acks: Ints
+    """Last ack of each connection before each moment, `UNKNOWN` or `CLOSED`; shape (n, c)."""
+
+    def after(self, before: Views) -> Views:
+        """The same moments, with what is unknown taken from `before`, which has one moment."""
+        conns = np.union1d(self.conns, before.conns)
+        acks = np.full((len(self.acks), len(conns)), UNKNOWN, np.int64)
+        acks[:, np.searchsorted(conns, self.conns)] = self.acks
+        earlier = np.full(len(conns), UNKNOWN, np.int64)
+        earlier[np.searchsorted(conns, before.conns)] = before.acks[0]
+        return Views(conns, np.where(acks == UNKNOWN, earlier, acks))
+
+    def pick(self, rows: NDArray[np.integer] | Bools) -> Views:
+        """Some of the moments."""
+        return Views(self.conns, self.acks[rows])
+
+    def __add__(self, other: Views) -> Views:
+        conns = np.union1d(self.conns, other.conns)
+        acks = np.full((len(self.acks) + len(other.acks), len(conns)), UNKNOWN, np.int64)
+        acks[: len(self.acks), np.searchsorted(conns, self.conns)] = self.acks
+        acks[len(self.acks) :, np.searchsorted(conns, other.conns)] = other.acks
+        return Views(conns, acks)
+
+
+@frozen(eq=False)
+class Pending:
+    """Waits that ended with PUT_OK and are not shown to be safe yet, in their order."""
+
+    ends: Array
+    begins: Array
+    """The WAIT_BEGIN of each; where that is not known, the end itself."""
+    views: Views
+
+    def pick(self, rows: Bools) -> Pending:
+        """Some of them."""
+        return Pending(self.ends[rows], self.begins[rows], self.views.pick(rows))
+
+    def __add__(self, other: Pending) -> Pending:
+        return Pending(
+            np.concatenate((self.ends, other.ends)),
+            np.concatenate((self.begins, other.begins)),
+            self.views + other.views,
+        )
+
+    @property
+    def is_begun(self) -> Bools:
+        """Of which the begin is known."""
+        known: Bools = self.begins["kind"] == Kind.WAIT_BEGIN
+        return known
+
+    def unsafe(self, closes: Ints, close_views: Views) -> Pending:
+        """Those that are still not shown to be safe, given the moments (seqs) at which connections ended."""
+        begun = self.is_begun
+        need = np.where(begun, self.begins["size"].astype(np.int64) - 1, np.iinfo(np.int64).max)
+        wanted = self.ends["offset"]
+        safe = (self.views.acks >= wanted[:, None]).sum(axis=1) >= need
+        for seq, acks in zip(closes, close_views.acks, strict=True):
+            during = np.flatnonzero(~safe & begun & (self.begins["seq"] < seq) & (self.ends["seq"] > seq))
+            if len(during):
+                covered = (acks[None, :] >= wanted[during, None]).sum(axis=1)
+                safe[during[covered >= need[during]]] = True
+        return self.pick(~safe)
+
+
+@frozen(eq=False)
+class Copies:
+    """What is known of some records."""
+
+    pending: Pending
+    open_: Array
+    """WAIT_BEGIN records without an end, by request id."""
+    exit_: Views
+    """What was acknowledged at the end: one moment."""
+    closes: Ints
+    """Seqs of records that ended a connection, as far as a wait may still ask for them."""
+    close_views: Views
+    """Just before each of them."""
+    has_hole: bool
+    checked: int
+    is_first: bool
+    """Whether nothing came before."""
+
+    def pruned(self) -> Copies:
+        """The same without what no record that follows can ask for."""
+        if not self.is_first:
+            return self
+        # Only waits that are open now can have been released before they end.
+        kept = self.closes > self.open_["seq"].min(initial=np.iinfo(np.int64).max)
+        is_open = self.exit_.acks[0] != CLOSED
+        return evolve(
+            self,
+            closes=self.closes[kept],
+            close_views=self.close_views.pick(kept),
+            exit_=Views(self.exit_.conns[is_open], self.exit_.acks[:, is_open]),
+        )
+
+
+class CopiesRule:
+    """PUT_OK only with the copies that the put needed."""
+
+    def judge(self, batch: EventBatch) -> Copies:
+        """What the records of a part say."""
+        records, columns = batch.records, batch.columns
+        waits = pair_waits(batch)
+        acks = _Acks(batch)
+        is_ok = columns["flags"][waits.ends] == PutStatus.PUT_OK
+        need = np.where(waits.begins >= 0, columns["size"][waits.begins] - 1, -1)
+        is_ok &= need != 0
+        # A hole between begin and end may hold the acks that count.
+        behind = np.searchsorted(batch.holes, waits.ends, side="right")
+        begun_behind = np.searchsorted(batch.holes, waits.begins, side="right")
+        is_ok &= np.where(waits.begins >= 0, behind == begun_behind, behind == 0)
+        ends, begins, need = waits.ends[is_ok], waits.begins[is_ok], need[is_ok]
+        covered = acks.covering(ends, columns["offset"][ends])
+        doubtful = np.flatnonzero((covered < need) | (need < 0))[:PENDING_MAX]
+        ends, begins = ends[doubtful], begins[doubtful]
+        pending = Pending(records[ends], records[np.where(begins >= 0, begins, ends)], acks.views(ends))
+        closes = acks.closes
+        close_views = acks.views(closes)
+        seqs = records["seq"][closes]
+        # What ends behind a hole is not judged by a begin before it.
+        begun_behind = np.searchsorted(batch.holes, waits.open_, side="right")
+        open_ = records[waits.open_[begun_behind == len(batch.holes)]]
+        return Copies(
+            pending=pending.unsafe(seqs, close_views),
+            open_=open_[np.argsort(open_["aux"], kind="stable")],
+            exit_=acks.views(np.array([len(records)])),
+            closes=seqs,
+            close_views=close_views,
+            has_hole=bool(len(batch.holes)),
+            checked=int(np.count_nonzero(is_ok)),
+            is_first=batch.cold,
+        ).pruned()
+
+    def join(self, earlier: Copies, later: Copies, setting: SessionSettings, *, gap: bool) -> Copies:
+        """What two parts that follow each other say together; `gap`: records between them are missing."""
+        del setting
+        checked = earlier.checked + later.checked
+        begun = later.pending.is_begun
+        if gap:
+            kept = later.pending.pick(begun)
+            return evolve(
+                later,
+                pending=earlier.pending + kept,
+                exit_=later.exit_.after(earlier.exit_),
+                has_hole=True,
+                checked=checked - int(np.count_nonzero(~begun)),
+                is_first=earlier.is_first,
+            ).pruned()
+        pending = later.pending
+        place = np.searchsorted(earlier.open_["aux"], pending.ends["aux"])
+        ended = np.zeros(0, np.int64)
+        if len(pending.ends):
+            fits = ~begun & (place < len(earlier.open_))
+            fits[fits] = earlier.open_["aux"][place[fits]] == pending.ends["aux"][fits]
+            begins = pending.begins.copy()
+            begins[fits] = earlier.open_[place[fits]]
+            ended = place[fits]
+            # Whose begin lies before a hole that is already known is passed over.
+            lost = ~begun & ~fits & earlier.has_hole
+            pending = evolve(pending, begins=begins).pick(~lost)
+            checked -= int(np.count_nonzero(lost))
+        pending = evolve(pending, views=pending.views.after(earlier.exit_))
+        close_views = earlier.close_views + later.close_views.after(earlier.exit_)
+        closes = np.concatenate((earlier.closes, later.closes))
+        both = (earlier.pending + pending).unsafe(closes, close_views)
+        open_ = later.open_
+        if not later.has_hole:
+            open_ = np.concatenate((np.delete(earlier.open_, ended), open_))
+            open_ = open_[np.argsort(open_["aux"], kind="stable")]
+        return Copies(
+            pending=both,
+            open_=open_,
+            exit_=later.exit_.after(earlier.exit_),
+            closes=closes,
+            close_views=close_views,
+            has_hole=earlier.has_hole or later.has_hole,
+            checked=checked,
+            is_first=earlier.is_first,
+        ).pruned()
+
+    def finish(self, copies: Copies, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations, and how many waits were judged."""
+        del is_whole
+        unsafe = copies.pending.pick(copies.pending.is_begun)
+        return Findings.of(unsafe.ends, unsafe.begins), copies.checked
+
+
+class _Acks:
+    """The acks of a part by connection."""
+
+    def __init__(self, batch: EventBatch) -> None:
+        said = batch.connections.stream((Kind.ACK, Kind.CLOSED))
+        is_end = said["kind"] == Kind.CLOSED
+        values = np.where(is_end, CLOSED, said["offset"])
+        has_any = np.diff(said.bounds) > 0
+        self._conns = batch.connections.keys[has_any]
+        self._tracks = [
+            (said.places[begin:end], values[begin:end])
+            for begin, end in zip(said.bounds[:-1][has_any], said.bounds[1:][has_any], strict=True)
+        ]
+        self.closes: Ints = np.sort(said.places[is_end])
+        """Places of CLOSED records."""
+
+    def covering(self, places: Ints, offsets: Ints) -> Ints:
+        """At each of `places`, ascending, how many connections had acknowledged its offset."""
+        counts = np.zeros(len(places), np.int64)
+        for grouped, values in self._tracks:
+            begin = int(np.searchsorted(places, grouped[0]))
+            end = len(places)
+            if values[-1] == CLOSED:
+                end = int(np.searchsorted(places, grouped[-1]))
+            if begin < end:
+                at = np.searchsorted(grouped, places[begin:end]) - 1
+                counts[begin:end] += values[at] >= offsets[begin:end]
+        return counts
+
+    def views(self, places: Ints) -> Views:
+        """What was acknowledged just before each of `places`, ascending."""
+        acks = np.full((len(places), len(self._tracks)), UNKNOWN, np.int64)
+        for column, (grouped, values) in enumerate(self._tracks):
+            at = np.searchsorted(grouped, places) - 1
+            acks[:, column] = np.where(at >= 0, values[at], UNKNOWN)
+        return Views(self._conns, acks)

@@ -1,0 +1,136 @@
+"""Judges sessions: from records to violations, in parts that can be judged apart and joined.
+
+`judge` looks at some records of a session, `combine` joins what it says of parts that follow each other, and
+that is associative: a session can be cut anywhere, judged in parallel, and gives the same verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.events import NO_CONNECTION
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
+from trioha.recording.invariants.rules import INVARIANTS, Invariant, Severity
+from trioha.recording.reader import Session, read_segments
+from trioha.recording.records import read_segment, record_dtype
+
+PART_RECORDS: Final = 500_000
+"""Records that are judged at a time."""
+
+_BY_NAME = {invariant.name: invariant for invariant in INVARIANTS}
+
+
+@frozen(eq=False)
+class Judgement:
+    """What the rules know of some records of one session."""
+
+    setting: SessionSettings
+    first_seq: int
+    """Of the first record; -1 without any."""
+    last_seq: int
+    carries: Mapping[str, Any]
+    """What each invariant's rule knows, by the invariant's name."""
+
+
+@frozen
+class Violation:
+    """An invariant that does not hold at one record."""
+
+    invariant: str
+    severity: Severity
+    seq: int
+    ts_ns: int
+    conn: int | None
+    sentence: str
+
+
+@frozen
+class Verdict:
+    """One invariant in one session."""
+
+    invariant: Invariant
+    is_judged: bool
+    """False if the session is another role's, or does not say a setting that is needed."""
+    checked: int
+    """How many records were judged by it."""
+    count: int
+    """How many of them break it."""
+    violations: tuple[Violation, ...]
+    """The first ones of these."""
+
+
+def judge(records: NDArray[np.void], setting: SessionSettings, *, cold: bool = False) -> Judgement:
+    """Judge `records` of one session, in the order of their seq; `cold`: nothing came before them."""
+    return judge_batch(EventBatch(records, setting, cold))
+
+
+def judge_batch(batch: EventBatch) -> Judgement:
+    """Judge records that are looked at for other things too."""
+    records, setting = batch.raw, batch.setting
+    carries = {
+        invariant.name: invariant.rule.judge(batch)
+        for invariant in INVARIANTS
+        if invariant.applies_to(setting)
+    }
+    seqs = (int(records["seq"][0]), int(records["seq"][-1])) if len(records) else (-1, -1)
+    return Judgement(setting, *seqs, carries)
+
+
+def combine(parts: Iterable[Judgement]) -> Judgement:
+    """What `parts` of one session (at least one), which follow each other, say together."""
+    return reduce(_combine, parts)
+
+
+def _combine(earlier: Judgement, later: Judgement) -> Judgement:
+    if later.first_seq < 0:
+        return earlier
+    if earlier.first_seq < 0:
+        return later
+    gap = later.first_seq != earlier.last_seq + 1
+    carries = {
+        name: _BY_NAME[name].rule.join(carry, later.carries[name], earlier.setting, gap=gap)
+        for name, carry in earlier.carries.items()
+    }
+    return Judgement(earlier.setting, earlier.first_seq, later.last_seq, carries)
+
+
+def judge_session(session: Session) -> tuple[Verdict, ...]:
+    """The verdicts on all of a session, read part by part. Raises StoreError if a segment is gone."""
+    setting = SessionSettings.of(session)
+    judgement = judge(np.zeros(0, record_dtype(session)), setting)
+    for segment in read_segments(session).segments:
+        for first in range(0, segment.records, PART_RECORDS):
+            records = read_segment(session, segment, first=first, count=PART_RECORDS).array
+            judgement = combine([judgement, judge(records, setting, cold=judgement.first_seq < 0)])
+    return verdicts(judgement)
+
+
+def verdicts(judgement: Judgement) -> tuple[Verdict, ...]:
+    """The verdict on every invariant, when all of a session was judged."""
+    return tuple(_verdict(invariant, judgement) for invariant in INVARIANTS)
+
+
+def _verdict(invariant: Invariant, judgement: Judgement) -> Verdict:
+    if invariant.name not in judgement.carries:
+        return Verdict(invariant, False, 0, 0, ())
+    findings, checked = invariant.rule.finish(
+        judgement.carries[invariant.name], is_whole=judgement.first_seq == 0
+    )
+    violations = tuple(
+        Violation(
+            invariant=invariant.name,
+            severity=invariant.severity,
+            seq=int(new["seq"]),
+            ts_ns=int(new["ts_ns"]),
+            conn=None if new["conn"] == NO_CONNECTION else int(new["conn"]),
+            sentence=invariant.says(new, old, judgement.setting),
+        )
+        for new, old in zip(findings.new, findings.old, strict=True)
+    )
+    return Verdict(invariant, True, checked, findings.count, violations)

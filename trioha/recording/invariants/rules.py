@@ -1,0 +1,405 @@
+"""The registry of invariants: what holds in every session that a node records, whatever happened to it.
+
+An invariant has a name, a sentence that says what holds, a severity, and a rule. `ERROR`: this program, or
+the one that wrote the session, is wrong. `WARNING`: what a machine may do to a node (a disk too slow for the
+recording, a process that stood still) and whoever reads the figures should know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import numpy as np
+from attrs import field, frozen
+
+from trioha.recording.events import CloseReason, Kind, PutStatus
+from trioha.recording.invariants.adjacent_events import AdjacentEventRule
+from trioha.recording.invariants.copies import CopiesRule
+from trioha.recording.invariants.event_batch import HEARD, Bools, Columns, EventBatch, SessionSettings
+from trioha.recording.invariants.findings import Findings
+from trioha.recording.invariants.preceding_events import PrecedingEventRule
+
+ASK_FOR_ALL: Final = 1
+"""First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
+EARLY_US: Final = 1
+"""By so much a waiting time may be rounded down."""
+EARLY_NS: Final = 1_000_000
+LATE_MS: Final = 1000
+"""A node that has much to do, or a machine that has, may be so late."""
+
+
+class Severity(StrEnum):
+    """How bad it is that an invariant does not hold."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Rule(Protocol):
+    """Finds violations in parts of a session, and joins what it knows of parts that follow each other."""
+
+    def judge(self, batch: EventBatch) -> Any:
+        """What the records of a part say."""
+
+    def join(self, earlier: Any, later: Any, setting: SessionSettings, *, gap: bool) -> Any:
+        """What two parts say together; associative. `gap`: records between them are missing."""
+
+    def finish(self, carry: Any, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations, and how many records were judged; `is_whole`: nothing is missing at the begin."""
+
+
+@frozen
+class Invariant:
+    """Something that holds in every session."""
+
+    name: str
+    sentence: str
+    severity: Severity
+    rule: Rule
+    says: Callable[[np.void, np.void, SessionSettings], str]
+    """A violation as a sentence, from the record that breaks it and the one that it was compared with."""
+    roles: frozenset[str] = field(default=frozenset({"master", "slave"}))
+    needs: tuple[str, ...] = ()
+    """Settings (ms) without which it cannot be judged."""
+    of_samples: bool = False
+    """Whether it can be judged in what a monitor recorded."""
+
+    def applies_to(self, setting: SessionSettings) -> bool:
+        """Whether it can be judged in a session with this setting."""
+        if setting.is_sampled and not self.of_samples:
+            return False
+        role = "slave" if setting.is_slave else "master"
+        return role in self.roles and all(setting.milliseconds(key) is not None for key in self.needs)
+
+
+_MASTER: Final = frozenset({"master"})
+_SLAVE: Final = frozenset({"slave"})
+_OF_CONNECTION: Final = (
+    *(Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, HEARD, Kind.ACK, Kind.REFUSED, Kind.CLOSED),
+    *(Kind.RECEIVED, Kind.REPORTED),
+)
+
+
+def _ms(setting: SessionSettings, key: str) -> int:
+    value = setting.milliseconds(key)
+    assert value is not None, "an invariant is judged only where what it needs is known"
+    return value
+
+
+def _end(rows: Columns) -> Any:
+    return rows["offset"] + rows["size"]
+
+
+def _sent(rows: Columns) -> Any:
+    """What was sent (or was there before) when each record was written."""
+    return np.where(rows["kind"] == Kind.TRANSFER, _end(rows), rows["offset"])
+
+
+def _end_of(record: np.void) -> int:
+    return int(record["offset"]) + int(record["size"])
+
+
+def _sent_of(record: np.void) -> int:
+    return _end_of(record) if record["kind"] == Kind.TRANSFER else int(record["offset"])
+
+
+def _back(new: Columns, old: Columns, _setting: SessionSettings) -> Bools:
+    went_back: Bools = new["offset"] < old["offset"]
+    return went_back
+
+
+def _says_back(what: str) -> Callable[[np.void, np.void, SessionSettings], str]:
+    def says(new: np.void, old: np.void, _setting: SessionSettings) -> str:
+        return f"{what} {new['offset']} after {old['offset']}"
+
+    return says
+
+
+def _is_early(new: Columns, _old: Columns, setting: SessionSettings) -> Bools:
+    limit_ms = np.full(256, -1, np.int64)
+    limit_ms[PutStatus.FLUSH_SLAVE_TIMEOUT] = _ms(setting, "slaveTimeout")
+    limit_ms[PutStatus.FLUSH_DISK_TIMEOUT] = _ms(setting, "syncFlushTimeout")
+    early: Bools = new["size"] + EARLY_US < limit_ms[new["flags"]] * 1000
+    return early
+
+
+def _says_early(new: np.void, _old: np.void, setting: SessionSettings) -> str:
+    status = PutStatus(int(new["flags"]))
+    key = "slaveTimeout" if status is PutStatus.FLUSH_SLAVE_TIMEOUT else "syncFlushTimeout"
+    waited_ms = new["size"] / 1000
+    return f"{status.name} of request {new['aux']} after {waited_ms:.3f} ms, {key} is {_ms(setting, key)} ms"
+
+
+def _wait_limit_ms(setting: SessionSettings) -> int:
+    return max(_ms(setting, "slaveTimeout"), _ms(setting, "syncFlushTimeout"))
+
+
+def _closed_early(new: Columns, old: Columns, setting: SessionSettings) -> Bools:
+    interval_ns = _ms(setting, "haHousekeepingInterval") * 1_000_000
+    # A peer that talks but takes nothing is closed too: it cannot have acknowledged all there is.
+    is_silence = (new["flags"] == CloseReason.HOUSEKEEPING) & (new["offset"] == new["aux"])
+    early: Bools = is_silence & (new["ts_ns"] - old["ts_ns"] + EARLY_NS < interval_ns)
+    return early
+
+
+def _silent_too_long(new: Columns, old: Columns, setting: SessionSettings) -> Bools:
+    limit_ns = (_ms(setting, "haHousekeepingInterval") + LATE_MS) * 1_000_000
+    late: Bools = new["ts_ns"] - old["ts_ns"] > limit_ns
+    return late
+
+
+def _seconds(new: np.void, old: np.void) -> str:
+    return f"{(int(new['ts_ns']) - int(old['ts_ns'])) / 1e9:.3f} s"
+
+
+def _not_one_after(new: Columns, old: Columns, _setting: SessionSettings) -> Bools:
+    # A slave that asks from 0 gets the master's last file: only the master knows where that begins.
+    from_anywhere = (old["kind"] == Kind.REQUESTED) & (old["offset"] == 0)
+    differs: Bools = (new["offset"] != _sent(old)) & ~from_anywhere
+    return differs
+
+
+INVARIANTS: Final = (
+    Invariant(
+        "no-record-missing",
+        "No record is missing: what was dropped is one DROPPED record.",
+        Severity.ERROR,
+        AdjacentEventRule("seq", lambda difference: difference != 1),
+        lambda new, old, _: f"record {new['seq']} comes after {old['seq']}",
+        of_samples=True,
+    ),
+    Invariant(
+        "nothing-dropped",
+        "No event was dropped while recording.",
+        Severity.WARNING,
+        PrecedingEventRule(lambda new, _old, _: new["aux"] >= 0, checks=(Kind.DROPPED,)),
+        lambda new, _old, _: f"{new['aux']} events were dropped: the disk was too slow for the recording",
+        of_samples=True,
+    ),
+    Invariant(
+        "clock-goes-forward",
+        "No record is older than the one before it.",
+        Severity.ERROR,
+        AdjacentEventRule("ts_ns", lambda difference: difference < 0),
+        lambda new, old, _: f"the clock went back by {int(old['ts_ns']) - int(new['ts_ns'])} ns",
+        of_samples=True,
+    ),
+    Invariant(
+        "ack-within-sent",
+        "No slave acknowledges more than it was sent on its connection, or asked from.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, old, _: new["offset"] > _sent(old),
+            checks=(Kind.ACK,),
+            sets=(Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT),
+            key="conn",
+            needs_origin=True,
+        ),
+        lambda new, old, _: (
+            f"ack {new['offset']}, nothing was sent"
+            if new["seq"] == old["seq"]
+            else f"ack {new['offset']}, sent was {_sent_of(old)}"
+        ),
+        _MASTER,
+    ),
+    Invariant(
+        "ack-within-log",
+        "No ack goes beyond the master's log.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, _old, _: new["offset"] > np.maximum(new["aux"], ASK_FOR_ALL), checks=(Kind.ACK,)
+        ),
+        lambda new, _old, _: f"ack {new['offset']}, the master's log ends at {new['aux']}",
+        _MASTER,
+    ),
+    Invariant(
+        "acks-go-forward",
+        "No ack of a connection is below the one before it.",
+        Severity.ERROR,
+        PrecedingEventRule(_back, checks=(Kind.ACK,), sets=(Kind.ACK,), key="conn", outlives_holes=True),
+        _says_back("ack"),
+        _MASTER,
+    ),
+    Invariant(
+        "transfers-contiguous",
+        "Each frame of a connection begins where the one before it ended.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            _not_one_after, checks=(Kind.TRANSFER,), sets=(Kind.TRANSFER, Kind.REQUESTED), key="conn"
+        ),
+        lambda new, old, _: f"a frame begins at {new['offset']}, sent was {_sent_of(old)}",
+        _MASTER,
+    ),
+    Invariant(
+        "transfer-within-log",
+        "No frame goes beyond the master's log.",
+        Severity.ERROR,
+        PrecedingEventRule(lambda new, _old, _: _end(new) > new["aux"], checks=(Kind.TRANSFER,)),
+        lambda new, _old, _: f"a frame ends at {_end_of(new)}, the master's log at {new['aux']}",
+        _MASTER,
+    ),
+    Invariant(
+        "received-contiguous",
+        "Each frame that a slave takes begins where the one before it ended.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, old, _: new["offset"] != _end(old),
+            checks=(Kind.RECEIVED,),
+            sets=(Kind.RECEIVED,),
+            key="conn",
+        ),
+        lambda new, old, _: (
+            f"a frame was taken at {new['offset']}, the one before it ended at {_end_of(old)}"
+        ),
+        _SLAVE,
+    ),
+    Invariant(
+        "report-within-log",
+        "No slave reports more than its own log holds.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, _old, _: new["offset"] > np.maximum(new["aux"], ASK_FOR_ALL), checks=(Kind.REPORTED,)
+        ),
+        lambda new, _old, _: f"reported {new['offset']}, the own log ends at {new['aux']}",
+        _SLAVE,
+    ),
+    Invariant(
+        "reports-go-forward",
+        "No report of a connection is below the one before it.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            _back, checks=(Kind.REPORTED,), sets=(Kind.REPORTED,), key="conn", outlives_holes=True
+        ),
+        _says_back("reported"),
+        _SLAVE,
+    ),
+    Invariant(
+        "puts-do-not-overlap",
+        "Each message is stored behind the one before it.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, old, _: new["offset"] - new["size"] < old["offset"],
+            checks=(Kind.PUT,),
+            sets=(Kind.PUT,),
+            outlives_holes=True,
+        ),
+        lambda new, old, _: (
+            f"a message was stored at {int(new['offset']) - int(new['size'])}, "
+            f"the one before it ended at {old['offset']}"
+        ),
+        _MASTER,
+    ),
+    Invariant(
+        "flushed-goes-forward",
+        "What is on disk does not become less.",
+        Severity.ERROR,
+        PrecedingEventRule(_back, checks=(Kind.FLUSHED,), sets=(Kind.FLUSHED,), outlives_holes=True),
+        _says_back("flushed"),
+        # A slave may set its log aside, and begin a new one.
+        _MASTER,
+    ),
+    Invariant(
+        "put-ok-has-copies",
+        "PUT_OK is said of a put only when as many connections as it needed had acknowledged it.",
+        Severity.ERROR,
+        CopiesRule(),
+        lambda new, old, _: (
+            f"PUT_OK of request {new['aux']} at {new['offset']}, which needed {int(old['size']) - 1} acks "
+            "and did not have them"
+        ),
+        _MASTER,
+    ),
+    Invariant(
+        "timeout-after-its-time",
+        "A put fails for want of time only when slaveTimeout or syncFlushTimeout is over.",
+        Severity.ERROR,
+        PrecedingEventRule(_is_early, checks=(Kind.WAIT_END,)),
+        _says_early,
+        _MASTER,
+        ("slaveTimeout", "syncFlushTimeout"),
+    ),
+    Invariant(
+        "wait-ends-in-time",
+        f"No put waits longer than its timeout and {LATE_MS / 1000:g} s.",
+        Severity.WARNING,
+        PrecedingEventRule(
+            lambda new, _old, setting: new["size"] > (_wait_limit_ms(setting) + LATE_MS) * 1000,
+            checks=(Kind.WAIT_END,),
+        ),
+        lambda new, _old, setting: (
+            f"request {new['aux']} waited {new['size'] / 1e6:.3f} s, "
+            f"the limit is {_wait_limit_ms(setting)} ms"
+        ),
+        _MASTER,
+        ("slaveTimeout", "syncFlushTimeout"),
+    ),
+    Invariant(
+        "one-end-per-wait",
+        "Each wait ends at most once, at the offset at which it began.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, old, _: new["offset"] != old["offset"],
+            checks=(Kind.WAIT_END,),
+            sets=(Kind.WAIT_BEGIN, Kind.WAIT_END),
+            key="aux",
+            needs_origin=True,
+            opens=Kind.WAIT_BEGIN,
+        ),
+        lambda new, old, _: (
+            f"the wait of request {new['aux']} ended, but had not begun, or had ended already"
+            if new["seq"] == old["seq"]
+            else f"the wait of request {new['aux']} for {old['offset']} ended for {new['offset']}"
+        ),
+        _MASTER,
+    ),
+    Invariant(
+        "nothing-after-the-end",
+        "A connection that has ended says nothing any more.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda _new, old, _: old["kind"] == Kind.CLOSED,
+            checks=_OF_CONNECTION,
+            sets=_OF_CONNECTION,
+            key="conn",
+            outlives_holes=True,
+        ),
+        lambda new, _old, _: (
+            f"{Kind(int(new['kind'])).name} at {new['offset']} on a connection that has ended"
+        ),
+    ),
+    Invariant(
+        "housekeeping-not-early",
+        "A connection is closed for silence only when nothing was heard for haHousekeepingInterval.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            _closed_early,
+            checks=(Kind.CLOSED,),
+            sets=(Kind.STATE, Kind.REQUESTED, Kind.ACK, HEARD, Kind.RECEIVED),
+            key="conn",
+        ),
+        lambda new, old, setting: (
+            f"closed for silence {_seconds(new, old)} after the last word, "
+            f"haHousekeepingInterval is {_ms(setting, 'haHousekeepingInterval')} ms"
+        ),
+        needs=("haHousekeepingInterval",),
+    ),
+    Invariant(
+        "housekeeping-not-late",
+        f"No silent peer is kept longer than haHousekeepingInterval and {LATE_MS / 1000:g} s.",
+        Severity.WARNING,
+        PrecedingEventRule(
+            _silent_too_long,
+            checks=(Kind.ACK, HEARD, Kind.RECEIVED, Kind.CLOSED),
+            sets=(Kind.REQUESTED, Kind.ACK, HEARD, Kind.RECEIVED),
+            key="conn",
+        ),
+        lambda new, old, setting: (
+            f"nothing was heard for {_seconds(new, old)}, "
+            f"haHousekeepingInterval is {_ms(setting, 'haHousekeepingInterval')} ms"
+        ),
+        needs=("haHousekeepingInterval",),
+    ),
+)
+"""Every invariant, in the order in which they are shown."""

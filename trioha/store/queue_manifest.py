@@ -1,0 +1,52 @@
+"""Which consume queues a store has had: so that a start notices one that is gone.
+
+The log's end does not tell that a topic's folder was deleted or lost, and a master would count the topic's
+messages from 0 again. The file `trioha-queues.json` in the store's root names all queues that have entries,
+`{"topic": [queue ids]}`; RocketMQ does not look at it. A queue that is in it and not on disk is built again
+from the log. Without the file nothing is missed: the store was RocketMQ's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from trioha.store.syncing import sync_directory, sync_whole
+
+log = structlog.get_logger(__name__)
+
+FILE_NAME = "trioha-queues.json"
+QueueName = tuple[str, int]
+
+
+def load_queue_manifest(root: Path) -> frozenset[QueueName]:
+    """The queues named; none if the file is not there or cannot be understood. Raises OSError."""
+    path = root / FILE_NAME
+    try:
+        found = json.loads(path.read_bytes())
+        return frozenset((str(topic), int(queue_id)) for topic, ids in found.items() for queue_id in ids)
+    except FileNotFoundError:
+        return frozenset()
+    except (ValueError, TypeError, AttributeError) as error:
+        log.warning(
+            "list of queues cannot be read, lost queues are not noticed", path=str(path), reason=str(error)
+        )
+        return frozenset()
+
+
+def save_queue_manifest(root: Path, queues: Iterable[QueueName]) -> None:
+    """Replace the file and put it on disk. Blocks. Raises OSError."""
+    by_topic: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, queue_id in sorted(queues):
+        by_topic[topic].append(queue_id)
+    temporary = root / f"{FILE_NAME}.tmp"
+    with temporary.open("wb") as file:
+        file.write(json.dumps(by_topic).encode())
+        file.flush()
+        sync_whole(file.fileno())
+    temporary.replace(root / FILE_NAME)
+    sync_directory(root)

@@ -1,0 +1,163 @@
+"""A commit log as it lies on disk, read only: for looking at stores, also at those in use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from trioha.errors import StoreError
+from trioha.store.mapped_file import FILE_NAME_DIGITS
+from trioha.store.mapping import map_file
+from trioha.store.record import BLANK_BYTES, Blank, Record, decode_record, describe_fault
+from trioha.store.scan import ScanEnd, is_blank, scan_records
+
+COMPARE_BYTES = 1 << 20
+
+
+@frozen
+class LogCheck:
+    """What a log's files hold."""
+
+    min_offset: int
+    end_offset: int
+    """Behind the last whole valid record or blank."""
+    records: int
+    fault: str
+    """What is wrong at `end_offset`, empty if the log simply ends there."""
+
+
+class ReadOnlyCommitLog:
+    """The files of a store's commit log, mapped read only. Needs no lock and changes nothing."""
+
+    def __init__(self, directory: Path, *, files: dict[int, memoryview], file_bytes: int) -> None:
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._files = files
+
+    @classmethod
+    def open(cls, path: Path) -> ReadOnlyCommitLog:
+        """Open the log of the store at `path`, or the log directory itself.
+
+        Raises StoreError if there is none, or files of different lengths or with a gap.
+        """
+        directory = path / "commitlog" if (path / "commitlog").is_dir() else path
+        try:
+            paths = sorted(
+                file
+                for file in directory.iterdir()
+                if len(file.name) == FILE_NAME_DIGITS and file.name.isdecimal() and file.stat().st_size
+            )
+            if not paths:
+                raise StoreError(
+                    "holds no commit log", path=path, hint="give a storePathRootDir or its commitlog folder"
+                )
+            file_bytes = paths[0].stat().st_size
+            files: dict[int, memoryview] = {}
+            for file in paths:
+                start_offset = int(file.name)
+                if file.stat().st_size != file_bytes:
+                    raise StoreError(f"has {file.stat().st_size} bytes, others have {file_bytes}", path=file)
+                if files and start_offset - file_bytes not in files:
+                    raise StoreError("the file before it is missing", path=file, offset=start_offset)
+                files[start_offset] = _map(file)
+        except OSError as error:
+            raise StoreError(f"cannot be read: {error.strerror}", path=error.filename or path) from error
+        return cls(directory, files=files, file_bytes=file_bytes)
+
+    @property
+    def min_offset(self) -> int:
+        """Offset of the first byte."""
+        return next(iter(self._files))
+
+    def file_starts(self) -> tuple[int, ...]:
+        """Start offset of each file, oldest first."""
+        return tuple(self._files)
+
+    def records(self, start_offset: int) -> Iterator[Record | Blank]:
+        """Every record and blank from `start_offset` on, to the log's end.
+
+        Raises StoreError, naming the offset, where a record should start and none does.
+        """
+        offset = start_offset
+        while (found := self._file_of(offset)) is not None:
+            view, at = found
+            end = _one(view, at, offset)
+            if end.blank:
+                if not is_blank(view, at, len(view)):
+                    raise self._bad(offset, "a blank that does not reach the end of its file")
+                yield Blank(offset, len(view) - at)
+                offset += len(view) - at
+            elif end.records:
+                record = decode_record(view[at : end.at])
+                yield record
+                offset += end.at - at
+            elif self._ends_at(offset):
+                return
+            else:
+                raise self._bad(offset, describe_fault(view, at, len(view), offset))
+
+    def _bad(self, offset: int, reason: str) -> StoreError:
+        return StoreError(f"no valid record: {reason}", path=self.directory, offset=offset)
+
+    def check_file(self, start_offset: int) -> LogCheck:
+        """Check every record of one file, bodies included."""
+        view = self._files[start_offset]
+        end = scan_records(view, 0, len(view), start_offset)
+        check = LogCheck(
+            min_offset=start_offset,
+            end_offset=start_offset + end.at,
+            records=end.records,
+            fault="",
+        )
+        if end.at == len(view) or (end.blank and is_blank(view, end.at, len(view))):
+            return evolve(check, end_offset=start_offset + len(view))
+        if end.blank:
+            return evolve(check, fault="a blank that does not reach the end of its file")
+        if self._ends_at(check.end_offset):
+            return check
+        return evolve(check, fault=describe_fault(view, end.at, len(view), check.end_offset))
+
+    def _file_of(self, offset: int) -> tuple[memoryview, int] | None:
+        view = self._files.get(offset - offset % self.file_bytes)
+        return None if view is None else (view, offset % self.file_bytes)
+
+    def _ends_at(self, offset: int) -> bool:
+        """Whether nothing stands at `offset`: zeros where a record would start, none in later files."""
+        found = self._file_of(offset)
+        if found is not None:
+            view, at = found
+            if any(view[at : at + BLANK_BYTES]):
+                return False
+        return not any(any(view[:BLANK_BYTES]) for start, view in self._files.items() if start > offset)
+
+    def first_difference(self, other: ReadOnlyCommitLog, start_offset: int, end_offset: int) -> int | None:
+        """First offset in `[start_offset, end_offset)` at which the logs differ, None if they do not."""
+        offset = start_offset
+        while offset < end_offset:
+            mine, theirs = self._piece(offset, end_offset), other._piece(offset, end_offset)
+            size = min(len(mine), len(theirs))
+            assert size, f"both logs reach from {start_offset} to {end_offset}"
+            if mine[:size] != theirs[:size]:
+                return offset + next(index for index in range(size) if mine[index] != theirs[index])
+            offset += size
+        return None
+
+    def _piece(self, offset: int, end_offset: int) -> bytes:
+        found = self._file_of(offset)
+        assert found is not None, f"no file holds {offset}"
+        view, at = found
+        return bytes(view[at : at + min(COMPARE_BYTES, end_offset - offset)])
+
+
+def _one(view: memoryview, at: int, offset: int) -> ScanEnd:
+    """Check the one record at `at`."""
+    size = int.from_bytes(view[at : at + 4], "big")
+    return scan_records(view, at, min(at + size, len(view)) if size >= BLANK_BYTES else len(view), offset)
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return map_file(file.fileno(), os.fstat(file.fileno()).st_size, read_only=True)
