@@ -1,5 +1,6 @@
 # Everything runs in a virtual environment of its own, .venv, which each target makes when it is missing or older
 # than what it is made from. Python 3.11 or newer and make must be there; demo and test also want Java 17.
+# Tests need no more than the 1,024 open files that systems usually allow (ulimit -n), the fast suites 256.
 #
 #   make test ARGS="tests/store -x -n 0"   arguments for pytest; -n 0: in one process
 #   make demo ARGS="--watch"               options of trioha demo
@@ -12,10 +13,10 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench faults hostile screenshots java
+.PHONY: help setup demo test test-pythons lint bench faults hostile screenshots java
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make the virtual environment .venv with all dependencies
 
@@ -24,6 +25,9 @@ demo: java $(INSTALLED) ## replicate, break, recover, verify, replay
 
 test: java $(INSTALLED) ## run all tests
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+
+test-pythons: $(INSTALLED) ## run the fast suites on each Python from 3.11 on that this machine has
+	@$(BIN)/python -m tests.pythons $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/ruff format --check .
@@ -57,6 +61,9 @@ java:
 		exit 1; \
 	fi
 
+# requirements.lock holds for every Python from 3.11 on. To renew it (--upgrade: with the newest releases):
+# uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-header \
+#     --python-version 3.11 --output-file requirements.lock
 $(INSTALLED): requirements.lock pyproject.toml
 	@found=; \
 	for python in $${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do \

@@ -17,7 +17,7 @@ settings.load_profile("trioha")
 TESTS = Path(__file__).parent
 TOGETHER = frozenset(("interop", "spark"))
 """Folders whose tests share a JVM that takes long to start: they run in one process."""
-LEAVES_OPEN = frozenset(("hostile", "interop", "spark"))
+LEAVES_OPEN = frozenset(("interop",))
 """Folders whose tests may still leave descriptors open."""
 
 

@@ -3,7 +3,7 @@
 Looks for CPython 3.11 and newer on PATH and among the versions of pyenv and uv, takes the newest of each
 minor version, and gives each a virtual environment of its own (`.venv-3.12`) with the locked dependencies. A
 command that does not run, as a shim of pyenv for a version that is not active, does not count. The suites run
-with a soft limit of 256 open files, as macOS has; nodes that they start may raise it.
+with a soft limit of 256 open files, as macOS has; nodes that they start may raise it. They need no Java.
 
 Left out: interop and spark, whose time is the JVM's, faults and hostile, which break live nodes for minutes,
 and benchmarks.
@@ -124,6 +124,13 @@ def find_pythons(env: Mapping[str, str]) -> list[Python]:
     return sorted(newest.values(), key=lambda python: python.version)
 
 
+def environment_of(python: Python) -> Path:
+    """Where its virtual environment is, or will be: `.venv` if that is of this version."""
+    usual = probe(ROOT / ".venv/bin/python")
+    name = ".venv" if usual is not None and usual.version == python.version else f".venv-{python.minor}"
+    return ROOT / name
+
+
 def make_environment(python: Python, folder: Path) -> None:
     """Make or renew the virtual environment; raises CalledProcessError.
 
@@ -146,13 +153,14 @@ def make_environment(python: Python, folder: Path) -> None:
 def run(python: Python, arguments: Iterable[str]) -> Result:
     """Run the fast suites on `python`, their output going through."""
     started_s = time.monotonic()
-    folder = ROOT / f".venv-{python.minor}"
+    folder = environment_of(python)
     try:
         make_environment(python, folder)
     except subprocess.CalledProcessError as error:
         summary = f"no environment: {error}"
         return Result(python, passed=False, summary=summary, seconds=time.monotonic() - started_s)
     command = [folder / "bin/python", "-m", "pytest", "-q", "--color=no"]
+    command += ["-m", "not spark and not interop"]
     command += [f"--ignore=tests/{name}" for name in SLOW]
     command += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", *arguments]
     last = ""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
+from tests.pythons import OLDEST
 from trioha import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +90,15 @@ def test_the_wheel_carries_its_licence_and_its_extras(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata
     for extra in ("monitor", "spark", "all"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_the_classifiers_name_the_oldest_python_that_is_required_and_those_after_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: 3\.(\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    minors = [int(minor) for minor in named]
+    assert project["requires-python"] == f">=3.{minors[0]}"
+    assert minors == list(range(minors[0], minors[0] + len(minors)))
+    assert (3, minors[0]) == OLDEST
 
 
 def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

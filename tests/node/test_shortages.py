@@ -23,6 +23,7 @@ from tests.node import shims
 from tests.node.client import Client, endpoint
 from tests.node.test_processes import node_command
 from tests.node.test_stopping import wait_for
+from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
@@ -33,6 +34,15 @@ pytestmark = [
 ]
 
 TRIOHA = [sys.executable, "-m", "trioha"]
+
+
+@pytest.fixture(autouse=True)
+def _limit_raised() -> Iterator[None]:
+    """As many descriptors for the strangers, who are sockets of this process, as a node takes for itself."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_descriptor_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture
@@ -58,17 +68,17 @@ def limited(descriptors: int) -> list[str]:
 
 def connect(address: str, count: int, *, peers: int = 4) -> ExitStack:
     """Connections of strangers at several addresses, who say nothing; closed with the result."""
-    strangers = ExitStack()
-    for number in range(count):
-        try:
-            stranger = socket.create_connection(
-                endpoint(address), timeout=0.5, source_address=(f"127.0.0.{2 + number % peers}", 0)
-            )
-        except TimeoutError:
-            # The kernel's backlog is full, too.
-            break
-        strangers.enter_context(stranger)
-    return strangers
+    with ExitStack() as strangers:
+        for number in range(count):
+            try:
+                stranger = socket.create_connection(
+                    endpoint(address), timeout=0.5, source_address=(f"127.0.0.{2 + number % peers}", 0)
+                )
+            except TimeoutError:
+                # The kernel's backlog is full, too.
+                break
+            strangers.enter_context(stranger)
+        return strangers.pop_all()
 
 
 def verify(*stores: Path) -> None:
