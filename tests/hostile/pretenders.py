@@ -19,6 +19,7 @@ from tests.hostile.tally import ConnectionCounters
 from tests.hostile.transferring import Place
 from trioha.errors import RemoteProtocolError, TriohaError
 from trioha.ha.frames import HEADER, REPORT
+from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
@@ -178,7 +179,8 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
 
     async with _listening(broker.serve) as port:
         address = f"127.0.0.1:{port}"
-        cluster = Cluster((address,), interval_ms=1)
+        border = ConnectionBorder("monitor feed")
+        cluster = Cluster((address,), interval_ms=1, border=border)
 
         def hear(address: str, status: BrokerStatus | None, fault: str | None) -> None:
             nonlocal heard
@@ -195,7 +197,7 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
 
         async def watch() -> None:
             try:
-                await watch_node(address, hear, FEED_TIMES, remoting_session)
+                await watch_node(address, hear, FEED_TIMES, remoting_session, border=border)
             except Exception:  # noqa: BLE001 - what is looked for
                 suspects = () if broker.frame is None else (broker.frame,)
                 counters.find(f"the monitor's feed raised {_last_lines()}", *suspects)
@@ -213,6 +215,10 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
                 # It has seen the answer when it has seen the end of its connection.
                 with trio.move_on_after(HANG_S):
                     await heard.wait()
+                if border.bugs:
+                    # The border ended it, as it should; what it ended is a fault all the same.
+                    counters.find("a fault of the monitor: see the log line of its border", frame)
+                    border.bugs = 0
                 counters.end((frame,))
             is_honest, broker.frame = True, None
             with trio.move_on_after(HANG_S):
