@@ -263,7 +263,7 @@ class MonitorScreen(Screen[None]):
         """Ask for a moment and go there."""
         await self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
 
-    async def action_seek_until(self) -> None:
+    async def action_until(self) -> None:
         """Ask for a condition and run until it holds."""
         await self.app.push_screen(
             AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until)
