@@ -412,3 +412,15 @@ def test_an_oversized_log_is_mapped_where_python_keeps_a_descriptor_too(tmp_path
     result = log.append(message())
     assert result.status is PutStatus.PUT_OK
     log.close()
+
+
+def test_without_descriptors_a_store_that_is_on_disk_closes_cleanly(tmp_path):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    work = store.queue_sync_work()
+    assert work is not None
+    work()
+    with no_descriptors_left():
+        store.close()
+    assert not (tmp_path / "abort").exists()

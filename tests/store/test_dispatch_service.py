@@ -8,9 +8,12 @@ import trio
 
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
+from trioha.store import message_store
+from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import GATHER_S, RECHECK_S, TELL_INTERVAL_S, DispatchService
 from trioha.store.put_status import PutStatus
+from trioha.store.queue_manifest import load_queue_manifest
 
 
 async def at_once(work):
@@ -214,3 +217,48 @@ async def test_only_a_slave_that_is_being_filled_leaves_the_thread_to_replicatio
     assert (store.dispatcher.position < before) is is_slave
     nursery.cancel_scope.cancel()
     store.close()
+
+
+async def test_puts_are_taken_as_soon_as_queues_that_could_not_be_read_can_be(
+    tmp_path, nursery, autojump_clock, monkeypatch
+):
+    store = open_store(tmp_path)
+    store.commit_log.append(message())
+    store.close()
+    real, calls = ConsumeQueues.correct_min_offsets, []
+
+    def refuse(queues, offset):
+        calls.append(trio.current_time())
+        # The first is the start's own, which has to know where queues begin.
+        if 1 < len(calls) < 5:
+            raise StoreError("cannot be read: Too many open files", path=tmp_path)
+        real(queues, offset)
+
+    monkeypatch.setattr(ConsumeQueues, "correct_min_offsets", refuse)
+    store = open_store(tmp_path)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    assert store.commit_log.append(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    await trio.sleep(3.5)
+    assert len(calls) == 5
+    assert store.commit_log.append(message()).queue_offset == 1
+    store.close()
+
+
+def test_a_queue_manifest_that_could_not_be_written_is_written_later(store, monkeypatch):
+    refuse = [True]
+    save = message_store.save_queue_manifest
+
+    def refuse_once(root, names):
+        if refuse:
+            refuse.clear()
+            raise OSError(errno.EMFILE, "Too many open files")
+        save(root, names)
+
+    monkeypatch.setattr(message_store, "save_queue_manifest", refuse_once)
+    store.commit_log.append(message())
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    store.queue_sync_work()()
+    assert load_queue_manifest(store.settings.root) == frozenset()
+    store.queue_sync_work()()
+    assert load_queue_manifest(store.settings.root) == {("Orders", 0)}
+    assert store.queue_sync_work() is None

@@ -84,6 +84,8 @@ class ConsumeQueues:
         self.is_batch_topic = is_batch_topic
         self._cache = FileCache(self.settings.open_files_max)
         self._queues: dict[tuple[str, int], Queue] = {}
+        self.deletions = 0
+        """How often queues were deleted."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -163,6 +165,7 @@ class ConsumeQueues:
 
     def destroy(self) -> None:
         """Delete all queues: the log they were built from is gone (spec store 5.4)."""
+        self.deletions += 1
         for queue in self:
             queue.destroy()
         self._queues.clear()
@@ -222,6 +225,7 @@ class ConsumeQueues:
 
     def delete(self, topic: str) -> None:
         """Delete a topic's queues. Raises StoreError."""
+        self.deletions += 1
         for key in [key for key in self._queues if key[0] == topic]:
             self._queues.pop(key).destroy()
 

@@ -77,6 +77,11 @@ class DispatchService:
         grown_s = -math.inf
         while True:
             if source.offset <= dispatcher.position:
+                if commit_log.puts_blocked:
+                    # The disk did not let them be read: no put will come and say when to try again.
+                    await trio.sleep(RECHECK_S)
+                    self._store.enable_puts()
+                    continue
                 if await self._more(source):
                     await trio.sleep(GATHER_S)
                 continue

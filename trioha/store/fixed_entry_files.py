@@ -37,9 +37,11 @@ class SyncWork:
     def __init__(
         self, paths: Iterable[Path], *, opened: Mapping[Path, SharedDescriptor] | None = None
     ) -> None:
-        """`opened` are descriptors of some of the paths; this shares them."""
-        opened = opened or {}
-        self._left = {path: opened[path].share() if path in opened else None for path in paths}
+        """`opened` are descriptors, some of them of these paths; this shares those."""
+        self._left: dict[Path, SharedDescriptor | None] = dict.fromkeys(paths)
+        for path, descriptor in (opened or {}).items():
+            if path in self._left:
+                self._left[path] = descriptor.share()
 
     @property
     def left(self) -> tuple[Path, ...]:

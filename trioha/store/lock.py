@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from trioha.errors import StoreError
+from trioha.net.border import is_shortage
 from trioha.store.mapped_file import DISK_FULL
 from trioha.store.syncing import sync_directory, sync_whole
 
@@ -80,4 +81,9 @@ class AbortFile:
     def remove(self) -> None:
         """Mark the store as cleanly closed, once all else is on disk. Blocks. Raises OSError."""
         self.path.unlink(missing_ok=True)
-        sync_directory(self.path.parent)
+        try:
+            sync_directory(self.path.parent)
+        except OSError as error:
+            # A mark that comes back with a power cut costs the next start a recovery, and nothing else.
+            if not is_shortage(error):
+                raise

@@ -19,6 +19,8 @@ FILE_NAME_DIGITS = 20
 
 _ZERO_CHUNK = bytes(1 << 20)
 
+_NO_NAMELESS_FILES = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS))
+"""Errors of a system, or a file system, that does not know O_TMPFILE."""
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
@@ -286,7 +288,7 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except (AttributeError, OSError) as error:
-        if is_shortage(error):
+        if isinstance(error, OSError) and error.errno not in _NO_NAMELESS_FILES:
             raise
         # No nameless files here: a name outside of the folder, since RocketMQ loads every file in it.
         fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=directory.parent)

@@ -91,6 +91,10 @@ class MessageStore:
         self._checkpoint_lock = threading.Lock()
         self._has_failed = False
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
+        self._listed_deletions: int | None = None
+        """`queues.deletions` when `_listed_queues` were all that had entries; None if that is not known.
+
+        As long as nothing is written or deleted they are."""
         self._queue_sync: tuple[SyncWork, SyncWork] | None = None
         """What the last `queue_sync_work` was for, queues and index; it may not have run to its end."""
         commit_log.before_restart = self._forget_derived
@@ -289,8 +293,13 @@ class MessageStore:
         logics_ms = self.dispatcher.last_store_timestamp_ms
         index = self.index.take_dirty()
         queues = self.queues.take_dirty()
+        deletions = self.queues.deletions
+        has_writes = bool(queues.left or index.work.left)
+        if not has_writes and self._listed_deletions == deletions:
+            return None
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
-        if not queues.left and not index.work.left and names == self._listed_queues:
+        if not has_writes and names == self._listed_queues:
+            self._listed_deletions = deletions
             return None
         self._queue_sync = queues, index.work
 
@@ -301,7 +310,7 @@ class MessageStore:
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return
             if names != self._listed_queues:
-                self._save_queue_manifest(names)
+                self._save_queue_manifest(names, deletions=deletions)
             self._save_checkpoint(
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
                 index_msg_timestamp_ms=max(
@@ -339,7 +348,7 @@ class MessageStore:
                     reason=error.strerror,
                 )
 
-    def _save_queue_manifest(self, names: frozenset[tuple[str, int]]) -> None:
+    def _save_queue_manifest(self, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
 
         It comes again then.
@@ -349,9 +358,11 @@ class MessageStore:
         except OSError as error:
             if error.errno not in DISK_FULL and not is_shortage(error):
                 raise
+            self._listed_deletions = None
             log.warning("list of queues cannot be written", reason=error.strerror)
         else:
             self._listed_queues = names
+            self._listed_deletions = deletions
 
     def mark_failed(self) -> None:
         """The disk has failed a sync: nothing may call this store clean any more, whatever the disk says."""
