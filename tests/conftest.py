@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ settings.load_profile("trioha")
 TESTS = Path(__file__).parent
 TOGETHER = frozenset(("interop", "spark"))
 """Folders whose tests share a JVM that takes long to start: they run in one process."""
-LEAVES_OPEN = frozenset(("interop",))
-"""Folders whose tests may still leave descriptors open."""
+
+CALL_FAILED = pytest.StashKey[bool]()
+"""Whether a test, or its set-up, failed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,15 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-_CALL_FAILED = pytest.StashKey[bool]()
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember which tests failed, for `descriptors_are_closed`."""
     report = yield
     if report.when != "teardown" and report.failed:
-        item.stash[_CALL_FAILED] = True
+        item.stash[CALL_FAILED] = True
     return report
 
 
@@ -51,11 +51,7 @@ def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
     before = open_descriptors()
     with resources_closed():
         yield
-    if request.node.stash.get(_CALL_FAILED, False) or _may_leave_open(request.path):
+    if request.node.stash.get(CALL_FAILED, False):
         return
     if left := left_open(before):
         pytest.fail("left open:\n  " + "\n  ".join(left), pytrace=False)
-
-
-def _may_leave_open(path: Path) -> bool:
-    return path.relative_to(TESTS).parts[0] in LEAVES_OPEN

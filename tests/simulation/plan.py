@@ -34,7 +34,7 @@ class Fault(Enum):
 class SlavePlan:
     """One slave's configuration."""
 
-    follow: ReplicationSettings
+    replication: ReplicationSettings
     acks: AckMode
     is_observer: bool
     gap_policy: GapPolicy

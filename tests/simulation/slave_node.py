@@ -75,7 +75,7 @@ class SlaveNode(Node):
     @property
     def waits_for_start(self) -> bool:
         """Whether it is to begin at an offset that the master has not reached."""
-        start = self.slave_plan.follow.start
+        start = self.slave_plan.replication.start
         return isinstance(start, int) and self.log.is_empty and start >= self.history.end_offset
 
     def crash(self, *, power: bool, restart_after_s: float) -> None:
@@ -87,8 +87,8 @@ class SlaveNode(Node):
         log = self.log
         self._checked_start, self._checked_end = log.min_offset, log.max_offset
         self._checked_version = -1
-        set_aside = log.set_aside
-        log.set_aside = partial(self._set_aside, set_aside)  # type: ignore[method-assign]
+        archive = log.archive
+        log.archive = partial(self._archive, archive)  # type: ignore[method-assign]
 
     async def _live(self) -> None:
         plan = self.slave_plan
@@ -99,7 +99,7 @@ class SlaveNode(Node):
             commit_log=self.log,
             settings=self.plan.settings,
             sink=sink,
-            replication=plan.follow,
+            replication=plan.replication,
             acks=plan.acks,
             is_observer=plan.is_observer,
             gap_policy=plan.gap_policy,
@@ -122,7 +122,7 @@ class SlaveNode(Node):
             if self.history.version == 0 and not self.log.is_empty and reason in MISFITS:
                 self.fail(f"connection ended with {reason.name}, but the master never lost a byte")
 
-    def _set_aside(self, set_aside: Callable[[Path], None], directory: Path) -> None:
+    def _archive(self, archive: Callable[[Path], None], directory: Path) -> None:
         """Before the log is replaced: it must be no prefix of the master's; and it must stay as it is."""
         log = self.log
         self.check()
@@ -131,7 +131,7 @@ class SlaveNode(Node):
         if self.history.holds(snapshot.start_offset, snapshot.data):
             self.fail(f"set aside a good log, [{snapshot.start_offset}, {snapshot.end_offset})")
         self._on_loss(self)
-        set_aside(directory)
+        archive(directory)
         self._asides.append((directory, snapshot))
         self._checked_start = self._checked_end = 0
 
