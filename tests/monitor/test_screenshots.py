@@ -39,7 +39,7 @@ def test_every_word_gets_its_own_place(script: ModuleType) -> None:
         ("monitor.svg", {"SYNC_MASTER", "UP", "DOWN", "SILENT", "TRANSFER", "Lag"}),
         ("monitor-light.svg", {"SYNC_MASTER", "UP", "DOWN", "SILENT", "TRANSFER", "Lag"}),
         ("slave.svg", {"Offsets", "appended", "dispatched", "p99", "slaveTimeout"}),
-        ("log.svg", {"Holds", "PUT_OK", "LogEndHistory", "Disk"}),
+        ("log.svg", {"Holds", "PUT_OK", "Growth", "Disk"}),
         ("events.svg", {"connect", "lost", "node", "What"}),
         ("replay.svg", {"REPLAY", "4x", "speed", "TRANSFER"}),
     ],
