@@ -72,7 +72,7 @@ def replay(
         # Needs NumPy, which is there when Spark is.
         from trioha.recording.clocks import links as links_of  # noqa: PLC0415
 
-        links = links_of(_spark_module("moment").open_readers(sessions))
+        links = links_of(_spark_module("state_at").open_readers(sessions))
         if report is not None:
             _spark_module("report").write_report(result, report, links)
         if tables is not None:
@@ -96,7 +96,7 @@ def replay(
 
 def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
     """Answer --at and --explain, for which the sessions are looked into rather than replayed."""
-    moments = _spark_module("moment")
+    moments = _spark_module("state_at")
     readers = moments.open_readers(sessions)
     wall_ns = None if at is None else moments.wall_time(at, readers)
     if explain is not None:
