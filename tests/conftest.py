@@ -6,9 +6,18 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.descriptors import left_open, open_descriptors, resources_closed
+
+# With the values of all variables, as structlog's own default has it, a traceback takes seconds.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 # Deadlines of single examples measure the machine's load, not the code.
 settings.register_profile("trioha", deadline=None)

@@ -217,7 +217,7 @@ def _log_end_before(columns: Columns) -> int:
         if len(tells):
             at = begin + int(tells[0])
             if is_put[tells[0]]:
-                return int(columns["offset"][at] - columns["size"][at])
+                return int(columns["offset"][at]) - int(columns["size"][at])
             return int(columns["aux"][at])
     return int(NEVER)
 

@@ -50,16 +50,17 @@ class Shape:
     dispatch: DispatchSettings = Factory(DispatchSettings)
 
 
-def check_rebuilt(store: Path, shape: Shape) -> list[str]:
+def check_rebuilt(store: Path, shape: Shape, *, may_be_torn: bool = False) -> list[str]:
     """A closed store's consume queues and index are what is built from its log alone.
 
     Queues are compared byte by byte from the first entry of a message that the log holds, zeros behind the
-    end included; the index by what each key leads to. The store is only read.
+    end included; the index by what each key leads to. The store is only read. `may_be_torn`: bytes after the
+    last whole record are passed over, since RocketMQ leaves those of a torn append where they are.
     """
     with tempfile.TemporaryDirectory(prefix="rebuilt-") as folder:
         scratch = Path(folder)
         try:
-            starts = _rebuild(store, scratch, shape)
+            starts = _rebuild(store, scratch, shape, may_be_torn=may_be_torn)
             problems = _compare_queues(store, scratch, starts, shape)
             problems += _compare_index(store / INDEX_FOLDER, scratch / INDEX_FOLDER, shape.index)
         except StoreError as error:
@@ -68,7 +69,7 @@ def check_rebuilt(store: Path, shape: Shape) -> list[str]:
     return [f"{store.name}: {problem}" for problem in problems[:NAMED_MAX] + more]
 
 
-def _rebuild(store: Path, scratch: Path, shape: Shape) -> dict[Path, int]:
+def _rebuild(store: Path, scratch: Path, shape: Shape, *, may_be_torn: bool) -> dict[Path, int]:
     """Build queues and index in `scratch`; where each queue's folder begins to count, in bytes."""
     shutil.copytree(store / "commitlog", scratch / "commitlog")
     log, recovered = open_commit_log(
@@ -81,7 +82,7 @@ def _rebuild(store: Path, scratch: Path, shape: Shape) -> dict[Path, int]:
         checkpoint=Checkpoint(),
     )
     try:
-        if recovered.cut_bytes:
+        if recovered.cut_bytes and not may_be_torn:
             file_start = recovered.end_offset - recovered.end_offset % shape.log_file_bytes
             raise StoreError(
                 recovered.cut_reason,

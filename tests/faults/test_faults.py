@@ -32,25 +32,24 @@ def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path, number):
-    command = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.faults", "--count", "4", "--jobs", "2", "--folder", str(tmp_path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        deadline_s = time.monotonic() + 30
-        # Two runs, and two nodes of each at least.
-        while len(processes_naming(tmp_path)) < 6:
-            assert time.monotonic() < deadline_s
-            assert command.poll() is None
-            time.sleep(0.02)
-        command.send_signal(number)
-        _, said = command.communicate(timeout=30)
-    finally:
-        command.kill()
-        command.wait()
+    ) as command:
+        try:
+            deadline_s = time.monotonic() + 60
+            # Two runs, and two nodes of each at least.
+            while len(processes_naming(tmp_path)) < 6:
+                assert time.monotonic() < deadline_s
+                assert command.poll() is None
+                time.sleep(0.02)
+            command.send_signal(number)
+            _, said = command.communicate(timeout=45)
+        finally:
+            command.kill()
     assert command.returncode == 128 + number
     assert "Traceback" not in said
     assert processes_naming(tmp_path) == []

@@ -48,10 +48,10 @@ class Client:
                 break
         return statuses
 
-    def send_until_ok(self, *, within_s: float = 15.0) -> None:
-        """Send messages until one is PUT_OK."""
+    def send_until_ok(self, *, within_s: float = 15.0, body: bytes = bytes(1000)) -> None:
+        """Send a message until it is PUT_OK, and again only where the node is busy or has no place for it."""
         deadline = time.monotonic() + within_s
-        while (statuses := self.send()) != {"PUT_OK": 1}:
+        while (statuses := self.send(body=body)) != {"PUT_OK": 1}:
             assert time.monotonic() < deadline, statuses
             time.sleep(0.05)
 

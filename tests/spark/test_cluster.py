@@ -67,6 +67,7 @@ def _run(*command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.timeout(300)
 def test_cluster_says_what_local_spark_says(spark: SparkSession, master: str, recordings: Path) -> None:
     expected = document(replay([recordings], spark=spark))
     said = json.loads(
