@@ -78,7 +78,7 @@ class DispatchService:
         while True:
             if source.offset <= dispatcher.position:
                 if commit_log.puts_blocked:
-                    # The disk did not let them be read: no put will come and say when to try again.
+                    # The queues could not be read; no put will come and say when to try again.
                     await trio.sleep(RECHECK_S)
                     self._store.enable_puts()
                     continue
