@@ -41,7 +41,7 @@ drawing is what costs most. Graphs lose nothing: histories keep the worst of wha
 SPANS_S = (30, 60, 120, 300, 900)
 """The stretches of time to choose from, in seconds."""
 PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
-JUMP_HINT = "12:03:05 local, 12:03:05Z or +02:00 · +90s, -5m from here · 25% · begin · end"
+JUMP_HINT = "12:03:05 local, or 12:03:05Z · +90s, -5m from here · 25% · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 
 

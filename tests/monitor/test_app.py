@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -772,6 +773,31 @@ def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
 
     drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
     assert recording.stopped == 2
+
+
+def test_a_disk_that_takes_its_time_to_begin_a_recording_holds_nothing() -> None:
+    recording = FakeRecording()
+    may_start = threading.Event()
+    start = recording.start
+
+    def start_late() -> Path:
+        assert may_start.wait(60)
+        return start()
+
+    recording.start = start_late  # type: ignore[method-assign]
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("r", "r", "3")
+        assert pane(app) == "log"
+        app.monitor_screen.show(calm_view(NOW_MS + 1000))
+        assert recording.noted == []
+        may_start.set()
+        await app.workers.wait_for_complete()
+        app.monitor_screen.show(calm_view(NOW_MS + 2000))
+        assert [view.time_ms for view in recording.noted] == [NOW_MS + 2000]
+
+    drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
+    assert recording.stopped == 1
 
 
 def test_a_recording_that_cannot_start_is_said_and_not_on() -> None:

@@ -197,9 +197,15 @@ def test_the_whole_names_the_worst_first() -> None:
 def test_probes_are_one_line_however_many_hosts_there_are() -> None:
     probes = tuple(ProbeCount(f"10.0.0.{n}", "EOF", 1000 - n) for n in range(20))
     node = evolve(busy_view().nodes[0], probes=probes, waiting_probes=2)
-    line = plain(probe_parts(node, LOOK))
-    assert line == ("19,810 10.0.0.0 EOF 1,000 · 10.0.0.1 EOF 999 · 10.0.0.2 EOF 998 · 17 more  2 connected")
-    facts = [plain(line) for line in log_facts(node, busy_view(), LOOK)]
+    line = plain(probe_parts(node, LOOK, width=60))
+    assert line == "19,810  10.0.0.0 EOF 1,000 · 19 more  2 open"
+    assert plain(probe_parts(node, LOOK, width=90)) == (
+        "19,810  10.0.0.0 EOF 1,000 · 10.0.0.1 EOF 999 · 10.0.0.2 EOF 998 · 17 more  2 open"
+    )
+    assert plain(probe_parts(evolve(node, probes=probes[:1], waiting_probes=0), LOOK, width=60)) == (
+        "1,000  10.0.0.0 EOF 1,000"
+    )
+    facts = [plain(line) for line in log_facts(node, busy_view(), LOOK, width=71)]
     assert [line for line in facts if line.startswith("Probes")] == [f"Probes     {line}"]
     note = next(column for column in node_columns() if column.key == "note")
     assert plain(note.write(node, LOOK, 80)) == (

@@ -23,8 +23,8 @@ from trioha_monitor.widgets.row_table import RowTable
 
 LABEL_WIDTH = 11
 DISK_BAR = 20
-PROBES_NAMED = 3
-"""Hosts and reasons that the line of probes names."""
+FAULTS_SHOWN = 5
+"""Reasons of questions without an answer that are listed: the most frequent ones."""
 
 
 class LogPane(Pane):
@@ -90,7 +90,7 @@ class LogPane(Pane):
             return
         if str(self.facts.border_title) != chosen.label:
             self.facts.border_title = Text(chosen.label)
-        self.facts.show_lines(log_facts(chosen, model.held, model.context))
+        self.facts.show_lines(log_facts(chosen, model.held, model.context, width=self.facts.size.width))
         newest = model.view.node(chosen.address) or chosen
         rate = newest.log.append_bytes_per_s
         marks = tuple(
@@ -186,7 +186,7 @@ def log_columns() -> tuple[Column[NodeView], ...]:
     )
 
 
-def log_facts(node: NodeView, view: ClusterView, context: RenderContext) -> list[Line]:
+def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, width: int) -> list[Line]:
     """What is known of a node's log, one fact a line."""
     log, palette = node.log, context.palette
 
@@ -236,8 +236,9 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext) -> list
     ):
         lines.append(row("" if index else "Ended", text(f"{ended:,} "), small(reason)))
     if node.probes or node.waiting_probes:
-        lines.append(row("Probes", *probe_parts(node, context)))
-    for index, (reason, times) in enumerate(sorted(node.faults.items(), key=lambda item: -item[1])):
+        lines.append(row("Probes", *probe_parts(node, context, width=width - LABEL_WIDTH)))
+    faults = sorted(node.faults.items(), key=lambda item: -item[1])
+    for index, (reason, times) in enumerate(faults[:FAULTS_SHOWN]):
         lines.append(row("" if index else "No answer", text(f"{times:,} "), small(reason)))
     lines.extend(((f"▲ {warning}", palette.warn),) for warning in node.warnings)
     if node.reason:
@@ -245,17 +246,21 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext) -> list
     return lines
 
 
-def probe_parts(node: NodeView, context: RenderContext) -> tuple[Part, ...]:
-    """All probes of a node in one line: how many, and who they are mostly."""
-    text, small = context.palette.text, context.palette.muted
-    parts: list[Part] = [(f"{sum(probe.count for probe in node.probes):,} ", text)]
-    for place, probe in enumerate(node.probes[:PROBES_NAMED]):
-        parts.append((f"{' · ' if place else ''}{probe.host} {probe.reason} {probe.count:,}", small))
-    if more := len(node.probes) - PROBES_NAMED:
-        parts += [(f" · {more} more", small)] if more > 0 else []
-    if node.waiting_probes:
-        parts.append((f"  {node.waiting_probes:,} connected", small))
-    return tuple(parts)
+def probe_parts(node: NodeView, context: RenderContext, *, width: int) -> tuple[Part, ...]:
+    """All probes of a node in one line of `width`: how many, and the hosts that most of them came from."""
+    total = f"{sum(probe.count for probe in node.probes):,}"
+    waiting = f"  {node.waiting_probes:,} open" if node.waiting_probes else ""
+    named = ""
+    for place, probe in enumerate(node.probes, start=1):
+        one = f"{' · ' if place > 1 else '  '}{probe.host} {probe.reason} {probe.count:,}"
+        left = len(node.probes) - place
+        more = f" · {left} more" if left else ""
+        if len(total) + len(named) + len(one) + len(more) + len(waiting) > width:
+            named += f" · {left + 1} more" if place > 1 else ""
+            break
+        named += one
+    palette = context.palette
+    return (total, palette.text), (named, palette.muted), (waiting, palette.muted)
 
 
 def _disk_facts(log: LogView, context: RenderContext) -> tuple[Part, ...]:
