@@ -23,7 +23,7 @@ from trioha.errors import TriohaError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.figures import Percentiles
-from trioha.recording.invariants.event_batch import EventBatch, Setting
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
@@ -102,7 +102,7 @@ def causes_of(scene: EventBatch) -> list[tuple[str, int]]:
 
 def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
-    scene = EventBatch(read_records(session).array, Setting.of(session), True)
+    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
     assert causes_of(scene) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
 
 
@@ -120,7 +120,7 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
     cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
     parts = [
         tally_causes(
-            EventBatch(records[begin:end], Setting.of(session), cold=begin == 0),
+            EventBatch(records[begin:end], SessionSettings.of(session), cold=begin == 0),
             before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
         )
         for begin, end in pairwise([0, *sorted(cuts), len(records)])
@@ -131,7 +131,7 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
         found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
-    whole = tally_causes(EventBatch(records, Setting.of(session), cold=True), before=lambda: ())
+    whole = tally_causes(EventBatch(records, SessionSettings.of(session), cold=True), before=lambda: ())
     assert said(reduce(CauseTally.__add__, parts)) == said(whole)
 
 
@@ -145,7 +145,7 @@ def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> No
         Event(9, Kind.WAIT_END, offset=400, aux=2, flags=PutStatus.FLUSH_DISK_TIMEOUT),
     ]
     path = write_session(folder / "sync" / "session", events)
-    setting = Setting(False, {"flushDiskType": "SYNC_FLUSH"})
+    setting = SessionSettings(False, {"flushDiskType": "SYNC_FLUSH"})
     assert not session.is_slave
     scene = EventBatch(read_records(open_session(path)).array, setting, True)
     assert causes_of(scene) == [("flush", -1), ("flush", -1)]
@@ -154,7 +154,7 @@ def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> No
 def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     """How many puts of a session have which status, cause and connection, as a replay tells it."""
     session = open_session(path)
-    scene = EventBatch(read_records(session).array, Setting.of(session), True)
+    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
     told = tally_causes(scene, before=lambda: ()).finished().waited_us
     return Counter(
         {
