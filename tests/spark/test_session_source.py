@@ -240,7 +240,7 @@ def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
     first.write(100)
     second.write(50)
     schema = StructType([StructField("seq", LongType())])
-    stream = source.SessionStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "120"}, schema)
+    stream = source.SessionDataSourceStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "120"}, schema)
     limit = stream.getDefaultReadLimit()
     assert isinstance(limit, ReadMaxRows)
 
@@ -263,7 +263,7 @@ def test_a_busy_session_does_not_hold_up_the_others(
 
     busy, calm = record(tmp_path / "a-busy"), record(tmp_path / "b-calm")
     schema = StructType([StructField("seq", LongType())])
-    stream = source.SessionStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "50"}, schema)
+    stream = source.SessionDataSourceStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "50"}, schema)
     limit, offset = stream.getDefaultReadLimit(), stream.initialOffset()
     for batch in range(1, 9):
         # More than a batch holds comes with each.
@@ -304,14 +304,14 @@ def test_partitions_name_absolute_folders(
     schema = StructType([StructField("seq", LongType())])
     monkeypatch.chdir(tmp_path)
     for path in ("re cordings", f"file:{tmp_path}/re%20cordings", (tmp_path / "re cordings").as_uri()):
-        reader = source.SessionReader({"path": path}, schema)
+        reader = source.SessionDataSourceReader({"path": path}, schema)
         parts = reader.partitions()
         # Read by executors, which have another working folder.
         with monkeypatch.context() as elsewhere:
             elsewhere.chdir("/")
             assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 10
     with pytest.raises(StoreError, match="s3a: is not read"):
-        source.SessionReader({"path": "s3a://bucket/sessions"}, schema)
+        source.SessionDataSourceReader({"path": "s3a://bucket/sessions"}, schema)
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spar
     )
     assert a.join(b, "physical_offset").count() == 0
     from trioha_spark.sources.commit_log import CommitLogReader
-    from trioha_spark.sources.session import SessionReader
+    from trioha_spark.sources.session import SessionDataSourceReader
 
-    for reader in (CommitLogReader, SessionReader):
+    for reader in (CommitLogReader, SessionDataSourceReader):
         assert "pushFilters" not in vars(reader)
 
 
