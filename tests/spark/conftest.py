@@ -23,6 +23,8 @@ def spark() -> Iterator[SparkSession]:
         folders = [str(Path(__file__).parents[2] / "spark"), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
         with spark_session("local[2]") as session:
+            # The first Python job opens a connection, for accumulators, that lives as long as the session.
+            session.sparkContext.parallelize([0], 1).map(abs).collect()
             yield session
 
 
