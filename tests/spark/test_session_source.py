@@ -240,7 +240,9 @@ def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
     first.write(100)
     second.write(50)
     schema = StructType([StructField("seq", LongType())])
-    stream = source.SessionDataSourceStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "120"}, schema)
+    stream = source.SessionDataSourceStreamReader(
+        {"path": str(tmp_path), "maxEventsPerTrigger": "120"}, schema
+    )
     limit = stream.getDefaultReadLimit()
     assert isinstance(limit, ReadMaxRows)
 
@@ -263,7 +265,9 @@ def test_a_busy_session_does_not_hold_up_the_others(
 
     busy, calm = record(tmp_path / "a-busy"), record(tmp_path / "b-calm")
     schema = StructType([StructField("seq", LongType())])
-    stream = source.SessionDataSourceStreamReader({"path": str(tmp_path), "maxEventsPerTrigger": "50"}, schema)
+    stream = source.SessionDataSourceStreamReader(
+        {"path": str(tmp_path), "maxEventsPerTrigger": "50"}, schema
+    )
     limit, offset = stream.getDefaultReadLimit(), stream.initialOffset()
     for batch in range(1, 9):
         # More than a batch holds comes with each.
