@@ -245,7 +245,7 @@ def test_what_two_nodes_told_at_two_moments_is_not_compared() -> None:
     ]  # fmt: skip
     assert (plain(lines[0]), plain(lines[3])) == (
         "appended   1,000   at the master, 0.3 s ago",
-        "received   9,000   at the slave, 12s ago",
+        "received   9,000   at the slave, 12.0 s ago",
     )
     assert not [text for line in lines for text, style in line if style == LOOK.palette.bad]
     again = ladder_of(row, LOOK, width=60, is_live=False)

@@ -281,7 +281,7 @@ def ladder_of(
             if place:
                 line += _distance(lack_bytes, worst, replica, context, room=width - 11 - digits - 14)
             elif offset is not None:
-                age = "" if age_s is None else f", {seconds_ago(age_s)}"
+                age = "" if age_s is None else f", {seconds(age_s)} ago"
                 line.append((f"   at {teller}{age}", context.palette.muted))
             lines.append(tuple(line))
     return lines
@@ -299,8 +299,3 @@ def _distance(
     if lack_bytes > 0 and room > 4:
         parts.append((bar(lack_bytes / worst, room), palette.of(replica.verdict.severity)))
     return parts
-
-
-def seconds_ago(age_s: float) -> str:
-    """How long ago, in tenths of a second at first: what is younger would flicker."""
-    return f"{age_s:.1f} s ago" if age_s < 9.95 else f"{format_duration(age_s)} ago"
