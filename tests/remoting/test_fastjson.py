@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.remoting.recorded import STREAMS, answers, commands
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.fastjson import _Parser, parse_json
+from trioha.remoting.fastjson import JsonLimits, _Parser, parse_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -86,3 +86,14 @@ def test_nesting_without_end_is_refused() -> None:
         parse_json("[" * 200_000)
     with pytest.raises(RemoteProtocolError, match="levels"):
         parse_json("{0:" * 1000)
+
+
+def test_a_reader_may_limit_what_a_text_costs_it() -> None:
+    limits = JsonLimits(containers_max=3, dialect_chars_max=10)
+    assert parse_json('[[],{"a":"long enough to be over it"}]', limits=limits)
+    assert parse_json("{0:1}", limits=limits) == {"0": 1}
+    with pytest.raises(RemoteProtocolError, match="more than 3 objects and arrays"):
+        parse_json("[[],[],[]]", limits=limits)
+    with pytest.raises(RemoteProtocolError, match="bad JSON of 13 characters"):
+        parse_json("{0:1,1:2,2:3}", limits=limits)
+    assert parse_json("{0:1,1:2,2:3}") == {"0": 1, "1": 2, "2": 3}

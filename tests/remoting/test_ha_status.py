@@ -526,3 +526,17 @@ async def test_a_table_that_comes_along_is_not_asked_for(autojump_clock: object)
         await push(update(110))
         assert (await reader.fetch()).table.put_messages_per_s == 1.0
         assert asked == [HA_STATUS, RUNTIME_INFO, RUNTIME_INFO]
+
+
+def test_connections_beyond_those_that_a_reader_takes_are_counted_and_not_read() -> None:
+    replica = {"addr": "10.0.0.1:1", "slaveAckOffset": 5, "transferFromWhere": 5, "state": "TRANSFER"}
+    probe = {"addr": "10.0.0.2:1", "slaveAckOffset": -1, "transferFromWhere": -1}
+    listed = [*[probe | {"state": "HANDSHAKE"}] * 5, probe, *[replica] * 4, {"slaveAckOffset": "not read"}]
+    body = json.dumps({"master": True, "haConnectionInfo": listed}).encode()
+    info = HaRuntimeInfo.from_json(body, connections_max=3)
+    assert [connection.address for connection in info.connections] == ["10.0.0.1:1"] * 3
+    assert (info.unread_connections, info.unread_probes) == (2, 6)
+    assert not any(connection.is_probe for connection in info.connections)
+    few = HaRuntimeInfo.from_json(json.dumps({"haConnectionInfo": listed[4:8]}).encode(), connections_max=9)
+    assert [connection.is_probe for connection in few.connections] == [True, True, False, False]
+    assert (few.unread_connections, few.unread_probes) == (0, 0)
