@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path, number):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs the tests in the background has SIGINT ignored, which children inherit.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as command:
         try:
             deadline_s = time.monotonic() + 60

@@ -216,7 +216,7 @@ def last_view(folder: Path) -> ClusterView:
     while source.work(for_s=1.0):
         pass
     assert source.damage == ()
-    return source.view_at(source.bearing.end_ns)
+    return source.view_at(source.position.end_ns)
 
 
 def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
