@@ -54,9 +54,11 @@ class Server(RemotingServer):
     def __init__(self, handler: Handler, limits: ServerLimits, nursery: trio.Nursery) -> None:
         super().__init__(handler, limits=limits)
         self._nursery = nursery
+        self.served: list[MemoryTransport] = []
 
     def connect(self, capacity_bytes: int = 64 * 1024) -> MemoryTransport:
         ours, theirs = transport_pair(capacity_bytes)
+        self.served.append(theirs)
         self._nursery.start_soon(self._serve, theirs)
         return ours
 
@@ -109,6 +111,37 @@ async def test_half_frames_of_many_peers_cannot_use_up_the_memory_and_others_are
         assert server.statistics.memory_closes > 0
     assert len(moments) == 500
     assert all(asked_s == answered_s for asked_s, answered_s in moments)
+
+
+async def test_where_the_system_has_less_memory_unfinished_frames_of_others_make_room_for_a_request(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive_now = MemoryTransport.receive_now
+    system_bytes = TOTAL_BYTES_MAX // 8
+
+    def receive_if_memory_is_left(stream: MemoryTransport, max_bytes: int) -> bytes | None:
+        if stream in server.served and server.statistics.held_bytes > system_bytes:
+            raise MemoryError
+        return receive_now(stream, max_bytes)
+
+    async with serving() as server:
+        monkeypatch.setattr(MemoryTransport, "receive_now", receive_if_memory_is_left)
+        honest = server.connect()
+        async with trio.open_nursery() as peers:
+            for _ in range(5):
+                peers.start_soon(send, server.connect(), LARGE[: len(LARGE) // 2])
+            for number in range(100):
+                await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
+                answer = await answer_of(honest)
+                assert answer is not None
+                assert answer.opaque == number
+        assert server.statistics.memory_closes > 0
+        # No other connection has an unfinished frame that could make room.
+        system_bytes = -1
+        with suppress(trio.BrokenResourceError):
+            await honest.send_all(encode(request(310), opaque=100))
+        assert await answer_of(honest) is None
+        assert server.statistics.shortages > 0
 
 
 async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(

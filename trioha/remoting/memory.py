@@ -24,6 +24,10 @@ frame that is left gets a reserve for the rest of it as soon as that is free, be
 connections that come in place of the closed ones cannot take it. A frame that makes progress while the memory
 has room is never ended here; its own deadline is the connection's affair.
 
+The system may have less memory than `bytes_max`. A connection that fails to allocate its next read therefore
+asks for `make_room`: the connection with the largest unfinished frame is closed, if that frame is larger than
+its own, and the read is tried again.
+
 One connection alone may hold nearly half of the memory, which must therefore be at least `bytes_max_for` the
 largest frame: then a single connection can always complete its frame and have it handled.
 """
@@ -143,6 +147,14 @@ class ClientMemory:
             else:
                 self._wake_bytes = min(self._wake_bytes, needed_bytes)
 
+    async def _make_room(self, account: MemoryAccount) -> bool:
+        largest = max(self._accounts, key=lambda other: other.unfinished_bytes, default=account)
+        if largest.unfinished_bytes <= account.unfinished_bytes:
+            return False
+        largest.give_up()
+        await largest.closed.wait()
+        return True
+
     def _relieve(self) -> None:
         """Give up unfinished frames until the others fit, if it is they that fill the memory."""
         now_s = trio.current_time()
@@ -205,6 +217,7 @@ class MemoryAccount:
         "_is_only",
         "_memory",
         "_request_bytes",
+        "closed",
         "frame_bytes",
         "give_up",
         "held_bytes",
@@ -217,6 +230,8 @@ class MemoryAccount:
     def __init__(self, memory: ClientMemory, give_up: Callable[[], None]) -> None:
         self._memory = memory
         self.give_up = give_up
+        self.closed = trio.Event()
+        """Set by `close`."""
         self.held_bytes = 0
         """All that the connection holds. Moved by `change` only."""
         self.unfinished_bytes = 0
@@ -315,8 +330,16 @@ class MemoryAccount:
         finally:
             self._request_bytes = self._is_only = None
 
+    async def make_room(self) -> bool:
+        """Have the connection with the largest unfinished frame closed, and return when it is.
+
+        False if no other connection has a larger unfinished frame than this one: then nothing was done.
+        """
+        return await self._memory._make_room(self)
+
     def close(self) -> None:
         """Give all of it back: the connection is over."""
+        self.closed.set()
         self.unfinished_bytes = self.reserved_bytes = 0
         self._memory._close(self)
         self.change(-self.held_bytes)

@@ -227,7 +227,13 @@ class ServerConnection:
             if not allowed_bytes:
                 await self._paused(account.wait_to_read())
                 continue
-            received = direct.receive_now(allowed_bytes)
+            try:
+                received = direct.receive_now(allowed_bytes)
+            except MemoryError:
+                # Nothing was received. Unfinished frames of other peers must not end this connection.
+                if not await account.make_room():
+                    raise
+                continue
             if received is not None:
                 account.receive(len(received))
                 return received
