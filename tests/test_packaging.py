@@ -60,18 +60,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_the_three_packages_and_where_spark_finds_its_sources(wheel: Path) -> None:
+def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names} == {
         "trioha",
         "trioha_monitor",
+        "trioha_analysis",
         "trioha_spark",
         "pyspark_rocketmq_commitlog.py",
         "pyspark_trioha_session.py",
         f"trioha-{__version__}.dist-info",
     }
-    for package in ("trioha", "trioha_monitor", "trioha_spark"):
+    for package in ("trioha", "trioha_monitor", "trioha_analysis", "trioha_spark"):
         assert f"{package}/py.typed" in names
         folder = next(ROOT.glob(f"{package}/")) if package == "trioha" else next(ROOT.glob(f"*/{package}/"))
         expected = {
@@ -104,7 +105,7 @@ def test_the_classifiers_name_the_oldest_python_that_is_required_and_those_after
 def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert run(installed / "trioha", "--version", cwd=tmp_path) == f"{__version__}\n"
     assert run(installed / "trioha", "node", "--help", cwd=tmp_path).startswith("Usage: trioha node")
-    packages = ("trioha", "trioha_monitor", "trioha_spark")
+    packages = ("trioha", "trioha_monitor", "trioha_analysis", "trioha_spark")
     where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
     for file in run(installed / "python", "-c", where, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)
@@ -116,7 +117,7 @@ def test_a_node_imports_nothing_that_only_the_monitor_or_spark_need() -> None:
     assert "trio" in modules
     assert not modules & {
         *("textual", "pyspark", "py4j", "pandas", "plotly", "numpy", "pyarrow"),
-        *("trioha_monitor", "trioha_spark"),
+        *("trioha_monitor", "trioha_analysis", "trioha_spark"),
     }
 
 

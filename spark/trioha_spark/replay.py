@@ -1,125 +1,18 @@
-"""Replays recorded sessions: from the events of each to the figures of its connections and its node."""
+"""Replay of recorded sessions on Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
-import numpy as np
-from attrs import frozen
-from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from trioha.recording.aggregate import ConnectionPart
-from trioha.recording.counters import NodeCounters
-from trioha.recording.events import NO_CONNECTION, CloseReason
-from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
-from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
-from trioha.recording.probes import ProbeCount, probe_counts
-from trioha.recording.reader import (
-    Damage,
-    Peer,
-    Segment,
-    Segments,
-    Session,
-    find_sessions,
-    open_session,
-    peers_of,
-    read_facts,
-    read_segments,
-)
-from trioha.recording.reconnects import Connection, Span, pair
-from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.time_series import TimeGrid
-from trioha_spark.causes import CauseTally
+from trioha_analysis.parts import RANGE_RECORDS, NodePart
+from trioha_analysis.replay_result import ReplayPlan, ReplayResult, plan_replay
 from trioha_spark.job_progress import Watch, watched
-from trioha_spark.scan import (
-    RANGE_RECORDS,
-    NodePart,
-    Range,
-    aggregate_ranges,
-    join_parts,
-    joined_rows,
-    ranges_of,
-)
+from trioha_spark.scan import aggregate_ranges, join_parts, joined_rows
 from trioha_spark.session import LOCAL, spark_session, this_python
-
-CURVE_STEPS: Final = 1500
-"""Points that a curve has, more or less: enough for a screen's width."""
-SECONDS_MAX: Final = 86_400
-"""Longest session whose curves have every second, in s; of longer ones they have coarser steps."""
-_STEPS_NS: Final = (
-    *(10**6 * factor for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    *(10**9 * factor for factor in (1, 2, 5, 10, 30, 60, 300, 600, 3600)),
-)
-
-
-@frozen(eq=False)
-class ConnectionReplay:
-    """One HA connection as one node saw it."""
-
-    peer: Peer
-    figures: ConnectionResult
-
-    @property
-    def address(self) -> str | None:
-        """The peer, `host:port`; None if the recording does not name it."""
-        return self.peer.address
-
-
-@frozen(eq=False)
-class Reconnect:
-    """A replica that came back."""
-
-    connection: ConnectionReplay
-    """Its new connection."""
-    previous: ConnectionReplay | None
-    """The lost one that it continues; None where several were lost and it is not known which."""
-
-
-@frozen(eq=False)
-class SessionReplay:
-    """One session replayed."""
-
-    session: Session
-    node: NodeResult
-    connections: tuple[ConnectionReplay, ...]
-    """By connection number, without probes."""
-    probes: tuple[ProbeCount, ...]
-    """Connections that never asked for the log, by host and reason."""
-    returns: tuple[Reconnect, ...]
-    """Replicas that came back, as `trioha.recording.reconnects` joins connections, by the time of the new
-    one; of a slave's session its own connections to its master after the first one."""
-    damage: tuple[Damage, ...]
-    """What could not be read."""
-    grid: TimeGrid
-    """Time steps of the connections' curves."""
-    verdicts: tuple[Verdict, ...]
-    """On every invariant."""
-    causes: CauseTally
-    """What group-commit waits waited for."""
-    events: NDArray[np.void]
-    """Records of the kinds `trioha_spark.scan.EVENT_KINDS`, the first ones."""
-    segments: tuple[Segment, ...]
-
-    @property
-    def reconnects(self) -> int:
-        """How often a replica came back."""
-        return len(self.returns)
-
-    @property
-    def name(self) -> str:
-        """The session's folder, without the path to it."""
-        return self.session.path.resolve().name
-
-
-@frozen(eq=False)
-class ReplayResult:
-    """Sessions replayed, in the order in which they were named."""
-
-    sessions: tuple[SessionReplay, ...]
 
 
 def replay(
@@ -136,158 +29,23 @@ def replay(
     `watch` how far it is. Raises StoreError if a path is no session, JavaError or SparkError if Spark cannot
     be started.
     """
-    opened = [open_session(path) for path in find_sessions(sessions)]
-    found = [read_segments(session) for session in opened]
-    grids = [_grid(session, segments) for session, segments in zip(opened, found, strict=True)]
-    ranges = [
-        work
-        for index, session in enumerate(opened)
-        for work in ranges_of(
-            index, session, found[index].segments, grids[index], range_records=range_records
-        )
-    ]
-    if not ranges:
-        joined: _Joined = _Joined({}, {})
-    elif spark is not None:
-        joined = _run(spark, ranges, grids, watch)
-    else:
-        with spark_session(master) as own:
-            joined = _run(own, ranges, grids, watch)
-    return ReplayResult(
-        tuple(
-            _session_replay(index, session, found[index], grids[index], joined)
-            for index, session in enumerate(opened)
-        )
-    )
+    plan = plan_replay(sessions, range_records=range_records)
+    if not plan.ranges:
+        return plan.result({}, {})
+    if spark is not None:
+        return _run(spark, plan, watch)
+    with spark_session(master) as own:
+        return _run(own, plan, watch)
 
 
-@frozen(eq=False)
-class _Joined:
-    nodes: dict[int, NodePart]
-    """By session index."""
-    connections: dict[tuple[int, int], ConnectionPart]
-    """By session index and connection number."""
-
-
-def _run(
-    spark: SparkSession, ranges: Sequence[Range], grids: Sequence[TimeGrid], watch: Watch | None
-) -> _Joined:
-    joined = _Joined({}, {})
+def _run(spark: SparkSession, plan: ReplayPlan, watch: Watch | None) -> ReplayResult:
+    nodes: dict[int, NodePart] = {}
+    connections: dict[tuple[int, int], ConnectionPart] = {}
     with this_python(), watched(spark.sparkContext, watch):
-        frame = aggregate_ranges(spark, ranges).transform(join_parts, dict(enumerate(grids)))
+        frame = aggregate_ranges(spark, plan.ranges).transform(join_parts, dict(enumerate(plan.grids)))
         for session_index, conn, part in joined_rows(frame):
             if isinstance(part, NodePart):
-                joined.nodes[session_index] = part
+                nodes[session_index] = part
             else:
-                joined.connections[session_index, conn] = part
-    return joined
-
-
-def _grid(session: Session, segments: Segments) -> TimeGrid:
-    """Steps from the session's first record to its last one that can be read."""
-    first_ns = segments.segments[0].base_ts_ns if segments.segments else 0
-    last_ns = first_ns
-    for segment in reversed(segments.segments):
-        records = read_segment(session, segment, first=max(0, segment.records - 1), count=1).array
-        if len(records):
-            last_ns = max(first_ns, int(records["ts_ns"][-1]))
-            break
-    return series_grid(first_ns, last_ns, wall_ns=session.wall_of(first_ns))
-
-
-def series_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> TimeGrid:
-    """Steps that make up whole seconds of the wall clock, which was `wall_ns` at `first_ns`."""
-    span_ns = last_ns - first_ns
-    wanted_ns = max(span_ns // CURVE_STEPS, 1)
-    if wanted_ns > 10**9:
-        # Tables have every second, as long as that is not too much.
-        wanted_ns = max(10**9, span_ns // SECONDS_MAX)
-    step_ns = next((step for step in _STEPS_NS if step >= wanted_ns), _STEPS_NS[-1])
-    origin_ns = first_ns - wall_ns % step_ns
-    return TimeGrid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
-
-
-def _session_replay(
-    index: int, session: Session, segments: Segments, grid: TimeGrid, joined: _Joined
-) -> SessionReplay:
-    facts, fact_damage = read_facts(session)
-    peers = peers_of(facts)
-    nobody = Peer(None, None, None)
-    # Others may connect to a slave, too: it is the master there.
-    served = {conn for conn, peer in peers.items() if peer.role == "master"}
-    node_part = joined.nodes.get(index) or _nothing(session)
-    parts = {
-        conn: part
-        for (session_index, conn), part in sorted(joined.connections.items(), key=_by_key)
-        if session_index == index and conn != NO_CONNECTION
-    }
-    # A slave's own connections are to its master: they are no probes.
-    probes = {
-        **{
-            conn: max(part.counters.close_reason, CloseReason.NONE)
-            for conn, part in parts.items()
-            if part.counters.asked_ts_ns < 0 and (not session.is_slave or conn in served)
-        },
-        # Only the last state of such a one may lie in another range.
-        **node_part.probes,
-    }
-    connections = tuple(
-        ConnectionReplay(peers.get(conn, nobody), connection_result(conn, part, grid))
-        for conn, part in parts.items()
-        if conn not in probes
-    )
-    own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
-    node = node_result(node_part.counters)
-    events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
-    return SessionReplay(
-        session=session,
-        node=node,
-        connections=connections,
-        probes=tuple(
-            probe_counts(
-                facts,
-                probes,
-                {conn: Connection(conn, peer.address or "").host for conn, peer in peers.items()},
-            )
-        ),
-        returns=tuple(_returns(own, is_slave=session.is_slave)),
-        damage=(*segments.damage, *node_part.damage, *fact_damage),
-        grid=grid,
-        verdicts=verdicts(node_part.judgement),
-        causes=node_part.causes.finished(),
-        events=events[~np.isin(events["conn"], list(probes))],
-        segments=segments.segments,
-    )
-
-
-def _by_key(item: tuple[tuple[int, int], ConnectionPart]) -> tuple[int, int]:
-    return item[0]
-
-
-def _nothing(session: Session) -> NodePart:
-    """What a session without any record says."""
-    none = np.zeros(0, record_dtype(session))
-    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseTally(), ())
-
-
-def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:
-    """Replicas that came back, by the time of the new connection."""
-    if is_slave:
-        # Its own connections to its master, one after the other.
-        for previous, connection in pairwise(connections):
-            yield Reconnect(connection, previous)
-        return
-    by_conn = {connection.figures.conn: connection for connection in connections}
-    spans = [
-        Span(
-            Connection(figures.conn, connection.address or "", connection.peer.certificate or ""),
-            figures.asked_ts_ns,
-            figures.closed_ts_ns,
-        )
-        for connection in connections
-        if (figures := connection.figures).asked_ts_ns is not None
-    ]
-    for arrival in pair(spans):
-        if arrival.is_reconnect:
-            before = None if arrival.previous is None else by_conn[arrival.previous]
-            yield Reconnect(by_conn[arrival.connection.key], before)
+                connections[session_index, conn] = part
+    return plan.result(nodes, connections)

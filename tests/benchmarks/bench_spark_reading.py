@@ -17,11 +17,11 @@ import numpy as np
 
 from trioha.recording.reader import Damage, Session, open_session, read_segments
 from trioha.store.record import MAGIC_V1, Host, Record, body_crc, encode_record
-from trioha_spark.commitlog.columns import TYPES, decode
-from trioha_spark.commitlog.files import OffsetRange, cut_ranges, list_files
-from trioha_spark.commitlog.reading import LogDamage, What, read_range
-from trioha_spark.packing import pack_segment, sealed_segments
-from trioha_spark.ranges import end_seq, read_seqs
+from trioha_analysis.commitlog.columns import TYPES, decode
+from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
+from trioha_analysis.commitlog.reading import LogDamage, What, read_range
+from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_analysis.ranges import end_seq, read_seqs
 from trioha_spark.session import spark_session
 from trioha_spark.sources import register
 

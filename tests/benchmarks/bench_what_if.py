@@ -41,11 +41,11 @@ from tests.interop.node import TriohaNode
 from trioha.config.model import AckMode
 from trioha.recording.reader import Session
 from trioha.recording.records import read_records
-from trioha_spark.whatif.figures import Figures, figures, outcome_of
-from trioha_spark.whatif.grid import join
-from trioha_spark.whatif.model import Model, find_model_sessions, model_of, play
-from trioha_spark.whatif.scenario import Scenario
-from trioha_spark.whatif.trace import Trace, trace_of
+from trioha_analysis.whatif.answer import join
+from trioha_analysis.whatif.figures import Figures, figures, outcome_of
+from trioha_analysis.whatif.model import Model, find_model_sessions, model_of, play
+from trioha_analysis.whatif.scenario import Scenario
+from trioha_analysis.whatif.trace import Trace, trace_of
 
 REPEATS = 5
 TURNS = 8

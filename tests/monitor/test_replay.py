@@ -19,6 +19,7 @@ from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkE
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.session_reader import SessionReader
+from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay import overview as overview_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
@@ -27,7 +28,6 @@ from trioha_monitor.series import Series, Severity
 from trioha_monitor.source import Playback
 from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
-from trioha_spark.packing import pack_segment, sealed_segments
 
 S = 10**9
 MS = 10**6

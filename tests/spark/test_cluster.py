@@ -16,8 +16,8 @@ import trioha_spark
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from tests.spark.cluster import SPARK_HOME, spark_cluster
 from trioha.recording.reader import open_session
-from trioha_spark.document import document
-from trioha_spark.packing import pack_segment, sealed_segments
+from trioha_analysis.document import document
+from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_spark.replay import replay
 
 pytestmark = pytest.mark.spark

@@ -13,9 +13,9 @@ from operator import xor
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from tests.analysis.replays import replay_here
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import RECORD
@@ -23,14 +23,14 @@ from trioha.recording.invariants import judge_session
 from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
 from trioha.recording.session_reader import SessionReader
-from trioha_spark.document import document
-from trioha_spark.explain import explain
-from trioha_spark.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
-from trioha_spark.replay import ReplayResult, replay
+from trioha_analysis.arrow_tables import arrow_tables
+from trioha_analysis.document import document
+from trioha_analysis.explain import explain
+from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
+from trioha_analysis.replay_result import ReplayResult
+from trioha_analysis.state_at import moment, open_readers
+from trioha_analysis.whatif.model import model_of
 from trioha_spark.sources.session import SessionDataSourceReader, SessionDataSourceStreamReader
-from trioha_spark.state_at import moment, open_readers
-from trioha_spark.tables import arrow_tables
-from trioha_spark.whatif.model import model_of
 
 RECORD_BYTES = 48
 SEGMENT_RECORDS = 30
@@ -46,9 +46,9 @@ COLUMNS = StructType(
 ERRORS = StructType([StructField("file", StringType()), StructField("records", LongType())])
 
 
-def read_all(path: Path, spark: SparkSession, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
+def read_all(path: Path, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
     """Read a session through every entry; an entry may refuse in one line, and raises nothing else."""
-    found = replay([path], spark=spark, range_records=range_records)
+    found = replay_here(path, range_records=range_records)
     document(found)
     arrow_tables(found)
     judge_session(open_session(path))
@@ -117,9 +117,7 @@ def copies(session: Path, folder: Path) -> Iterable[tuple[Path, int]]:
 
 
 @pytest.mark.parametrize("whose", ["master", "slave"])
-def test_each_record_may_be_damaged(
-    whose: str, request: pytest.FixtureRequest, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_each_record_may_be_damaged(whose: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     session: Path = request.getfixturevalue(whose)
     chance = random.Random(1)
     for path, index in copies(session, tmp_path):
@@ -127,26 +125,24 @@ def test_each_record_may_be_damaged(
         whole = file.read_bytes()
         for position in range(HEADER_BYTES, len(whole), 6 * RECORD_BYTES):
             flip(file, position + chance.randrange(RECORD_BYTES))
-            assert sum(one.records for one in read_all(path, without_spark).sessions[0].damage) == 1
+            assert sum(one.records for one in read_all(path).sessions[0].damage) == 1
             file.write_bytes(whole)
 
 
-def test_all_records_before_and_behind_each_place_may_be_damaged(
-    master: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_all_records_before_and_behind_each_place_may_be_damaged(master: Path, tmp_path: Path) -> None:
     for path, index in copies(master, tmp_path):
         files = segment_files(path)
         for file in files[:index]:
             for position in range(HEADER_BYTES + 47, file.stat().st_size, RECORD_BYTES):
                 flip(file, position)
-        found = read_all(path, without_spark).sessions[0]
+        found = read_all(path).sessions[0]
         assert sum(one.records for one in found.damage) == sum(
             (file.stat().st_size - HEADER_BYTES) // RECORD_BYTES for file in files[:index]
         )
         for file in files[index:]:
             for position in range(HEADER_BYTES + 47, file.stat().st_size, RECORD_BYTES):
                 flip(file, position)
-        assert read_all(path, without_spark).sessions[0].node.events == 0
+        assert read_all(path).sessions[0].node.events == 0
 
 
 def cut_to(size_bytes: int) -> Callable[[Path], None]:
@@ -179,12 +175,10 @@ SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", list(SEGMENT_DAMAGE))
-def test_each_segment_may_be_damaged(
-    damage: str, master: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_each_segment_may_be_damaged(damage: str, master: Path, tmp_path: Path) -> None:
     for path, index in copies(master, tmp_path):
         SEGMENT_DAMAGE[damage](segment_files(path)[index])
-        read_all(path, without_spark)
+        read_all(path)
 
 
 PACKED_DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -213,20 +207,16 @@ def packed(master: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", list(PACKED_DAMAGE))
-def test_each_packed_segment_may_be_damaged(
-    damage: str, packed: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_each_packed_segment_may_be_damaged(damage: str, packed: Path, tmp_path: Path) -> None:
     for path, index in copies(packed, tmp_path):
         PACKED_DAMAGE[damage](segment_files(path)[index])
-        read_all(path, without_spark, range_records=SEGMENT_RECORDS)
+        read_all(path, range_records=SEGMENT_RECORDS)
         opened = open_session(path)
         for segment in packed_segments(opened):
             refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
 
 
-def test_bytes_of_a_packed_segment_may_be_any(
-    packed: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_bytes_of_a_packed_segment_may_be_any(packed: Path, tmp_path: Path) -> None:
     chance = random.Random(2)
     for path, index in copies(packed, tmp_path):
         file = segment_files(path)[index]
@@ -234,7 +224,7 @@ def test_bytes_of_a_packed_segment_may_be_any(
         for _ in range(4):
             for _ in range(chance.randrange(1, 4)):
                 flip(file, chance.randrange(len(whole)), chance.randrange(1, 256))
-            read_all(path, without_spark, range_records=SEGMENT_RECORDS)
+            read_all(path, range_records=SEGMENT_RECORDS)
             file.write_bytes(whole)
 
 
@@ -259,13 +249,11 @@ def test_bytes_of_a_packed_segment_may_be_any(
     ],
     ids=range(15),
 )
-def test_facts_may_be_anything(
-    content: bytes, master: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_facts_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> None:
     path = tmp_path / "session"
     shutil.copytree(master, path)
     (path / "facts.jsonl").write_bytes(content)
-    read_all(path, without_spark)
+    read_all(path)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +299,7 @@ def test_session_file_may_be_anything(content: bytes, master: Path, tmp_path: Pa
         open_session(path)
 
 
-def test_settings_may_be_anything(master: Path, tmp_path: Path, without_spark: SparkSession) -> None:
+def test_settings_may_be_anything(master: Path, tmp_path: Path) -> None:
     path = tmp_path / "session"
     shutil.copytree(master, path)
     file = path / "session.json"
@@ -325,12 +313,10 @@ def test_settings_may_be_anything(master: Path, tmp_path: Path, without_spark: S
     )
     for value in (None, -1, 10**30, 1.5, True, "three", [], {}):
         file.write_text(json.dumps({**document, "settings": dict.fromkeys(keys, value)}))
-        read_all(path, without_spark)
+        read_all(path)
 
 
-def test_records_whose_check_word_is_right_may_say_anything(
-    master: Path, tmp_path: Path, without_spark: SparkSession
-) -> None:
+def test_records_whose_check_word_is_right_may_say_anything(master: Path, tmp_path: Path) -> None:
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
     for path, index in copies(master, tmp_path):
@@ -354,5 +340,5 @@ def test_records_whose_check_word_is_right_may_say_anything(
                 words = struct.unpack_from("<11I", data, at)
                 struct.pack_into("<I", data, at + 44, reduce(xor, words))
             file.write_bytes(data)
-            read_all(path, without_spark)
+            read_all(path)
             file.write_bytes(whole)

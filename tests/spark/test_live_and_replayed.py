@@ -20,12 +20,12 @@ from trioha.recording.reader import Session, find_sessions, open_session, read_f
 from trioha.recording.records import read_records
 from trioha.recording.time_series import TimeGrid
 from trioha.remoting.ha_status import BrokerStatus
+from trioha_analysis.document import document
+from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.replay import open_replay
 from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import ClusterView, EventKind
-from trioha_spark.document import document
 from trioha_spark.replay import replay
-from trioha_spark.state_at import moment, open_readers
 
 pytestmark = pytest.mark.spark
 

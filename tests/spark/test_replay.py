@@ -18,13 +18,15 @@ from trioha.errors import StoreError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha.recording.reader import open_session
-from trioha_spark import seconds
-from trioha_spark.document import document
-from trioha_spark.packing import pack_segment, sealed_segments
-from trioha_spark.replay import ReplayResult, replay, series_grid
-from trioha_spark.report import report_html, write_report
-from trioha_spark.state_at import open_readers
-from trioha_spark.tables import arrow_tables, create_views, tables
+from trioha_analysis import seconds
+from trioha_analysis.arrow_tables import arrow_tables
+from trioha_analysis.document import document
+from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_analysis.replay_result import ReplayResult, series_grid
+from trioha_analysis.report import report_html, write_report
+from trioha_analysis.state_at import open_readers
+from trioha_spark.replay import replay
+from trioha_spark.tables import create_views, tables
 
 pytestmark = pytest.mark.spark
 

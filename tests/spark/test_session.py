@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trioha_spark
+from tests.analysis.pairs import closed_loop, write_pair
 from tests.recording.sessions import slave_events, write_session
-from tests.spark.pairs import closed_loop, write_pair
 from trioha.recording.reader import open_session
+from trioha_analysis.whatif.model import model_of
 from trioha_spark.replay import replay
-from trioha_spark.whatif.grid import predict
-from trioha_spark.whatif.model import model_of
+from trioha_spark.what_if import predict
 
 pytestmark = pytest.mark.spark
 

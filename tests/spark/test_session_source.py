@@ -16,7 +16,7 @@ from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, SessionIdentity, encode_session
 from trioha.recording.reader import open_session
 from trioha.recording.writer import Block, SessionWriter
-from trioha_spark.packing import pack_segment, sealed_segments
+from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_spark.sources import session as source
 
 pytestmark = pytest.mark.spark

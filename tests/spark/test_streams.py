@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.logs import write_log
+from tests.analysis.logs import write_log
 from tests.spark.recorder import BLOCK_PUTS
 from trioha.recording.layout import EVENTS_FOLDER
 

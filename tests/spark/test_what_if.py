@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.pairs import closed_loop, open_loop, write_pair
+from tests.analysis.pairs import closed_loop, open_loop, write_pair
 from trioha.cli import main
-from trioha_spark.whatif import grid as grids
-from trioha_spark.whatif.figures import figures
-from trioha_spark.whatif.model import find_model_sessions, model_of, play
-from trioha_spark.whatif.scenario import grid, rtt_axis
+from trioha_analysis.whatif.answer import join
+from trioha_analysis.whatif.figures import figures
+from trioha_analysis.whatif.model import find_model_sessions, model_of, play
+from trioha_analysis.whatif.scenario import grid, rtt_axis
+from trioha_spark import what_if
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def shared(master: str) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(grids, "spark_session", shared)
+    monkeypatch.setattr(what_if, "spark_session", shared)
 
 
 @pytest.mark.spark
@@ -56,7 +57,7 @@ def test_grid_is_predicted_beside_the_recording(
     # The same as without Spark.
     modelled = model_of(*find_model_sessions([session]))
     alone = [figures([play(modelled, modelled.scenario, repeat=repeat)]) for repeat in range(2)]
-    assert grids.join(alone).latency_ms == model["latencyMs"]
+    assert join(alone).latency_ms == model["latencyMs"]
 
 
 @pytest.mark.spark
@@ -64,7 +65,9 @@ def test_progress_is_told_in_plays_of_all_points(session: Path, spark: SparkSess
     model = model_of(*find_model_sessions([session]))
     told: list[tuple[int, int]] = []
     points = grid(model.scenario, [rtt_axis(["1ms", "2ms"])])
-    grids.predict(model, points, repeats=2, spark=spark, watch=lambda done, plays: told.append((done, plays)))
+    what_if.predict(
+        model, points, repeats=2, spark=spark, watch=lambda done, plays: told.append((done, plays))
+    )
     # Each point, and the settings as recorded.
     assert told[-1] == (6, 6)
     assert all(plays == 6 for _, plays in told)
@@ -133,7 +136,7 @@ def test_missing_extra_names_what_to_install(
 ) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "trioha_spark.whatif.scenario", None)
+    monkeypatch.setitem(sys.modules, "trioha_analysis.whatif.scenario", None)
     assert main(["what-if", str(session), "--rtt", "1"]) == 2
     error = capsys.readouterr().err
     assert "trioha what-if needs Spark" in error

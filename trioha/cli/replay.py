@@ -65,18 +65,18 @@ def replay(
         raise TriohaError(f"{report}: its folder does not exist; make it first")
     if explain is not None or at is not None:
         return _ask(sessions, at=at, explain=explain, json=json)
-    _spark_module("java").require_java()
-    replays, documents = _spark_module("replay"), _spark_module("document")
+    _module("trioha_spark.java").require_java()
+    replays, documents = _module("trioha_spark.replay"), _module("trioha_analysis.document")
     with progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch:
         result = replays.replay(sessions, master=master, watch=watch)
         # Needs NumPy, which is there when Spark is.
         from trioha.recording.clocks import links as links_of  # noqa: PLC0415
 
-        links = links_of(_spark_module("state_at").open_readers(sessions))
+        links = links_of(_module("trioha_analysis.state_at").open_readers(sessions))
         if report is not None:
-            _spark_module("report").write_report(result, report, links)
+            _module("trioha_analysis.report").write_report(result, report, links)
         if tables is not None:
-            _spark_module("tables").write_tables(result, tables, links)
+            _module("trioha_analysis.arrow_tables").write_tables(result, tables, links)
     document = documents.document(result, links)
     if json:
         print_json(document)
@@ -96,11 +96,11 @@ def replay(
 
 def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
     """Answer --at and --explain, for which the sessions are looked into rather than replayed."""
-    moments = _spark_module("state_at")
+    moments = _module("trioha_analysis.state_at")
     readers = moments.open_readers(sessions)
     wall_ns = None if at is None else moments.wall_time(at, readers)
     if explain is not None:
-        story = _spark_module("explain").explain(readers, explain, at_wall_ns=wall_ns)
+        story = _module("trioha_analysis.explain").explain(readers, explain, at_wall_ns=wall_ns)
         if json:
             print_json(story)
         else:
@@ -170,7 +170,7 @@ def _ns(at_ms: float) -> int:
     return round(at_ms * 1000) * 1000
 
 
-def _spark_module(name: str) -> ModuleType:
+def _module(name: str) -> ModuleType:
     return spark_module(name, command="replay")
 
 

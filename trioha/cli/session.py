@@ -109,7 +109,7 @@ def session(
 def _packing() -> ModuleType:
     """The module that packs, which is there only with the extra. Raises TriohaError without it."""
     try:
-        return importlib.import_module("trioha_spark.packing")
+        return importlib.import_module("trioha_analysis.packing")
     except ModuleNotFoundError as error:
         raise TriohaError(
             f"trioha session needs Parquet, and {error.name} is not installed; {how_to_install('spark')}"

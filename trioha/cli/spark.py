@@ -24,9 +24,9 @@ from trioha.errors import TriohaError
 
 
 def spark_module(name: str, *, command: str) -> ModuleType:
-    """A module of trioha_spark, which is there only with the extra. Raises TriohaError without it."""
+    """Import a module of the extra `spark` by its full name. Raises TriohaError if it is not installed."""
     try:
-        return importlib.import_module(f"trioha_spark.{name}")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise TriohaError(
             f"trioha {command} needs Spark, and {error.name} is not installed; {how_to_install('spark')}"

@@ -84,7 +84,7 @@ def what_if(
         raise ConfigError(f"{repeats} is not a number from 1 to {REPEATS_MAX}", key="--repeats")
     if writers and rate:
         raise ConfigError("--writers are of a closed loop, this is of an open one", key="--rate")
-    scenarios = _module("scenario")
+    scenarios = _module("trioha_analysis.whatif.scenario")
     axes = [
         *scenarios.setting_axes(set_ or ()),
         scenarios.bandwidth_axis(bandwidth or ()),
@@ -95,19 +95,19 @@ def what_if(
     ]
     if not any(axes):
         raise ConfigError("nothing is asked", key="what-if", hint="as in --set inSyncReplicas=3 or --rtt 5ms")
-    models = _module("model")
+    models = _module("trioha_analysis.whatif.model")
     found = models.find_model_sessions(sessions)
     model = models.model_of(*found, producers=_producers(producers))
     points = scenarios.grid(model.scenario, axes)
     for point in points:
         models.check(model, point.scenario)
-    spark_module("java", command="what-if").require_java()
-    grids = _module("grid")
+    _module("trioha_spark.java").require_java()
+    what_ifs = _module("trioha_spark.what_if")
     with progress(f"simulating {len(points)} points", shown=sys.stderr.isatty() and not json) as watch:
-        answer = grids.predict(model, points, repeats=repeats, master=master, watch=watch)
-    document = grids.document(answer)
+        answer = what_ifs.predict(model, points, repeats=repeats, master=master, watch=watch)
+    document = _module("trioha_analysis.whatif.answer").document(answer)
     if report is not None:
-        _module("plot").write_plot(answer, report)
+        _module("trioha_analysis.whatif.plot").write_plot(answer, report)
     if json:
         print_json(document)
         return 0
@@ -118,11 +118,11 @@ def what_if(
 
 
 def _module(name: str) -> ModuleType:
-    return spark_module(f"whatif.{name}", command="what-if")
+    return spark_module(name, command="what-if")
 
 
 def _producers(text: str) -> Any:
-    kinds = _module("producers").Producers
+    kinds = _module("trioha_analysis.whatif.producers").Producers
     try:
         return kinds(text)
     except ValueError:
@@ -131,7 +131,7 @@ def _producers(text: str) -> Any:
 
 
 def print_answer(document: dict[str, Any]) -> None:
-    """Print what `trioha_spark.whatif.grid.document` says as a table, and how far it can be trusted."""
+    """Print what `trioha_analysis.whatif.answer.document` says as a table, and how far it can be trusted."""
     model = document["model"]
     who = f"{model['ratePerSecond']:,.0f} puts/s of an open loop"
     if model["producers"] == "closed":

@@ -5,8 +5,9 @@ spark.read.format("rocketmq-commitlog").load("/var/store")
 ```
 
 The folder is a storePathRootDir or its commitlog folder. One row for each message, columns as in
-`trioha_spark.commitlog.columns.TYPES`; `.schema("queue_offset long, topic string")` reads only those columns,
-which is quicker. Bodies and properties come as stored: `trioha_spark.sources.functions` unpacks them.
+`trioha_analysis.commitlog.columns.TYPES`; `.schema("queue_offset long, topic string")` reads only those
+columns, which is quicker. Bodies and properties come as stored: `trioha_spark.sources.functions` unpacks
+them.
 
 | option | meaning |
 |---|---|
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from trioha_spark.commitlog.files import OffsetRange
+    from trioha_analysis.commitlog.files import OffsetRange
 
 OPTIONS = frozenset(
     {"topic", "startOffset", "endOffset", "verifyBodies", "errors", "rangeBytes", "maxBytesPerTrigger"}
@@ -91,8 +92,8 @@ class _Log:
     """What batch and streaming share: options checked, and ranges read."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        from trioha_spark.commitlog.files import RANGE_BYTES  # noqa: PLC0415
-        from trioha_spark.commitlog.reading import What  # noqa: PLC0415
+        from trioha_analysis.commitlog.files import RANGE_BYTES  # noqa: PLC0415
+        from trioha_analysis.commitlog.reading import What  # noqa: PLC0415
 
         options = {name.lower(): value for name, value in options.items()}
         refuse_unknown(options, OPTIONS)
@@ -110,7 +111,7 @@ class _Log:
 
     def cut(self, start: int | None, end: int | None) -> list[InputPartition]:
         """Partitions of the offsets `[start, end)`."""
-        from trioha_spark.commitlog.files import cut_ranges, list_files  # noqa: PLC0415
+        from trioha_analysis.commitlog.files import cut_ranges, list_files  # noqa: PLC0415
 
         files = list_files(self.store)
         if start is None:
@@ -122,8 +123,8 @@ class _Log:
         """The rows of a range."""
         import pyarrow as pa  # noqa: PLC0415
 
-        from trioha_spark.commitlog.columns import decode  # noqa: PLC0415
-        from trioha_spark.commitlog.reading import LogDamage, read_range  # noqa: PLC0415
+        from trioha_analysis.commitlog.columns import decode  # noqa: PLC0415
+        from trioha_analysis.commitlog.reading import LogDamage, read_range  # noqa: PLC0415
 
         names = self.arrow_schema.names
         for found in read_range(self.store, wanted, self.what):
@@ -171,7 +172,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
         """startOffset, or where the log begins."""
-        from trioha_spark.commitlog.files import list_files  # noqa: PLC0415
+        from trioha_analysis.commitlog.files import list_files  # noqa: PLC0415
 
         files = list_files(self.log.store)
         first = files[0].start_offset if files else 0
@@ -188,7 +189,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Behind the last whole message, or the first that begins `maxBytesPerTrigger` behind `start`."""
         from pyspark.sql.streaming.datasource import ReadMaxBytes  # noqa: PLC0415
 
-        from trioha_spark.commitlog.following import end_of_log  # noqa: PLC0415
+        from trioha_analysis.commitlog.following import end_of_log  # noqa: PLC0415
 
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         begin = parse_int(start["offset"], NATURAL64)
@@ -199,8 +200,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
         """The query ends where the log ends now."""
-        from trioha_spark.commitlog.files import list_files  # noqa: PLC0415
-        from trioha_spark.commitlog.following import end_of_log  # noqa: PLC0415
+        from trioha_analysis.commitlog.files import list_files  # noqa: PLC0415
+        from trioha_analysis.commitlog.following import end_of_log  # noqa: PLC0415
 
         files = list_files(self.log.store)
         self.target = end_of_log(self.log.store, files[0].start_offset if files else 0)
@@ -217,7 +218,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 def _columns(errors: bool) -> pa.Schema:
     import pyarrow as pa  # noqa: PLC0415
 
-    from trioha_spark.commitlog.columns import TYPES  # noqa: PLC0415
+    from trioha_analysis.commitlog.columns import TYPES  # noqa: PLC0415
 
     if errors:
         return pa.schema(

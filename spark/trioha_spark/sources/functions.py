@@ -15,7 +15,7 @@ from pyspark.sql.pandas import functions
 from pyspark.sql.types import BinaryType, MapType, StringType
 
 from trioha.store.message_properties import parse_properties as parse
-from trioha_spark.commitlog import bodies
+from trioha_analysis.commitlog import bodies
 
 
 def _decode(body: pd.Series, sys_flag: pd.Series) -> pd.Series:

@@ -112,7 +112,7 @@ class _Sessions:
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
         """Partitions of a session's seqs, each but the last inside one segment."""
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.ranges import count_seqs  # noqa: PLC0415
+        from trioha_analysis.ranges import count_seqs  # noqa: PLC0415
 
         if seq_to is not None and seq_to <= seq_from:
             return []
@@ -138,7 +138,7 @@ class _Sessions:
         import pyarrow as pa  # noqa: PLC0415
 
         from trioha.recording.reader import Damage, open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.ranges import count_seqs, read_seqs  # noqa: PLC0415
+        from trioha_analysis.ranges import count_seqs, read_seqs  # noqa: PLC0415
 
         path, seq_from, seq_to, is_first, records_planned = partition.value
         session = open_session(path)
@@ -280,7 +280,7 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
 
     def _ends(self) -> dict[str, int]:
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_spark.ranges import end_seq  # noqa: PLC0415
+        from trioha_analysis.ranges import end_seq  # noqa: PLC0415
 
         return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
 

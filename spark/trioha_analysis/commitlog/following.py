@@ -1,0 +1,75 @@
+"""Where a growing commit log ends just now: what a stream may read up to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trioha.errors import StoreError
+from trioha.store.record import check_record
+from trioha_analysis.commitlog.files import RANGE_BYTES, LogFile, list_files, map_file, written_bytes
+from trioha_analysis.commitlog.walk import Columns, LogBytes, find_record, walk
+
+
+def end_of_log(store: Path, start: int, *, bytes_max: int | None = None) -> int:
+    """Physical offset behind the last whole record from `start` on: `start` if there is none.
+
+    With `bytes_max` the first place of a record at least that far behind `start`, if the log goes so far.
+    Raises StoreError if the log does not hold `start` any more: messages between would be lost unseen.
+    """
+    files = list_files(store)
+    if files and start < files[0].start_offset:
+        raise StoreError(
+            f"the log begins at {files[0].start_offset}: the messages before were deleted unread",
+            path=store,
+            offset=start,
+            hint="begin anew with another checkpoint",
+        )
+    if bytes_max is not None:
+        far = _first_record(files, start + bytes_max)
+        if far is not None:
+            return far
+    # Leap to the last place of a record that is found cheaply, and walk from there.
+    behind = start
+    for file in files:
+        if file.end_offset > behind:
+            place = _first_record([file], max(behind, file.start_offset))
+            while place is not None:
+                behind = place
+                place = _first_record([file], behind + RANGE_BYTES)
+    for file in files:
+        if file.end_offset > behind:
+            behind = _walk_to_end(file, behind)
+    return behind
+
+
+def _first_record(files: list[LogFile], offset: int) -> int | None:
+    for file in files:
+        if file.end_offset > offset:
+            data = map_file(file)
+            log = LogBytes(data, file.start_offset, True, written_bytes(file, data))
+            at = find_record(log, max(0, offset - file.start_offset), len(data))
+            if at is not None:
+                return file.start_offset + at
+    return None
+
+
+def _walk_to_end(file: LogFile, offset: int) -> int:
+    data = map_file(file)
+    log = LogBytes(data, file.start_offset, True, written_bytes(file, data))
+    for found in walk(log, max(0, offset - file.start_offset), len(data)):
+        if isinstance(found, Columns):
+            offset = file.start_offset + _end_of_good(found)
+    return offset
+
+
+def _end_of_good(rows: Columns) -> int:
+    """Index behind the last row that has certainly been written to its end."""
+    last = len(rows) - 1
+    start, end = int(rows.start[last]), int(rows.end[last])
+    view = rows.data.data
+    # A broker copies a record into the file from its front to its end: lengths may be there before the rest.
+    is_whole = check_record(view, start, end, -1) == end - start
+    properties = rows.data[int(rows.properties_at[last]) : end]
+    if is_whole and (not len(properties) or properties[-1] != 0):
+        return end
+    return start

@@ -1,0 +1,102 @@
+"""Reads ranges of a commit log: what a task does, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from attrs import field, frozen
+
+from trioha.errors import StoreError
+from trioha.store.record import body_crc
+from trioha_analysis.commitlog.columns import only_topics
+from trioha_analysis.commitlog.files import (
+    LogFile,
+    OffsetRange,
+    is_last_written,
+    list_files,
+    map_file,
+    written_bytes,
+)
+from trioha_analysis.commitlog.walk import BLOCK_BYTES, Columns, Gap, LogBytes, walk
+
+
+@frozen
+class LogDamage:
+    """Bytes of a log that give no record."""
+
+    path: Path
+    gap: Gap
+
+
+@frozen
+class What:
+    """What is wanted of a log."""
+
+    topics: frozenset[str] = field(factory=frozenset)
+    """Only these; all of them if empty."""
+    verify_bodies: bool = False
+    """Whether bodies are checked by their CRC: those that fail are damage instead of records."""
+    block_bytes: int = BLOCK_BYTES
+
+
+def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> Iterator[Columns | LogDamage]:
+    """The records that begin in `wanted`, some at a time, and the damage behind them.
+
+    Raises StoreError if there is no such folder, or the offsets have been deleted meanwhile.
+    """
+    what = what or What()
+    files = list_files(store)
+    if wanted.was_held and not any(file.start_offset <= wanted.start < file.end_offset for file in files):
+        raise StoreError(
+            "these bytes were deleted since the log was listed",
+            path=store,
+            offset=wanted.start,
+            hint="the broker deletes old files; load again to read what is left",
+        )
+    for index, file in enumerate(files):
+        if file.end_offset > wanted.start and (wanted.end is None or file.start_offset < wanted.end):
+            is_last = is_last_written(files, index)
+            before = files[index - 1].end_offset if index else file.start_offset
+            if before < file.start_offset and wanted.start <= file.start_offset:
+                yield LogDamage(file.path, Gap(before, file.start_offset - before, "no file has these bytes"))
+            yield from _read_file(file, wanted, what, is_last=is_last)
+            if is_last:
+                return
+
+
+def _read_file(
+    file: LogFile, wanted: OffsetRange, what: What, *, is_last: bool
+) -> Iterator[Columns | LogDamage]:
+    data = map_file(file)
+    # Only the last file has much that was never written.
+    written = written_bytes(file, data) if is_last else len(data)
+    log = LogBytes(data, file.start_offset, is_last, written)
+    begin = max(0, wanted.start - file.start_offset)
+    end = len(log.data) if wanted.end is None else wanted.end - file.start_offset
+    for found in walk(log, begin, end, block_bytes=what.block_bytes):
+        if isinstance(found, Gap):
+            yield LogDamage(file.path, found)
+            continue
+        rows = only_topics(found, what.topics) if what.topics else found
+        if what.verify_bodies:
+            bad = [at for at, is_good in enumerate(_bodies_are_good(rows)) if not is_good]
+            for at in bad:
+                gap = Gap(
+                    file.start_offset + int(rows.start[at]),
+                    int(rows.end[at] - rows.start[at]),
+                    f"the body's CRC is not the stored 0x{int(rows.heads['body_crc'][at]):08X}",
+                )
+                yield LogDamage(file.path, gap)
+            if bad:
+                rows = rows.take(np.delete(np.arange(len(rows)), bad))
+        if len(rows):
+            yield rows
+
+
+def _bodies_are_good(rows: Columns) -> Iterator[bool]:
+    view = rows.data.data
+    ends = (rows.body_at + rows.body_bytes).tolist()
+    for begin, end, crc in zip(rows.body_at.tolist(), ends, rows.heads["body_crc"].tolist(), strict=True):
+        yield body_crc(view[begin:end]) == crc

@@ -1,0 +1,262 @@
+"""The result of a replay: the figures of each session's node and connections, from joined parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from trioha.recording.aggregate import ConnectionPart
+from trioha.recording.counters import NodeCounters
+from trioha.recording.events import CloseReason
+from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
+from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
+from trioha.recording.probes import ProbeCount, probe_counts
+from trioha.recording.reader import (
+    Damage,
+    Peer,
+    Segment,
+    Segments,
+    Session,
+    find_sessions,
+    open_session,
+    peers_of,
+    read_facts,
+    read_segments,
+)
+from trioha.recording.reconnects import Connection, Span, pair
+from trioha.recording.records import read_segment, record_dtype
+from trioha.recording.time_series import TimeGrid
+from trioha_analysis.causes import CauseTally
+from trioha_analysis.parts import RANGE_RECORDS, NodePart, Range, ranges_of
+
+CURVE_STEPS: Final = 1500
+"""Points that a curve has, more or less: enough for a screen's width."""
+SECONDS_MAX: Final = 86_400
+"""Longest session whose curves have every second, in s; of longer ones they have coarser steps."""
+_STEPS_NS: Final = (
+    *(10**6 * factor for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    *(10**9 * factor for factor in (1, 2, 5, 10, 30, 60, 300, 600, 3600)),
+)
+
+
+@frozen(eq=False)
+class ConnectionReplay:
+    """One HA connection as one node saw it."""
+
+    peer: Peer
+    figures: ConnectionResult
+
+    @property
+    def address(self) -> str | None:
+        """The peer, `host:port`; None if the recording does not name it."""
+        return self.peer.address
+
+
+@frozen(eq=False)
+class Reconnect:
+    """A replica that came back."""
+
+    connection: ConnectionReplay
+    """Its new connection."""
+    previous: ConnectionReplay | None
+    """The lost one that it continues; None where several were lost and it is not known which."""
+
+
+@frozen(eq=False)
+class SessionReplay:
+    """One session replayed."""
+
+    session: Session
+    node: NodeResult
+    connections: tuple[ConnectionReplay, ...]
+    """By connection number, without probes."""
+    probes: tuple[ProbeCount, ...]
+    """Connections that never asked for the log, by host and reason."""
+    returns: tuple[Reconnect, ...]
+    """Replicas that came back, as `trioha.recording.reconnects` joins connections, by the time of the new
+    one; of a slave's session its own connections to its master after the first one."""
+    damage: tuple[Damage, ...]
+    """What could not be read."""
+    grid: TimeGrid
+    """Time steps of the connections' curves."""
+    verdicts: tuple[Verdict, ...]
+    """On every invariant."""
+    causes: CauseTally
+    """What group-commit waits waited for."""
+    events: NDArray[np.void]
+    """Records of the kinds `trioha_analysis.parts.EVENT_KINDS`, the first ones."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def reconnects(self) -> int:
+        """How often a replica came back."""
+        return len(self.returns)
+
+    @property
+    def name(self) -> str:
+        """The session's folder, without the path to it."""
+        return self.session.path.resolve().name
+
+
+@frozen(eq=False)
+class ReplayResult:
+    """Sessions replayed, in the order in which they were named."""
+
+    sessions: tuple[SessionReplay, ...]
+
+
+@frozen(eq=False)
+class ReplayPlan:
+    """Sessions, cut into the ranges that are aggregated on their own."""
+
+    sessions: tuple[Session, ...]
+    segments: tuple[Segments, ...]
+    """Of each session."""
+    grids: tuple[TimeGrid, ...]
+    """Of each session."""
+    ranges: tuple[Range, ...]
+    """Of all sessions, one session after the other."""
+
+    def result(
+        self, nodes: Mapping[int, NodePart], connections: Mapping[tuple[int, int], ConnectionPart]
+    ) -> ReplayResult:
+        """The result, of the joined parts of each node (by session index) and of each connection (by session
+        index and connection number)."""
+        return ReplayResult(
+            tuple(
+                _session_replay(
+                    session,
+                    self.segments[index],
+                    self.grids[index],
+                    nodes.get(index) or _empty_node_part(session),
+                    {conn: connections[key, conn] for key, conn in sorted(connections) if key == index},
+                )
+                for index, session in enumerate(self.sessions)
+            )
+        )
+
+
+def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
+    """Open `sessions` (session folders, or folders of them) and cut them into ranges of at most
+    `range_records`. Raises StoreError if a path is no session."""
+    opened = tuple(open_session(path) for path in find_sessions(sessions))
+    found = tuple(read_segments(session) for session in opened)
+    grids = tuple(_grid(session, segments) for session, segments in zip(opened, found, strict=True))
+    ranges = tuple(
+        work
+        for index, session in enumerate(opened)
+        for work in ranges_of(
+            index, session, found[index].segments, grids[index], range_records=range_records
+        )
+    )
+    return ReplayPlan(opened, found, grids, ranges)
+
+
+def _grid(session: Session, segments: Segments) -> TimeGrid:
+    """Steps from the session's first record to its last one that can be read."""
+    first_ns = segments.segments[0].base_ts_ns if segments.segments else 0
+    last_ns = first_ns
+    for segment in reversed(segments.segments):
+        records = read_segment(session, segment, first=max(0, segment.records - 1), count=1).array
+        if len(records):
+            last_ns = max(first_ns, int(records["ts_ns"][-1]))
+            break
+    return series_grid(first_ns, last_ns, wall_ns=session.wall_of(first_ns))
+
+
+def series_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> TimeGrid:
+    """Steps that make up whole seconds of the wall clock, which was `wall_ns` at `first_ns`."""
+    span_ns = last_ns - first_ns
+    wanted_ns = max(span_ns // CURVE_STEPS, 1)
+    if wanted_ns > 10**9:
+        # Tables have every second, as long as that is not too much.
+        wanted_ns = max(10**9, span_ns // SECONDS_MAX)
+    step_ns = next((step for step in _STEPS_NS if step >= wanted_ns), _STEPS_NS[-1])
+    origin_ns = first_ns - wall_ns % step_ns
+    return TimeGrid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
+
+
+def _session_replay(
+    session: Session,
+    segments: Segments,
+    grid: TimeGrid,
+    node_part: NodePart,
+    parts: Mapping[int, ConnectionPart],
+) -> SessionReplay:
+    facts, fact_damage = read_facts(session)
+    peers = peers_of(facts)
+    nobody = Peer(None, None, None)
+    # Others may connect to a slave, too: it is the master there.
+    served = {conn for conn, peer in peers.items() if peer.role == "master"}
+    # A slave's own connections are to its master: they are no probes.
+    probes = {
+        **{
+            conn: max(part.counters.close_reason, CloseReason.NONE)
+            for conn, part in parts.items()
+            if part.counters.asked_ts_ns < 0 and (not session.is_slave or conn in served)
+        },
+        # Only the last state of such a one may lie in another range.
+        **node_part.probes,
+    }
+    connections = tuple(
+        ConnectionReplay(peers.get(conn, nobody), connection_result(conn, part, grid))
+        for conn, part in parts.items()
+        if conn not in probes
+    )
+    own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
+    node = node_result(node_part.counters)
+    events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
+    return SessionReplay(
+        session=session,
+        node=node,
+        connections=connections,
+        probes=tuple(
+            probe_counts(
+                facts,
+                probes,
+                {conn: Connection(conn, peer.address or "").host for conn, peer in peers.items()},
+            )
+        ),
+        returns=tuple(_returns(own, is_slave=session.is_slave)),
+        damage=(*segments.damage, *node_part.damage, *fact_damage),
+        grid=grid,
+        verdicts=verdicts(node_part.judgement),
+        causes=node_part.causes.finished(),
+        events=events[~np.isin(events["conn"], list(probes))],
+        segments=segments.segments,
+    )
+
+
+def _empty_node_part(session: Session) -> NodePart:
+    """Of a session without records."""
+    none = np.zeros(0, record_dtype(session))
+    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseTally(), ())
+
+
+def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:
+    """Replicas that came back, by the time of the new connection."""
+    if is_slave:
+        # Its own connections to its master, one after the other.
+        for previous, connection in pairwise(connections):
+            yield Reconnect(connection, previous)
+        return
+    by_conn = {connection.figures.conn: connection for connection in connections}
+    spans = [
+        Span(
+            Connection(figures.conn, connection.address or "", connection.peer.certificate or ""),
+            figures.asked_ts_ns,
+            figures.closed_ts_ns,
+        )
+        for connection in connections
+        if (figures := connection.figures).asked_ts_ns is not None
+    ]
+    for arrival in pair(spans):
+        if arrival.is_reconnect:
+            before = None if arrival.previous is None else by_conn[arrival.previous]
+            yield Reconnect(by_conn[arrival.connection.key], before)

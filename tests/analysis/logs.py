@@ -1,0 +1,119 @@
+"""Commit logs for the tests of what reads them: recorded ones, and made ones of any shape."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trioha.store.record import BLANK, MAGIC_BLANK, MAGIC_V1, Host, Record, body_crc, encode_record
+from trioha_analysis.commitlog.columns import TYPES, decode
+from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
+from trioha_analysis.commitlog.reading import LogDamage, What, read_range
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
+HOST = Host.parse("10.1.2.3", 10911)
+
+
+def expected_rows(store: str) -> list[dict[str, Any]]:
+    """What RocketMQ says is in a recorded store, as rows of our columns."""
+    document = json.loads((VECTORS / store / "expected.json").read_text())
+    return [_row(message) for message in document["messages"] if not message.get("blank")]
+
+
+def _row(message: dict[str, Any]) -> dict[str, Any]:
+    born_host, born_port = message["bornHost"].split("|")
+    store_host, store_port = message["storeHost"].split("|")
+    body = base64.b64decode(message["body"] or "")
+    return {
+        "physical_offset": message["physicalOffset"],
+        "size_bytes": message["size"],
+        "version": 1 if message["magic"] == f"{MAGIC_V1:x}" else 2,
+        "topic": message["topic"],
+        "queue_id": message["queueId"],
+        "queue_offset": message["queueOffset"],
+        "flag": message["flag"],
+        "sys_flag": message["sysFlag"],
+        "born_timestamp_ms": message["bornTimestamp"],
+        "born_host": str(ip_address(born_host)),
+        "born_port": int(born_port),
+        "store_timestamp_ms": message["storeTimestamp"],
+        "store_host": str(ip_address(store_host)),
+        "store_port": int(store_port),
+        "reconsume_times": message["reconsumeTimes"],
+        "prepared_transaction_offset": message["preparedTransactionOffset"],
+        "body_crc": message["bodyCRC"],
+        "body_bytes": len(body),
+        "body": body,
+        "properties": base64.b64decode(message["propertiesRaw"] or ""),
+    }
+
+
+def read_all(
+    store: Path, ranges: Iterable[OffsetRange] | None = None, *, what: What | None = None
+) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
+    """All rows of a store with all columns, and start and size of all damage."""
+    rows: list[dict[str, Any]] = []
+    damage: list[tuple[int, int]] = []
+    for wanted in cut_ranges(list_files(store)) if ranges is None else ranges:
+        for found in read_range(store, wanted, what):
+            if isinstance(found, LogDamage):
+                damage.append((found.gap.start_offset, found.gap.size_bytes))
+            else:
+                rows += pa.RecordBatch.from_arrays(decode(found, list(TYPES)), names=list(TYPES)).to_pylist()
+    return rows, damage
+
+
+def record(offset: int, body: bytes, *, topic: str = "Orders", born: Host = HOST, sys_flag: int = 0) -> bytes:
+    """A record as it stands at `offset`."""
+    return encode_record(
+        Record(
+            magic=MAGIC_V1,
+            body_crc=body_crc(body),
+            queue_id=1,
+            flag=0,
+            queue_offset=7,
+            physical_offset=offset,
+            sys_flag=sys_flag,
+            born_timestamp_ms=1_700_000_000_000,
+            born_host=born,
+            store_timestamp_ms=1_700_000_000_001,
+            store_host=HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body=body,
+            topic=topic,
+            properties_raw=b"TAGS\x01t\x02",
+        )
+    )
+
+
+def write_log(store: Path, bodies: Iterable[bytes], *, file_bytes: int, topic: str = "Orders") -> list[int]:
+    """Write a store's log of these bodies, with blanks where files end; gives the offset of each record."""
+    offsets: list[int] = []
+    log = bytearray()
+    for body in bodies:
+        one = record(len(log), body, topic=topic)
+        left = file_bytes - len(log) % file_bytes
+        assert len(one) + BLANK.size <= file_bytes
+        if len(one) + BLANK.size > left:
+            log += BLANK.pack(left, MAGIC_BLANK) + bytes(left - BLANK.size)
+            one = record(len(log), body, topic=topic)
+        offsets.append(len(log))
+        log += one
+    log += bytes(-len(log) % file_bytes)
+    write_files(store, log, file_bytes=file_bytes)
+    return offsets
+
+
+def write_files(store: Path, log: bytes | bytearray, *, file_bytes: int) -> None:
+    """Write a log's bytes as files."""
+    (store / "commitlog").mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(log), file_bytes):
+        (store / "commitlog" / f"{start:020d}").write_bytes(log[start : start + file_bytes])

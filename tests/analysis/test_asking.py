@@ -1,0 +1,382 @@
+"""`--at` and `--explain`: one moment, one put, and which connection of a master is which of a slave."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from datetime import UTC
+from functools import reduce
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.recording.sessions import WALL_NS, Event, MasterModel, as_array, write_session
+from trioha.cli import main
+from trioha.errors import TriohaError
+from trioha.recording.clocks import links
+from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.figures import Percentiles
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
+from trioha.recording.invariants.waits import pair_waits
+from trioha.recording.reader import open_session
+from trioha.recording.records import read_records
+from trioha_analysis.arrow_tables import LINKS_SCHEMA
+from trioha_analysis.causes import CAUSES, CauseTally, cause_of, tally_causes
+from trioha_analysis.document import link_row
+from trioha_analysis.explain import explain
+from trioha_analysis.state_at import moment, open_readers, wall_time
+
+MS = 1_000_000
+SLAVE_AHEAD = 7 * MS
+"""How far the slave's clock is ahead in these sessions."""
+
+
+def master_events() -> list[Event]:
+    """Request 1 waits for the network, 2 to be sent, 3 for nobody's ack, 4 has no slave."""
+    return [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(10 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+        Event(10 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(11 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(15 * MS, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(15 * MS, Kind.WAIT_END, offset=1500, aux=1, size=5000, flags=PutStatus.PUT_OK),
+        Event(16 * MS, Kind.FLUSHED, offset=1500, aux=300_000),
+        Event(20 * MS, Kind.PUT, offset=2000, aux=2, size=500),
+        Event(20 * MS, Kind.WAIT_BEGIN, offset=2000, aux=2, size=2),
+        Event(28 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=2000, size=500),
+        Event(30 * MS, Kind.ACK, conn=1, offset=2000, aux=2000),
+        Event(30 * MS, Kind.WAIT_END, offset=2000, aux=2, size=10_000, flags=PutStatus.PUT_OK),
+        Event(40 * MS, Kind.PUT, offset=2500, aux=3, size=500),
+        Event(40 * MS, Kind.WAIT_BEGIN, offset=2500, aux=3, size=2),
+        Event(41 * MS, Kind.TRANSFER, conn=1, offset=2000, aux=2500, size=500),
+        Event(90 * MS, Kind.WAIT_END, offset=2500, aux=3, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+        Event(95 * MS, Kind.ACK, conn=1, offset=2500, aux=2500),
+        Event(96 * MS, Kind.CLOSED, conn=1, offset=2500, aux=2500, flags=CloseReason.EOF),
+        Event(97 * MS, Kind.PUT, offset=3000, aux=4, size=500),
+        Event(97 * MS, Kind.WAIT_BEGIN, offset=3000, aux=4, size=2),
+        Event(97 * MS, Kind.WAIT_END, offset=3000, aux=4, size=0, flags=PutStatus.SLAVE_NOT_AVAILABLE),
+        Event(98 * MS, Kind.PUT, offset=3500, aux=5, size=500),
+    ]
+
+
+def slave_events() -> list[Event]:
+    """The same as its slave saw it: 1 ms on the way there, and 1 ms back."""
+    events = [
+        Event(0, Kind.LINK, conn=4, flags=LinkEvent.CONNECTED),
+        Event(0, Kind.REPORTED, conn=4, offset=1000, aux=1000),
+        Event(12 * MS, Kind.RECEIVED, conn=4, offset=1000, aux=1500, size=500),
+        Event(14 * MS, Kind.REPORTED, conn=4, offset=1500, aux=1500),
+        Event(29 * MS, Kind.RECEIVED, conn=4, offset=1500, aux=2000, size=500),
+        Event(29 * MS, Kind.REPORTED, conn=4, offset=2000, aux=2000),
+        Event(42 * MS, Kind.RECEIVED, conn=4, offset=2000, aux=2500, size=500),
+        Event(42 * MS, Kind.HEARTBEAT, conn=4, offset=2500, aux=2500, flags=Direction.RECEIVED),
+        Event(94 * MS, Kind.REPORTED, conn=4, offset=2500, aux=2500),
+    ]
+    return [Event(e.ts_ns + SLAVE_AHEAD, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in events]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_session(tmp_path / "20260101-a-0", master_events(), addresses={1: "10.0.0.2:41000"})
+    write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
+    return tmp_path
+
+
+def causes_of(scene: EventBatch) -> list[tuple[str, int]]:
+    """Cause and connection of each wait of a whole session."""
+    found = [
+        cause_of(scene, end, before=lambda: (), opened=frozenset()) for end in pair_waits(scene).ends.tolist()
+    ]
+    return [(CAUSES[cause], conn) for cause, conn in found]
+
+
+def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
+    session = open_session(folder / "20260101-a-0")
+    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
+    assert causes_of(scene) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
+
+
+@given(st.integers(0, 10_000), st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
+    folder: Path, seed: int, data: st.DataObject
+) -> None:
+    session = open_session(folder / "20260101-a-0")
+    events = MasterModel(seed).run(data.draw(st.integers(1, 300)))
+    if not events:
+        return
+    records = as_array(folder / "20260101-a-0", events).copy()
+    records["seq"] = np.arange(len(records))
+    cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
+    parts = [
+        tally_causes(
+            EventBatch(records[begin:end], SessionSettings.of(session), cold=begin == 0),
+            before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
+        )
+        for begin, end in pairwise([0, *sorted(cuts), len(records)])
+        if begin < end
+    ]
+
+    def said(counters: CauseTally) -> list[object]:
+        found = counters.finished().waited_us.items()
+        return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
+
+    whole = tally_causes(EventBatch(records, SessionSettings.of(session), cold=True), before=lambda: ())
+    assert said(reduce(CauseTally.__add__, parts)) == said(whole)
+
+
+def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> None:
+    session = open_session(folder / "20260101-a-0")
+    events = [
+        Event(0, Kind.WAIT_BEGIN, offset=300, aux=1, size=1),
+        Event(1, Kind.WAIT_BEGIN, offset=400, aux=2, size=1),
+        Event(5, Kind.FLUSHED, offset=300),
+        Event(6, Kind.WAIT_END, offset=300, aux=1, flags=PutStatus.PUT_OK),
+        Event(9, Kind.WAIT_END, offset=400, aux=2, flags=PutStatus.FLUSH_DISK_TIMEOUT),
+    ]
+    path = write_session(folder / "sync" / "session", events)
+    setting = SessionSettings(False, {"flushDiskType": "SYNC_FLUSH"})
+    assert not session.is_slave
+    scene = EventBatch(read_records(open_session(path)).array, setting, True)
+    assert causes_of(scene) == [("flush", -1), ("flush", -1)]
+
+
+def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+    """How many puts of a session have which status, cause and connection, as a replay tells it."""
+    session = open_session(path)
+    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
+    told = tally_causes(scene, before=lambda: ()).finished().waited_us
+    return Counter(
+        {
+            (
+                PutStatus(status).name,
+                None if CAUSES[cause] == "unknown" else CAUSES[cause],
+                None if conn < 0 else conn,
+            ): waited_us.total
+            for (status, cause, conn), waited_us in told.items()
+        }
+    )
+
+
+def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+    """The same as the stories of all its puts tell it, one after the other."""
+    readers = open_readers([path])
+    ids = {
+        int(record["aux"])
+        for record in read_records(open_session(path)).array
+        if record["kind"] == Kind.WAIT_END
+    }
+    stories = [explain(readers, str(request)) for request in sorted(ids)]
+    return Counter((story["status"], story["cause"], story["causeConn"]) for story in stories)
+
+
+def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_without_a_slave(
+    tmp_path: Path,
+) -> None:
+    events = [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        # Frozen: nothing of it is recorded any more.
+        Event(20 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+        Event(20 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(70 * MS, Kind.WAIT_END, offset=1500, aux=1, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+    ]
+    path = write_session(tmp_path / "silent", events)
+    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
+    summary = explain(open_readers([path]), "1")["summary"]
+    assert "it was not sent to the slaves that had not acknowledged it" in summary
+    # A probe that is open is not a slave that could have acknowledged it.
+    probe = [
+        Event(e.ts_ns, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in (events[0], *events[4:])
+    ]
+    path = write_session(tmp_path / "probe", probe)
+    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
+    assert "no connection was open" in explain(open_readers([path]), "1")["summary"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stories_and_replay_tell_one_cause_of_each_put(tmp_path: Path, seed: int) -> None:
+    path = write_session(tmp_path / "session", MasterModel(seed).run(220))
+    assert stories_of(path) == tally_of(path)
+
+
+def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
+    (link,) = links(open_readers([folder]))
+    assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
+    assert (link.ahead_ns, link.uncertain_ns) == (SLAVE_AHEAD, 1 * MS)
+    assert link.on_master(WALL_NS + SLAVE_AHEAD) == WALL_NS
+
+
+def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
+    (link,) = links(open_readers([folder]))
+    table = pa.Table.from_pylist([link_row(link)], LINKS_SCHEMA)
+    (row,) = table.to_pylist()
+    assert (row["aheadMs"], row["uncertainMs"]) == (SLAVE_AHEAD / MS, 1.0)
+    for name, expected in (("thereMs", (1, 1, 1)), ("slaveMs", (2, 52, 52)), ("backMs", (1, 1, 1))):
+        # A percentile is at most a thousandth above the true one.
+        assert tuple(row[name].values()) == pytest.approx(expected, rel=1e-3), name
+    assert link.ack_mostly == "slave"
+    assert evolve(link, slave_ns=Percentiles(p50=MS, p99=MS, max=MS)).ack_mostly == "network"
+
+
+def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:
+    acks = (Kind.ACK, Kind.HEARTBEAT)
+    write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
+    write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
+    (link,) = links(open_readers([tmp_path]))
+    assert (link.frames, link.ahead_ns, link.there_ns, link.back_ns) == (3, None, None, None)
+    assert link.slave_ns is not None
+    assert link.ack_mostly is None
+
+
+def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: Path) -> None:
+    story = explain(open_readers([folder]), "1")
+    assert (story["status"], story["waitedMs"], story["acksNeeded"]) == ("PUT_OK", 5.0, 1)
+    assert (story["startOffset"], story["endOffset"]) == (1000, 1500)
+    assert [(step["afterMs"], step["what"]) for step in story["steps"]] == [
+        (0.0, "stored"),
+        (0.0, "waits"),
+        (0.0, "open"),
+        (1.0, "sent"),
+        (2.0, "received"),
+        (4.0, "reported"),
+        (5.0, "answered"),
+        (5.0, "acked"),
+        (6.0, "flushed"),
+    ]
+    assert story["summary"] == (
+        "PUT_OK after 5.000 ms: connection 1 (10.0.0.2:41000) was last, "
+        "and most of the time went from sending it to the ack."
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "request_id", "summary"),
+    [
+        ("slowest", 3, "was sent it and did not acknowledge it in time"),
+        ("failed", 3, "was sent it and did not acknowledge it in time"),
+        ("@1999", 2, "most of the time went before it was sent to it"),
+        ("@1500", 2, "most of the time went before it was sent to it"),
+        ("4", 4, "fewer slaves were in sync than it needed; no connection was open"),
+        ("5", 5, "waited for nothing"),
+    ],
+)
+def test_put_is_found_by_what_is_known_of_it(
+    folder: Path, request_: str, request_id: int, summary: str
+) -> None:
+    story = explain(open_readers([folder]), request_)
+    assert story["request"] == request_id
+    assert summary in story["summary"]
+
+
+def test_ack_that_came_too_late_is_part_of_the_story(folder: Path) -> None:
+    story = explain(open_readers([folder]), "3")
+    assert [step["sentence"] for step in story["steps"] if step["what"] == "acked"] == [
+        "connection 1 (10.0.0.2:41000) acknowledged 2500, too late"
+    ]
+
+
+def test_first_failed_put_after_a_time(folder: Path) -> None:
+    readers = open_readers([folder])
+    assert explain(readers, "failed", at_wall_ns=wall_time("+0.095", readers))["request"] == 4
+
+
+@pytest.mark.parametrize("request_", ["77", "@99999", "nonsense"])
+def test_put_that_is_not_there_is_one_error(folder: Path, request_: str) -> None:
+    with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
+        explain(open_readers([folder]), request_)
+
+
+def test_moment_is_where_everything_stood(folder: Path) -> None:
+    readers = open_readers([folder])
+    found = moment(readers, wall_time("+0.0285", readers))
+    assert [(row["brokerId"], row["maxOffset"], row["flushedOffset"]) for row in found["nodes"]] == [
+        (0, 2000, 1500),
+        (1, 1500, None),
+    ]
+    master, slave = found["connections"]
+    assert (master["state"], master["sentOffset"], master["ackOffset"], master["lagBytes"]) == (
+        *("TRANSFER", 2000, 1500, 500),
+    )
+    assert master["heardMsAgo"] == 13.5
+    # Its clock is 7 ms ahead: what it had at 21.5 ms of the master's.
+    assert (slave["receivedOffset"], slave["reportedOffset"]) == (1500, 1500)
+
+
+@pytest.mark.parametrize(
+    ("text", "after_ms"),
+    [
+        ("+1.5", 1500),
+        ("50%", 50.5),
+        ("2026-09-21T14:13:20.25Z", 250),
+        ("2026-09-21T16:13:20.25+02:00", 250),
+        ("14:13:20.25", 250),
+        ("14:13", -20_000),
+        ("16:13:20+02:00", 0),
+        ("begin", 0),
+        ("end", 101),
+    ],
+)
+def test_times_are_said_in_several_ways(folder: Path, text: str, after_ms: float) -> None:
+    assert wall_time(text, open_readers([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
+
+
+def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert main(["replay", str(folder), "--at", "16:13:20.0285"]) == 0
+        local = capsys.readouterr().out
+        assert main(["replay", str(folder), "--at", "14:13:20.0285Z"]) == 0
+        assert capsys.readouterr().out == local
+        assert "2026-09-21 16:13:20.028 CEST (UTC+02:00)" in local
+        assert main(["replay", str(folder), "--explain", "slowest"]) == 0
+        assert "2026-09-21 16:13:20.040 CEST (UTC+02:00)" in capsys.readouterr().out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
+def test_time_that_is_none_is_one_error(folder: Path, text: str) -> None:
+    with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
+        wall_time(text, open_readers([folder]))
+
+
+def test_command_answers_without_java(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("JAVA_HOME", "")
+    assert main(["replay", str(folder), "--explain", "failed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cause"] == "ack"
+    assert main(["replay", str(folder), "--explain", "slowest"]) == 0
+    shown = capsys.readouterr().out
+    assert "FLUSH_SLAVE_TIMEOUT after 50.000 ms" in shown
+    assert "the clock of slave 1 is +7.000 ms ahead, give or take 1.000 ms" in shown
+    assert main(["replay", str(folder), "--at", "+0.05"]) == 0
+    assert "TRANSFER" in capsys.readouterr().out
+    assert main(["replay", str(folder), "--at", "+999"]) == 0
+    assert "none of these sessions covers that time" in capsys.readouterr().out
+
+
+def test_model_sessions_puts_can_all_be_explained(tmp_path: Path) -> None:
+    readers = open_readers([write_session(tmp_path / "session", MasterModel(3).run(300))])
+    waits = sum(event.kind == Kind.WAIT_BEGIN for event in MasterModel(3).run(300))
+    for request in range(1, waits + 1):
+        story = explain(readers, str(request))
+        assert story["summary"].endswith(".")

@@ -1,0 +1,273 @@
+"""Records are found and decoded by NumPy as RocketMQ wrote them, however the log is cut."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.logs import (
+    STORES,
+    VECTORS,
+    expected_rows,
+    read_all,
+    record,
+    write_files,
+    write_log,
+)
+from trioha.errors import StoreError
+from trioha.store.record import BLANK, BORN_HOST_V6, MAGIC_BLANK, Host
+from trioha_analysis.commitlog.bodies import decode_body
+from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
+from trioha_analysis.commitlog.reading import What, read_range
+
+FILE_BYTES = 4096
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_recorded_store_gives_exactly_its_messages(name: str) -> None:
+    assert read_all(VECTORS / name / "store", what=What(verify_bodies=True)) == (expected_rows(name), [])
+
+
+@pytest.mark.parametrize("name", STORES[:2])
+def test_the_store_of_a_killed_broker_gives_what_the_closed_one_does_and_no_damage(name: str) -> None:
+    rows, damage = read_all(VECTORS / name / "crash-store")
+
+    assert rows == expected_rows(name)[: len(rows)]
+    assert len(rows) > 130
+    assert damage == []
+
+
+@pytest.mark.parametrize("name", STORES)
+@settings(max_examples=6, deadline=None)
+@given(range_bytes=st.integers(2000, 70_000), block_bytes=st.integers(64, 70_000))
+def test_a_recorded_store_gives_the_same_rows_for_any_size_of_ranges_and_blocks(
+    name: str, range_bytes: int, block_bytes: int
+) -> None:
+    store = VECTORS / name / "store"
+    ranges = cut_ranges(list_files(store), range_bytes=range_bytes)
+
+    rows, damage = read_all(store, ranges, what=What(block_bytes=block_bytes))
+
+    assert rows == expected_rows(name)
+    assert damage == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bodies=st.lists(st.binary(max_size=900), min_size=1, max_size=40),
+    harm=st.lists(st.tuples(st.integers(0, 20_000), st.binary(min_size=1, max_size=300)), max_size=4),
+    cut=st.integers(100, 5000),
+    block_bytes=st.integers(16, 5000),
+)
+def test_damage_and_rows_of_a_harmed_log_are_the_same_for_any_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    bodies: list[bytes],
+    harm: list[tuple[int, bytes]],
+    cut: int,
+    block_bytes: int,
+) -> None:
+    store = tmp_path_factory.mktemp("log")
+    write_log(store, bodies, file_bytes=FILE_BYTES)
+    log = bytearray(b"".join(file.path.read_bytes() for file in list_files(store)))
+    for anywhere, junk in harm:
+        at = anywhere % len(log)
+        log[at : at + len(junk)] = junk[: len(log) - at]
+    write_files(store, log, file_bytes=FILE_BYTES)
+
+    uncut = read_all(store)
+    files = list_files(store)
+
+    assert read_all(store, cut_ranges(files, range_bytes=cut), what=What(block_bytes=block_bytes)) == uncut
+    rows, damage = uncut
+    for row in rows:
+        offset = row["physical_offset"]
+        assert not any(start <= offset < start + size for start, size in damage)
+
+
+def test_damage_in_the_middle_costs_what_is_damaged_and_nothing_else(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[offsets[3] : offsets[3] + 8] = bytes(8)
+    file.write_bytes(data)
+
+    rows, damage = read_all(tmp_path)
+
+    assert [row["physical_offset"] for row in rows] == [*offsets[:3], *offsets[4:]]
+    assert damage == [(offsets[3], offsets[4] - offsets[3])]
+    (found,) = [each for each in read_range(tmp_path, OffsetRange(0, 4096)) if hasattr(each, "gap")]
+    assert found.gap.reason == "zeros where a record should start"
+
+
+def test_a_damaged_record_behind_a_cut_is_told_once(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[offsets[4] + 4] ^= 1
+    file.write_bytes(data)
+    size = offsets[1]
+
+    for cut in range(offsets[3], offsets[5] + 2):
+        rows, damage = read_all(tmp_path, [OffsetRange(0, cut), OffsetRange(cut, None)])
+        assert damage == [(offsets[4], size)], cut
+        assert len(rows) == 9
+
+
+def test_a_torn_last_record_ends_the_log_and_is_no_damage(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = file.read_bytes()
+    for torn_at in (offsets[9] + 1, offsets[9] + 50, offsets[9] + 150):
+        file.write_bytes(data[:torn_at] + bytes(FILE_BYTES - torn_at))
+        rows, damage = read_all(tmp_path)
+        assert [row["physical_offset"] for row in rows] == offsets[:9]
+        assert damage == []
+
+
+def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 30, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = file.read_bytes()
+    file.write_bytes(data[: offsets[5]] + bytes(FILE_BYTES - offsets[5]))
+
+    rows, damage = read_all(tmp_path)
+
+    assert [row["physical_offset"] for row in rows] == [
+        *offsets[:5],
+        *(offset for offset in offsets if offset >= FILE_BYTES),
+    ]
+    assert damage == [(offsets[5], FILE_BYTES - offsets[5])]
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
+    (tmp_path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
+
+    for range_bytes in (1000, FILE_BYTES, 1 << 20):
+        assert read_all(tmp_path, cut_ranges(list_files(tmp_path), range_bytes=range_bytes))[1] == [
+            (FILE_BYTES, FILE_BYTES)
+        ]
+
+
+def test_a_copy_of_a_record_inside_a_body_is_no_record(tmp_path: Path) -> None:
+    inner = record(0, b"inner")
+    # Just where its own offset is true: the worst that a body can hold.
+    body_at = len(record(0, b"")) - len("Orders") - 3 - len(b"TAGS\x01t\x02")
+    body = record(body_at, b"inner") + b"tail"
+    offsets = write_log(tmp_path, [body, b"after", inner], file_bytes=FILE_BYTES)
+
+    rows, damage = read_all(tmp_path)
+
+    assert [row["physical_offset"] for row in rows] == offsets
+    assert rows[0]["body"] == body
+    assert damage == []
+
+
+def test_what_stands_behind_a_blank_is_filler_for_any_cut(tmp_path: Path) -> None:
+    log = bytearray(FILE_BYTES * 2)
+    log[: len(record(0, b"first"))] = record(0, b"first")
+    at = len(record(0, b"first"))
+    BLANK.pack_into(log, at, FILE_BYTES - at, MAGIC_BLANK)
+    # Left over from before the log was cut here: a whole record that says just where it stands.
+    stale = record(3000, b"stale")
+    log[3000 : 3000 + len(stale)] = stale
+    second = record(FILE_BYTES, b"second")
+    log[FILE_BYTES : FILE_BYTES + len(second)] = second
+    write_files(tmp_path, log, file_bytes=FILE_BYTES)
+
+    for range_bytes in (50, 700, 2900, FILE_BYTES):
+        rows, damage = read_all(tmp_path, cut_ranges(list_files(tmp_path), range_bytes=range_bytes))
+        assert [row["body"] for row in rows] == [b"first", b"second"]
+        assert damage == []
+
+
+def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 5, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[offsets[2] + 120] ^= 1
+    file.write_bytes(data)
+
+    assert len(read_all(tmp_path)[0]) == 5
+    rows, damage = read_all(tmp_path, what=What(verify_bodies=True))
+    assert [row["physical_offset"] for row in rows] == [*offsets[:2], *offsets[3:]]
+    assert damage == [(offsets[2], offsets[1])]
+
+
+def test_ipv6_and_ipv4_hosts_stand_side_by_side(tmp_path: Path) -> None:
+    log = bytearray()
+    hosts = [Host.parse(text, 5) for text in ("1.2.3.4", "2001:db8::7", "1.2.3.4", "::1", "4.3.2.1")]
+    for host in hosts:
+        log += record(len(log), b"b", born=host, sys_flag=BORN_HOST_V6 if host.is_ipv6 else 0)
+    write_files(tmp_path, log + bytes(FILE_BYTES - len(log)), file_bytes=FILE_BYTES)
+
+    rows, _ = read_all(tmp_path)
+
+    assert [row["born_host"] for row in rows] == ["1.2.3.4", "2001:db8::7", "1.2.3.4", "::1", "4.3.2.1"]
+    assert {row["store_timestamp_ms"] for row in rows} == {1_700_000_000_001}
+    assert {row["store_host"] for row in rows} == {"10.1.2.3"}
+
+
+def test_only_the_topics_asked_for_come(tmp_path: Path) -> None:
+    store = VECTORS / "store-5.3.3" / "store"
+    wanted = frozenset({"VecB", "VecTran"})
+
+    rows, _ = read_all(store, what=What(topics=wanted))
+
+    assert rows == [row for row in expected_rows("store-5.3.3") if row["topic"] in wanted]
+    assert rows
+
+
+def test_files_made_ahead_and_empty_stores_have_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    assert read_all(tmp_path) == ([], [])
+    write_files(tmp_path, bytes(2 * FILE_BYTES), file_bytes=FILE_BYTES)
+    assert read_all(tmp_path) == ([], [])
+    assert cut_ranges(list_files(tmp_path), range_bytes=100) == [OffsetRange(0, None, True)]
+
+
+def test_a_folder_that_is_not_there_and_a_file_that_is_gone_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such folder"):
+        list_files(tmp_path / "nowhere")
+    shutil.copytree(VECTORS / "store-5.3.3" / "store", tmp_path / "store")
+    (gone,) = cut_ranges(list_files(tmp_path / "store"), end=100)
+    (tmp_path / "store/commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(StoreError, match="deleted since"):
+        list(read_range(tmp_path / "store", gone))
+    (tmp_path / "store/commitlog" / f"{65537:020d}").write_bytes(b"x")
+    with pytest.raises(StoreError, match="begins inside the file before it"):
+        list_files(tmp_path / "store")
+
+
+@pytest.mark.parametrize("flags", [0x1, 0x301])
+def test_zlib_bodies_are_unpacked_and_broken_ones_are_none(flags: int) -> None:
+    packed = zlib.compress(b"order" * 100)
+
+    assert decode_body(packed, flags) == b"order" * 100
+    assert decode_body(packed[:-1], flags) is None
+    assert decode_body(b"junk", flags) is None
+    assert decode_body(packed, flags, body_bytes_max=499) is None
+    assert decode_body(packed, 0x300) == packed
+
+
+@pytest.mark.parametrize(("codec", "flags"), [("lz4", 0x101), ("zstd", 0x201)])
+def test_lz4_and_zstd_frames_are_unpacked_and_broken_ones_are_none(codec: str, flags: int) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(b"order" * 100)
+    packed = sink.getvalue().to_pybytes()
+
+    assert decode_body(packed, flags) == b"order" * 100
+    assert decode_body(packed[: len(packed) // 2], flags) is None
+    assert decode_body(b"junk", flags) is None
+    assert decode_body(packed, flags, body_bytes_max=499) is None
+
+
+def test_an_unknown_compressor_gives_none() -> None:
+    assert decode_body(b"body", 0x701) is None

@@ -1,0 +1,68 @@
+"""Where a log that grows ends for a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.logs import STORES, VECTORS, expected_rows, read_all, record, write_files, write_log
+from trioha.errors import StoreError
+from trioha_analysis.commitlog.files import cut_ranges, list_files
+from trioha_analysis.commitlog.following import end_of_log
+
+FILE_BYTES = 4096
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_batches_of_any_size_give_a_recorded_store_once(name: str) -> None:
+    store = VECTORS / name / "store"
+    last = expected_rows(name)[-1]
+    end = last["physical_offset"] + last["size_bytes"]
+    assert end_of_log(store, 0) == end
+
+    for bytes_max in (1, 1000, 50_000):
+        rows, at = [], 0
+        while (to := end_of_log(store, at, bytes_max=bytes_max)) > at:
+            ranges = cut_ranges(list_files(store), start=at, end=to)
+            rows += read_all(store, ranges)[0]
+            at = to
+        assert rows == expected_rows(name)
+        assert at == end
+
+
+def test_a_record_that_is_being_written_is_not_given_yet(tmp_path: Path) -> None:
+    offsets = write_log(tmp_path, [b"x" * 100] * 5, file_bytes=FILE_BYTES)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = file.read_bytes()
+    size = offsets[1]
+    for written in range(size):
+        file.write_bytes(data[: offsets[4] + written] + bytes(FILE_BYTES - offsets[4] - written))
+        assert end_of_log(tmp_path, 0) == offsets[4], written
+    file.write_bytes(data)
+    assert end_of_log(tmp_path, 0) == end_of_log(tmp_path, offsets[4]) == offsets[4] + size
+
+
+def test_a_body_that_is_not_there_yet_holds_its_record_back(tmp_path: Path) -> None:
+    whole = record(0, b"x" * 100)
+    write_files(tmp_path, whole.replace(b"x" * 50, bytes(50), 1) + bytes(1000), file_bytes=FILE_BYTES)
+    assert end_of_log(tmp_path, 0) == 0
+    write_files(tmp_path, whole + bytes(1000), file_bytes=FILE_BYTES)
+    assert end_of_log(tmp_path, 0) == len(whole)
+
+
+def test_messages_deleted_before_they_were_read_are_an_error(tmp_path: Path) -> None:
+    write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+
+    with pytest.raises(StoreError, match="deleted unread"):
+        end_of_log(tmp_path, 100)
+    assert end_of_log(tmp_path, FILE_BYTES) > 2 * FILE_BYTES
+
+
+def test_an_empty_log_ends_where_it_is_asked_from(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    assert end_of_log(tmp_path, 0) == 0
+    write_files(tmp_path, bytes(FILE_BYTES), file_bytes=FILE_BYTES)
+    assert end_of_log(tmp_path, 0) == 0
+    assert end_of_log(tmp_path, 0, bytes_max=10) == 0

@@ -1,0 +1,184 @@
+"""Packed sessions are small, the same, and become the same bytes again."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.big_session import write_big_session
+from tests.recording.sessions import Event, write_session
+from trioha.cli import main
+from trioha.errors import StoreError
+from trioha.recording.events import Kind
+from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE
+from trioha.recording.packed import BLOCK_RECORDS, is_packed
+from trioha.recording.reader import Damage, open_session, read_segments
+from trioha.recording.records import read_records
+from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
+from trioha_analysis.ranges import read_seqs
+
+
+def some_session(path: Path, *, events: int = 1000, segment_records: int = 300) -> Path:
+    rng = random.Random(7)
+    kinds = [Kind.PUT, Kind.ACK, Kind.TRANSFER, Kind.WAIT_END]
+    made = [
+        Event(
+            ts_ns=number * 1000 + rng.randrange(500),
+            kind=rng.choice(kinds),
+            conn=rng.choice([-1, 1, 2]),
+            offset=number * 100,
+            aux=rng.randrange(-(1 << 60), 1 << 60),
+            size=rng.randrange(2000),
+            flags=rng.randrange(256),
+        )
+        for number in range(events)
+    ]
+    return write_session(path, made, segment_records=segment_records, broker_id=3)
+
+
+def segment_bytes(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (path / EVENTS_FOLDER).iterdir()}
+
+
+def records_of(path: Path, seq_from: int = 0, seq_to: int | None = None) -> np.ndarray:
+    session = open_session(path)
+    found = list(read_seqs(session, read_segments(session), seq_from=seq_from, seq_to=seq_to))
+    blocks = [each for each in found if not isinstance(each, Damage)]
+    records = np.concatenate(blocks)
+    records["check"] = 0
+    return records
+
+
+def test_packed_segments_become_the_same_bytes_again(tmp_path: Path) -> None:
+    path = some_session(tmp_path / "session")
+    before = segment_bytes(path)
+    session = open_session(path)
+
+    for segment in sealed_segments(session, every=True):
+        pack_segment(session, segment)
+    assert {name.partition(".")[2] for name in segment_bytes(path)} == {"parquet"}
+    for segment in packed_segments(session):
+        unpack_segment(session, segment)
+
+    assert segment_bytes(path) == before
+
+
+def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path: Path) -> None:
+    path = some_session(tmp_path / "session")
+    session = open_session(path)
+    expected = read_records(session).array.copy()
+    expected["check"] = 0
+
+    for segment in sealed_segments(session, every=True)[::2]:
+        pack_segment(session, segment)
+    assert len({is_packed(segment.path) for segment in read_segments(session).segments}) == 2
+    assert read_segments(session).damage == ()
+    assert (records_of(path) == expected).all()
+    assert (records_of(path, 250, 700) == expected[250:700]).all()
+    for segment in sealed_segments(session, every=True):
+        pack_segment(session, segment)
+    assert (records_of(path, 250, 700) == expected[250:700]).all()
+    assert (records_of(path) == expected).all()
+
+
+def test_ranges_inside_and_across_row_groups_are_exact(tmp_path: Path) -> None:
+    path = write_big_session(tmp_path / "session", events=2 * BLOCK_RECORDS)
+    session = open_session(path)
+    expected = read_records(session).array.copy()
+    expected["check"] = 0
+    sizes = []
+    for segment in sealed_segments(session, every=True):
+        packed = pack_segment(session, segment)
+        sizes.append(packed.source_bytes / packed.target_bytes)
+
+    assert min(sizes) > 5
+    for first, last in ((BLOCK_RECORDS - 5, BLOCK_RECORDS + 5), (10, 20), (BLOCK_RECORDS, None)):
+        assert (records_of(path, first, last) == expected[first:last]).all()
+
+
+def test_who_cannot_read_packed_segments_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = some_session(tmp_path / "session")
+    session = open_session(path)
+    for segment in sealed_segments(session)[:1]:
+        pack_segment(session, segment)
+    # How Python says that a module is not there.
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
+        read_segments(session)
+
+
+def test_only_sealed_segments_are_packed(tmp_path: Path) -> None:
+    path = some_session(tmp_path / "session")
+    session = open_session(path)
+    assert len(sealed_segments(session, every=True)) == len(sealed_segments(session)) + 1
+    with (path / FACTS_FILE).open("a") as facts:
+        facts.write('{"seq": 1000, "type": "note", "text": "session closed"}\n')
+    assert len(sealed_segments(session)) == len(sealed_segments(session, every=True))
+
+
+def test_a_damaged_segment_stays_as_it_is(tmp_path: Path) -> None:
+    path = some_session(tmp_path / "session")
+    session = open_session(path)
+    file = path / EVENTS_FOLDER / f"{0:020d}.seg"
+    data = bytearray(file.read_bytes())
+    data[64 + 48 * 5 + 30] ^= 1
+    file.write_bytes(data)
+    before = segment_bytes(path)
+
+    with pytest.raises(StoreError, match="not packed: wrong check word or seq"):
+        pack_segment(session, sealed_segments(session)[0])
+    assert segment_bytes(path) == before
+
+
+def test_a_packed_file_that_is_none_is_damage(tmp_path: Path) -> None:
+    path = some_session(tmp_path / "session")
+    (path / EVENTS_FOLDER / f"{0:020d}.seg").rename(path / EVENTS_FOLDER / f"{0:020d}.parquet")
+
+    found = read_segments(open_session(path))
+
+    assert [damage.reason.partition(":")[0] for damage in found.damage] == ["not a packed segment"]
+    assert found.segments[0].base_seq == 300
+
+
+def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = some_session(tmp_path / "session")
+    before = segment_bytes(path)
+
+    assert main(["session", "pack", str(path), "--all", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert sum(segment["records"] for segment in told["segments"]) == len(read_all := records_of(path))
+    assert len(read_all) >= 1000
+    assert told["bytesBefore"] == sum(map(len, before.values()))
+    assert main(["session", "pack", str(path)]) == 0
+    assert capsys.readouterr().out == "nothing to pack\n"
+    assert main(["session", "unpack", str(tmp_path)]) == 0
+    assert "records" in capsys.readouterr().out
+    assert segment_bytes(path) == before
+    assert main(["session", "pack", str(path), "--all", "--keep"]) == 0
+    assert segment_bytes(path).items() > before.items()
+
+
+def test_the_command_says_in_one_line_what_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["session", "pack", str(tmp_path)]) == 2
+    assert main(["session", "unpack", str(tmp_path), "--keep"]) == 2
+    assert main(["session", "press", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    path = some_session(tmp_path / "session")
+    file = path / EVENTS_FOLDER / f"{0:020d}.seg"
+    data = bytearray(file.read_bytes())
+    data[64 + 30] ^= 1
+    file.write_bytes(data)
+    assert main(["session", "pack", str(path)]) == 1
+    assert "not packed" in capsys.readouterr().err

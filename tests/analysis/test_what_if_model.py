@@ -1,0 +1,151 @@
+"""What a recording teaches the model, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from tests.analysis.pairs import RECORD_BYTES, closed_loop, open_loop, write_pair
+from tests.recording.sessions import Event, slave_events, write_session
+from trioha.config.model import AckMode
+from trioha.recording.events import Kind
+from trioha_analysis.whatif.figures import figures
+from trioha_analysis.whatif.model import (
+    Model,
+    ModelError,
+    check,
+    find_model_sessions,
+    model_of,
+    play,
+    remarks,
+)
+from trioha_analysis.whatif.producers import Producers
+from trioha_analysis.whatif.scenario import Scenario
+
+
+def model_at(path: Path, producers: Producers = Producers.AUTO) -> Model:
+    return model_of(*find_model_sessions([path]), producers=producers)
+
+
+@pytest.mark.parametrize("writers", [1, 12])
+def test_closed_loop_is_found_with_its_writers_and_their_think_time(writers: int, tmp_path: Path) -> None:
+    found = model_at(write_pair(tmp_path / "session", closed_loop(writers, rounds=150))).producing
+    assert (found.kind, found.writers) == (Producers.CLOSED, writers)
+    assert found.slope > 0.8
+    # The first writer's put comes when the others' waits have ended, all have thought, and it was appended.
+    assert found.think.median_s == pytest.approx((520 + 20 * writers) * 1e-6, rel=0.1)
+
+
+def test_open_loop_is_found_and_can_be_taken_for_a_closed_one(tmp_path: Path) -> None:
+    path = write_pair(tmp_path / "session", open_loop(every_ns=5_000_000, rounds=500))
+    found = model_at(path).producing
+    assert found.kind is Producers.OPEN
+    assert found.rate_per_s == pytest.approx(200, rel=0.01)
+    assert abs(found.slope) < 0.3
+    assert model_at(path, Producers.CLOSED).producing.kind is Producers.CLOSED
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        closed_loop(1, rounds=1500),
+        closed_loop(8, rounds=300),
+        open_loop(every_ns=5_000_000, rounds=1500),
+    ],
+    ids=["one writer", "eight writers", "open loop"],
+)
+def test_unchanged_settings_give_the_recording_again(events: list[Event], tmp_path: Path) -> None:
+    model = model_at(write_pair(tmp_path / "session", events))
+    found = figures([play(model, model.scenario, repeat=repeat) for repeat in range(3)])
+    recorded = model.recorded
+    assert found.latency_ms is not None
+    assert recorded.latency_ms is not None
+    assert found.lag_seconds is not None
+    assert recorded.lag_seconds is not None
+    for name in ("p50", "p90", "p99"):
+        assert found.latency_ms[name] == pytest.approx(recorded.latency_ms[name], rel=0.3), name
+        assert found.lag_seconds[name] == pytest.approx(recorded.lag_seconds[name], rel=0.3), name
+    assert found.puts_per_s == pytest.approx(recorded.puts_per_s, rel=0.15)
+    assert found.statuses == {"PUT_OK": 3 * recorded.puts}
+
+
+def test_rate_and_writers_change_how_puts_come(tmp_path: Path) -> None:
+    closed = model_at(write_pair(tmp_path / "closed", closed_loop(4, rounds=300)))
+    outcome = play(closed, evolve(closed.scenario, writers=9), repeat=0)
+    assert outcome.waiting_max == 9
+    assert outcome.end_offset[-1] == 1200 * RECORD_BYTES
+    paced = figures([play(closed, evolve(closed.scenario, rate_per_s=100.0), repeat=0)])
+    assert paced.puts_per_s == pytest.approx(100, rel=0.01)
+    opened = model_at(write_pair(tmp_path / "open", open_loop(every_ns=5_000_000, rounds=300)))
+    faster = figures([play(opened, evolve(opened.scenario, rate_per_s=400.0), repeat=0)])
+    assert faster.puts_per_s == pytest.approx(400, rel=0.01)
+
+
+def test_recorded_settings_are_read_and_the_slaves_session_says_how_it_acks(tmp_path: Path) -> None:
+    master = write_pair(tmp_path / "master", closed_loop(2, rounds=50))
+    slave = write_session(tmp_path / "slave", slave_events(), role="SLAVE", broker_id=1)
+    text = (slave / "session.json").read_text()
+    (slave / "session.json").write_text(
+        text.replace('"settings": {}', '"settings": {"trioha.haAckMode": "flushed"}')
+    )
+    text = (master / "session.json").read_text()
+    settings = '{"inSyncReplicas": 2, "slaveTimeout": 700, "allAckInSyncStateSet": false, "other": 1}'
+    (master / "session.json").write_text(text.replace('"settings": {}', f'"settings": {settings}'))
+    scenario = model_of(*find_model_sessions([tmp_path])).scenario
+    assert (scenario.slaves, scenario.in_sync_replicas, scenario.slave_timeout_ms) == (1, 2, 700)
+    assert scenario.ack_mode is AckMode.FLUSHED
+
+
+def test_syncs_are_those_of_the_node_that_somebody_waits_for(tmp_path: Path) -> None:
+    write_pair(tmp_path / "master", closed_loop(2, rounds=200))
+    syncs = [Event(at * 1000, Kind.FLUSHED, offset=at * RECORD_BYTES, aux=700_000) for at in range(1, 200)]
+    asked = [Scenario(ack_mode=AckMode.FLUSHED)]
+    alone = model_at(tmp_path / "master")
+    assert alone.costs.sync.median_s == pytest.approx(0.005)
+    assert "100,000 bytes on disk at a time" in remarks(alone, asked)[0]
+    assert not remarks(alone, [Scenario()])
+    write_session(tmp_path / "slave", [*slave_events(), *syncs], role="SLAVE", broker_id=1)
+    both = model_at(tmp_path)
+    assert both.costs.sync.median_s == pytest.approx(0.0007)
+    assert both.costs.sync_bytes == RECORD_BYTES
+    assert not remarks(both, asked)
+
+
+def test_frames_that_grow_while_something_else_is_slow_do_not_make_bytes_dear(tmp_path: Path) -> None:
+    events = closed_loop(1, rounds=400)
+    # Every tenth round is slow and large: as if puts had piled up meanwhile.
+    frames = [index for index, event in enumerate(events) if event.kind == Kind.TRANSFER]
+    late_ns, slow = 0, {frame + 1 for frame in frames[::10]}
+    grown = []
+    for index, event in enumerate(events):
+        late_ns += 20_000_000 if index in slow else 0
+        size = 900_000 if index + 1 in slow else event.size
+        grown.append(evolve(event, ts_ns=event.ts_ns + late_ns, size=size))
+    assert model_at(write_pair(tmp_path / "session", grown)).costs.slave_per_byte_s <= 1 / 50e6
+
+
+def test_what_a_recording_does_not_show_cannot_be_asked(tmp_path: Path) -> None:
+    events = open_loop(every_ns=5_000_000, rounds=100)
+    alone = [event for event in events if event.kind not in {Kind.ACK, Kind.TRANSFER, Kind.FLUSHED}]
+    model = model_at(write_pair(tmp_path / "alone", alone))
+    assert model.scenario.slaves == 0
+    for changes, line in (
+        ({"slaves": 1}, "no slave acknowledged anything"),
+        ({"writers": 4}, "its producers are an open loop"),
+    ):
+        with pytest.raises(ModelError, match=line):
+            check(model, evolve(model.scenario, **changes))
+    dry = model_at(write_pair(tmp_path / "dry", [one for one in events if one.kind != Kind.FLUSHED]))
+    with pytest.raises(ModelError, match="no flush was recorded"):
+        check(dry, evolve(dry.scenario, ack_mode=AckMode.FLUSHED))
+    puts = [event for event in events if event.kind == Kind.PUT]
+    async_only = write_pair(tmp_path / "async", puts, role="ASYNC_MASTER")
+    assert model_at(async_only).producing.kind is Producers.OPEN
+    with pytest.raises(ModelError, match="no put waited"):
+        model_at(async_only, Producers.CLOSED)
+    with pytest.raises(ModelError, match="nothing was put"):
+        model_at(write_pair(tmp_path / "empty", [event for event in events if event.kind == Kind.ACK]))
+    with pytest.raises(ModelError, match="the session of one master"):
+        find_model_sessions([tmp_path])
