@@ -21,6 +21,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
 from trioha.recording.events import CloseReason, PutStatus
@@ -30,7 +31,6 @@ from trioha.remoting.ha_status import (
     BrokerStatus,
     ConnectionStatus,
     SlaveClientStatus,
-    Spread,
 )
 from trioha_monitor.texts import REASON_MAX, Names, clean
 
@@ -148,17 +148,17 @@ def _connection(connection: ConnectionStatus) -> ConnectionStatus:
     _check("silence in ms", connection.heard_ms, I64)
     _check("transfer rate", connection.transferred_bytes_per_s, I64)
     _check("connection number", connection.connection_id, I64)
-    _check_spread("ack latency", connection.ack_latency_us)
-    _check_spread("frame size", connection.frame_bytes)
+    _check_distribution("ack latency", connection.ack_latency_us)
+    _check_distribution("frame size", connection.frame_bytes)
     address, state = clean(connection.address), _text(connection.state)
     if address == connection.address and state == connection.state:
         return connection
     return evolve(connection, address=address, state=state)
 
 
-def _check_spread(what: str, spread: Spread | None) -> None:
-    if spread is not None:
-        for number in (spread.p50, spread.p99, spread.largest, spread.count):
+def _check_distribution(what: str, distribution: Distribution[int] | None) -> None:
+    if distribution is not None:
+        for number in (distribution.p50, distribution.p99, distribution.largest, distribution.count):
             _check(what, number, I64)
 
 

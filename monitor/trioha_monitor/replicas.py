@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from attrs import define, field
 
+from trioha.distribution import Distribution
 from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
-from trioha.remoting.ha_status import Spread as ToldSpread
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
-from trioha_monitor.view import Limits, ReplicaView, Spread, Verdict
+from trioha_monitor.view import Limits, ReplicaView, Verdict
 
 IN_STEP_S = 1.0
 """A replica whose oldest missing byte is younger has caught up: what it lacks is in flight."""
@@ -71,8 +71,8 @@ class Replica:
     lag_now_s: float | None = None
     in_sync: bool | None = None
     transferred_bytes_per_s: int | None = None
-    ack_latency_us: ToldSpread | None = None
-    frame_bytes: ToldSpread | None = None
+    ack_latency_us: Distribution[int] | None = None
+    frame_bytes: Distribution[int] | None = None
     steady: VerdictDebounce = field(factory=VerdictDebounce)
     sync_shown: bool | None = None
     """Whether it counts as in sync on the timeline."""
@@ -330,8 +330,8 @@ class Replica:
             is_closing=is_closing if live else None,
             reconnects=reconnects,
             is_rejoining=self.is_rejoining and live,
-            ack_latency_ms=spread_of(self.ack_latency_us, per=1000.0),
-            frame_bytes=spread_of(self.frame_bytes),
+            ack_latency_ms=in_unit(self.ack_latency_us, per=1000.0),
+            frame_bytes=in_unit(self.frame_bytes),
             lag_history=self.lag_bytes.freeze(),
             lag_s_history=self.lag_s.freeze(),
             limits=limits,
@@ -352,11 +352,9 @@ class Replica:
         return diff_bytes / shrinks_per_s, True
 
 
-def spread_of(measured: ToldSpread | None, *, per: float = 1.0) -> Spread | None:
+def in_unit(measured: Distribution[int] | None, *, per: float = 1.0) -> Distribution[float] | None:
     """A node's measurement in the view's unit, of which `per` of the node's make one."""
-    if measured is None or measured.count <= 0:
-        return None
-    return Spread(measured.p50 / per, measured.p99 / per, measured.largest / per, measured.count)
+    return measured.divided_by(per) if measured is not None and measured.count > 0 else None
 
 
 def label_of(status: BrokerStatus) -> str:

@@ -25,6 +25,7 @@ from enum import Enum
 
 from attrs import Factory, field, frozen
 
+from trioha.distribution import Distribution
 from trioha_monitor.series import Series, Severity
 
 
@@ -152,17 +153,6 @@ class Limits:
     """haSendHeartbeatInterval: silence after which either side says something."""
     are_told: bool = False
     """Whether the broker told them; else they are RocketMQ's defaults."""
-
-
-@frozen
-class Spread:
-    """A distribution of what was measured lately."""
-
-    p50: float
-    p99: float
-    largest: float
-    count: int
-    """How many measurements."""
 
 
 @frozen
@@ -395,9 +385,9 @@ class ReplicaView:
     is_rejoining: bool = False
     """Whether what it lacks may be the tail that it compares after it connected, and no lag: then graphs have
     nothing of it."""
-    ack_latency_ms: Spread | None = None
+    ack_latency_ms: Distribution[float] | None = None
     """From sending a frame to its ack, milliseconds; where the master tells it."""
-    frame_bytes: Spread | None = None
+    frame_bytes: Distribution[float] | None = None
     """Bodies of frames sent to it, bytes; where the master tells it."""
     lag_history: Series = field(factory=Series, repr=False)
     """Worst lag in bytes of each bucket, with the severity of its verdict."""

@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.machine import cpu_s
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.ha_status import BrokerSettings, ConnectionStatus, HaExtras, HaRuntimeInfo, Spread
+from trioha.remoting.ha_status import BrokerSettings, ConnectionStatus, HaExtras, HaRuntimeInfo
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.remoting.status_subscription import StatusSubscription
 
@@ -57,8 +58,8 @@ def status(number: int, now_s: float) -> HaRuntimeInfo:
             lag_ms=lag // 1200,
             connection_id=slave,
             heard_ms=20,
-            ack_latency_us=Spread(300 + lag % 50, 2400, 18_000, 800),
-            frame_bytes=Spread(1204, 32_768, 32_768, 800),
+            ack_latency_us=Distribution(300 + lag % 50, 2400, 18_000, 800),
+            frame_bytes=Distribution(1204, 32_768, 32_768, 800),
         )
         for slave in range(SLAVES)
         for lag in (round(now_s * 1000 * (slave + 3)) * 7919 % 90_000,)

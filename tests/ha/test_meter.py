@@ -5,49 +5,50 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha.ha.meter import NOTES_MAX, SPREAD_WINDOW_S, VALUES_MAX, LagClock, Measured, SpreadMeter
+from trioha.distribution import Distribution
+from trioha.ha.meter import DISTRIBUTION_WINDOW_S, NOTES_MAX, VALUES_MAX, DistributionMeter, LagClock
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200))
 def test_percentiles_are_exact(values: list[int]) -> None:
-    meter = SpreadMeter(0.0)
+    meter = DistributionMeter(0.0)
     for value in values:
         meter.add(value)
     p50, p99 = (sorted(values)[math.ceil(len(values) * percent / 100) - 1] for percent in (50, 99))
-    assert meter.measured(0.0) == Measured(p50, p99, max(values), len(values))
+    assert meter.distribution(0.0) == Distribution(p50, p99, max(values), len(values))
 
 
-def test_a_window_is_told_until_the_next_one_is_over() -> None:
-    meter = SpreadMeter(0.0)
+def test_a_window_is_shown_until_the_next_one_is_over() -> None:
+    meter = DistributionMeter(0.0)
     meter.add(100)
-    assert meter.measured(1.0) == Measured(100, 100, 100, 1)
+    assert meter.distribution(1.0) == Distribution(100, 100, 100, 1)
     meter.add(5)
-    first = meter.measured(SPREAD_WINDOW_S)
-    assert first == Measured(5, 100, 100, 2)
+    first = meter.distribution(DISTRIBUTION_WINDOW_S)
+    assert first == Distribution(5, 100, 100, 2)
     meter.add(7)
-    assert meter.measured(SPREAD_WINDOW_S + 1) == first
-    assert meter.measured(2 * SPREAD_WINDOW_S) == Measured(7, 7, 7, 1)
-    assert meter.measured(3 * SPREAD_WINDOW_S) is None
+    assert meter.distribution(DISTRIBUTION_WINDOW_S + 1) == first
+    assert meter.distribution(2 * DISTRIBUTION_WINDOW_S) == Distribution(7, 7, 7, 1)
+    assert meter.distribution(3 * DISTRIBUTION_WINDOW_S) is None
 
 
 def test_values_are_given_in_the_unit_asked_for() -> None:
-    meter = SpreadMeter(0.0)
+    meter = DistributionMeter(0.0)
     meter.add(0.25)
-    assert meter.measured(0.0, per_unit=1e6) == Measured(250_000, 250_000, 250_000, 1)
+    assert meter.distribution(0.0, per_unit=1e6) == Distribution(250_000, 250_000, 250_000, 1)
 
 
 def test_memory_is_bounded_and_the_last_values_count() -> None:
-    meter = SpreadMeter(0.0)
+    meter = DistributionMeter(0.0)
     for value in range(10 * VALUES_MAX):
         meter.add(value)
-    spread = meter.measured(100.0)
-    assert spread is not None
-    assert (spread.count, spread.largest) == (VALUES_MAX, 10 * VALUES_MAX - 1)
-    assert spread.p50 == 9.5 * VALUES_MAX - 1
+    distribution = meter.distribution(100.0)
+    assert distribution is not None
+    assert (distribution.count, distribution.largest) == (VALUES_MAX, 10 * VALUES_MAX - 1)
+    assert distribution.p50 == 9.5 * VALUES_MAX - 1
 
 
-def test_nothing_measured_is_nothing() -> None:
-    assert SpreadMeter(0.0).measured(100.0) is None
+def test_without_values_there_is_no_distribution() -> None:
+    assert DistributionMeter(0.0).distribution(100.0) is None
 
 
 def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacing_of_notes() -> None:

@@ -6,6 +6,7 @@ from math import sin
 
 from attrs import evolve
 
+from trioha.distribution import Distribution
 from trioha.errors import TriohaError
 from trioha_monitor.series import Series, SeriesRecorder, Severity
 from trioha_monitor.source import PlaybackState, Tick
@@ -19,7 +20,6 @@ from trioha_monitor.view import (
     PutRate,
     ReplicaView,
     SlaveView,
-    Spread,
     TimelineEvent,
     Verdict,
 )
@@ -184,8 +184,8 @@ def busy_view() -> ClusterView:
             flushed_offset=END - 120_000,
             dispatched_offset=END - 90_000,
             reconnects=2,
-            ack_latency_ms=Spread(0.31, 2.4, 18.0, 182_345),
-            frame_bytes=Spread(1204.0, 32_768.0, 32_768.0, 182_345),
+            ack_latency_ms=Distribution(0.31, 2.4, 18.0, 182_345),
+            frame_bytes=Distribution(1204.0, 32_768.0, 32_768.0, 182_345),
             lag_history=lag_series("peak"),
             lag_s_history=lag_series("peak", unit=3e-7),
         ),

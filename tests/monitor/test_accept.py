@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.monitor.builders import connection, master, slave
+from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, Spread
+from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha_monitor.accept import CONNECTIONS_MAX, WARNINGS_MAX, Intake
 from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
 
@@ -131,7 +132,7 @@ def test_an_answer_that_cannot_be_true_is_refused(name: str, value: object) -> N
         {"lag_ms": 2**63},
         {"heard_ms": -(2**64)},
         {"transferred_bytes_per_s": 2**64},
-        {"ack_latency_us": Spread(1, 2, 10**400, 4)},
+        {"ack_latency_us": Distribution(1, 2, 10**400, 4)},
     ],
 )
 def test_a_connection_that_cannot_be_true_is_refused(changes: dict[str, object]) -> None:

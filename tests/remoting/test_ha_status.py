@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from tests.remoting.recorded import answers
+from trioha.distribution import Distribution
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
@@ -28,7 +29,6 @@ from trioha.remoting.ha_status import (
     HaExtras,
     HaRuntimeInfo,
     SlaveClientStatus,
-    Spread,
 )
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.remoting.status_reader import StatusReader, fetch_status, parse_broker_config, parse_runtime_info
@@ -49,7 +49,7 @@ RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
 
 OFFSETS = st.integers(-1, 2**63 - 1)
 TEXT = st.text(min_size=1, max_size=10)
-MEASURED = st.builds(Spread, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
+DISTRIBUTIONS = st.builds(Distribution, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
 CONNECTIONS = st.builds(
     ConnectionStatus,
     address=st.text(max_size=10),
@@ -61,8 +61,8 @@ CONNECTIONS = st.builds(
     state=st.none() | TEXT,
     lag_ms=st.none() | OFFSETS,
     heard_ms=st.none() | OFFSETS,
-    ack_latency_us=st.none() | MEASURED,
-    frame_bytes=st.none() | MEASURED,
+    ack_latency_us=st.none() | DISTRIBUTIONS,
+    frame_bytes=st.none() | DISTRIBUTIONS,
     connection_id=st.none() | OFFSETS,
 )
 CLIENTS = st.builds(

@@ -17,7 +17,6 @@ from attrs import asdict, field, frozen
 from trioha import __version__
 from trioha.broker.puts import PutService
 from trioha.ha.master import HaMaster
-from trioha.ha.meter import Measured
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
 from trioha.net.threads import run_in_thread
@@ -29,7 +28,6 @@ from trioha.remoting.ha_status import (
     HaExtras,
     HaRuntimeInfo,
     SlaveClientStatus,
-    Spread,
 )
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.message_store import MessageStore
@@ -127,8 +125,8 @@ class BrokerInfo:
                 lag_ms=round(connection.lag_s * 1000),
                 connection_id=connection.connection_id,
                 heard_ms=round(connection.last_received_s * 1000),
-                ack_latency_us=_told(connection.ack_latency_us),
-                frame_bytes=_told(connection.frame_bytes),
+                ack_latency_us=connection.ack_latency_us,
+                frame_bytes=connection.frame_bytes,
             )
             for connection in self._master.connections()
         )
@@ -263,13 +261,6 @@ class BrokerInfo:
         """storeTimestamp of the first record, -1 without one."""
         view = self._log.read(self._log.min_offset, self._log.file_bytes)
         return store_timestamp_ms(view, 0) if len(view) else -1
-
-
-def _told(measured: Measured | None) -> Spread | None:
-    """A connection's measurement as the status tells it."""
-    if measured is None:
-        return None
-    return Spread(measured.p50, measured.p99, measured.largest, measured.count)
 
 
 def _camel(name: str) -> str:

@@ -36,8 +36,9 @@ import structlog
 import trio
 from attrs import frozen
 
+from trioha.distribution import Distribution
 from trioha.ha.frames import HEADER_BYTES, OFFSET_END, ReportDecoder, encode_header, last_report
-from trioha.ha.meter import FlowControl, LagClock, Measured, RateMeter, SpreadMeter
+from trioha.ha.meter import DistributionMeter, FlowControl, LagClock, RateMeter
 from trioha.ha.replicas import Replicas
 from trioha.ha.states import StateCell
 from trioha.ha.timeouts import Timeouts
@@ -98,9 +99,9 @@ class ConnectionStatus:
     transferred_bytes_per_s: int
     last_received_s: float = 0.0
     """How long ago anything was read from the slave."""
-    ack_latency_us: Measured | None = None
+    ack_latency_us: Distribution[int] | None = None
     """From sending a frame to its ack, in microseconds; of one frame in flight at a time."""
-    frame_bytes: Measured | None = None
+    frame_bytes: Distribution[int] | None = None
     """Bodies of the frames that were sent."""
 
 
@@ -169,8 +170,8 @@ class HaConnection:
         now_s = trio.current_time()
         self._rate = RateMeter(now_s)
         self._last_received_s = now_s
-        self._ack_latency = SpreadMeter(now_s)
-        self._frame_bytes = SpreadMeter(now_s)
+        self._ack_latency = DistributionMeter(now_s)
+        self._frame_bytes = DistributionMeter(now_s)
         self._timed_offset = -1
         """End of the frame whose ack is being timed; -1 while none is."""
         self._timed_s = now_s
@@ -189,8 +190,8 @@ class HaConnection:
             lag_s=self._lag_clock.age_s(now_s),
             transferred_bytes_per_s=self._rate.bytes_per_s(now_s),
             last_received_s=now_s - self._last_received_s,
-            ack_latency_us=self._ack_latency.measured(now_s, per_unit=1e6),
-            frame_bytes=self._frame_bytes.measured(now_s),
+            ack_latency_us=self._ack_latency.distribution(now_s, per_unit=1e6),
+            frame_bytes=self._frame_bytes.distribution(now_s),
         )
 
     async def run(self) -> CloseReason:

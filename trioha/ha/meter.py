@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from attrs import frozen
+from trioha.distribution import Distribution, distribution_of
 
 WINDOW_S = 1.0
-SPREAD_WINDOW_S = 2.0
+DISTRIBUTION_WINDOW_S = 2.0
 VALUES_MAX = 1024
 NOTE_INTERVAL_S = 0.01
 NOTES_MAX = 8192
@@ -100,49 +100,30 @@ class LagClock:
         self._notes = deque(notes)
 
 
-@frozen
-class Measured:
-    """A distribution of whole numbers."""
+class DistributionMeter:
+    """The distribution of the values of the last `DISTRIBUTION_WINDOW_S`: adding one is cheap, reading sorts.
 
-    p50: int
-    p99: int
-    largest: int
-    count: int
-    """How many were measured."""
-
-
-class SpreadMeter:
-    """How the last values were distributed: adding one costs next to nothing, sorting is left to who asks.
-
-    A window of `SPREAD_WINDOW_S` ends when somebody asks after it is over: who is not asked keeps no time.
-    Of more than `VALUES_MAX` values in a window only the last ones count.
+    A window ends with the first read after that time. Of more than `VALUES_MAX` values in a window only the
+    last ones count.
     """
 
     def __init__(self, now_s: float) -> None:
         self._window_start_s = now_s
         self._values: deque[float] = deque(maxlen=VALUES_MAX)
-        self._last: Measured | None = None
+        self._last: Distribution[int] | None = None
         self.add = self._values.append
-        """Count a value: the deque's own method, for who adds one with every frame."""
+        """Add a value: the deque's own method, since some are added with every frame."""
 
-    def measured(self, now_s: float, *, per_unit: float = 1.0) -> Measured | None:
-        """What the last window that is over held; before the first one, what there is; None for nothing.
+    def distribution(self, now_s: float, *, per_unit: float = 1.0) -> Distribution[int] | None:
+        """The values of the last complete window, of the current one while there is none; None without any.
 
         Each value is multiplied by `per_unit` and rounded.
         """
-        if now_s - self._window_start_s >= SPREAD_WINDOW_S:
-            self._last = self._summary(per_unit)
+        if now_s - self._window_start_s >= DISTRIBUTION_WINDOW_S:
+            self._last = distribution_of(self._values, per_unit=per_unit)
             self._window_start_s = now_s
             self._values.clear()
-        return self._summary(per_unit) if self._last is None else self._last
-
-    def _summary(self, per_unit: float) -> Measured | None:
-        values = sorted(self._values)
-        count = len(values)
-        if not count:
-            return None
-        p50, p99 = (round(values[-(-count * percent // 100) - 1] * per_unit) for percent in (50, 99))
-        return Measured(p50, p99, round(values[-1] * per_unit), count)
+        return distribution_of(self._values, per_unit=per_unit) if self._last is None else self._last
 
 
 class FlowControl:

@@ -12,10 +12,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
+from trioha.distribution import Distribution
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, verdict_cell
 from trioha_monitor.units import NOTHING, format_duration, format_offset
-from trioha_monitor.view import NodeView, ReplicaView, Spread, Verdict
+from trioha_monitor.view import NodeView, ReplicaView, Verdict
 from trioha_monitor.widgets.bars import bar
 from trioha_monitor.widgets.curves import lag_curve
 from trioha_monitor.widgets.graph import Graph
@@ -198,8 +199,8 @@ def facts_of(
             small("  acked "),
             text(context.rate(replica.ack_bytes_per_s)),
         ),
-        row("Ack time", *_spread(replica.ack_latency_ms, milliseconds, text, small)),
-        row("Frames", *_spread(replica.frame_bytes, context.size, text, small)),
+        row("Ack time", *_distribution(replica.ack_latency_ms, milliseconds, text, small)),
+        row("Frames", *_distribution(replica.frame_bytes, context.size, text, small)),
     ]
     if node is not None and node.slave is not None:
         slave = node.slave
@@ -228,22 +229,22 @@ def _verdict_lines(
     return [first, *(((" " * LABEL_WIDTH + part, style),) for part in wrap(words, room))]
 
 
-def _spread(
-    spread: Spread | None,
+def _distribution(
+    distribution: Distribution[float] | None,
     write: Callable[[float], str],
     text: Callable[[str], Part],
     small: Callable[[str], Part],
 ) -> tuple[Part, ...]:
-    if spread is None:
+    if distribution is None:
         return (text(NOTHING),)
     return (
         small("p50 "),
-        text(write(spread.p50)),
+        text(write(distribution.p50)),
         small("  p99 "),
-        text(write(spread.p99)),
+        text(write(distribution.p99)),
         small("  max "),
-        text(write(spread.largest)),
-        small(f"  of {spread.count:,}"),
+        text(write(distribution.largest)),
+        small(f"  of {distribution.count:,}"),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from trioha.distribution import Distribution
 from trioha.recording.aggregate import aggregate
 from trioha.recording.events import Kind
 from trioha.recording.histogram import Histogram
@@ -14,7 +15,6 @@ from trioha.recording.time_series import TimeGrid
 from trioha_monitor.replay.moments import Moment
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, SessionRun
 from trioha_monitor.replay.rows import Row
-from trioha_monitor.view import Spread
 
 LATELY_NS: Final = 10 * NS_PER_S
 """Latencies and frame sizes are those of this time."""
@@ -23,27 +23,30 @@ LATELY_STEP_NS: Final = NS_PER_S // 2
 LATELY_RECORDS_MAX: Final = 8192
 """And of so many records at most."""
 
+Distributions = tuple[Distribution[float] | None, Distribution[float] | None]
+"""Of ack latencies in ms, and of frame sizes in bytes."""
+
 
 class Recent:
     """Keeps what was read last: the rows of one moment ask one after the other."""
 
     def __init__(self) -> None:
-        self._spreads_key: dict[int, tuple[int, int]] = {}
-        self._spreads: dict[int, dict[int, tuple[Spread | None, Spread | None]]] = {}
-        """Of each take at `_spreads_key`."""
+        self._distributions_key: dict[int, tuple[int, int]] = {}
+        self._distributions: dict[int, dict[int, Distributions]] = {}
+        """Of each take at `_distributions_key`."""
         self._worst_of: tuple[Moment, int] | None = None
         self._worst: dict[int, int] = {}
 
-    def spreads(self, moment: Moment, conn: int) -> tuple[Spread | None, Spread | None]:
+    def distributions(self, moment: Moment, conn: int) -> Distributions:
         """Ack latency in ms and frame sizes of a connection, in `LATELY_NS` before the last half second."""
         run = moment.run
         if run.is_sampled:
             return None, None
         key = (run.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
-        if self._spreads_key.get(run.number) != key:
-            self._spreads_key[run.number] = key
-            self._spreads[run.number] = _spreads_at(run, key[1])
-        return self._spreads[run.number].get(conn, (None, None))
+        if self._distributions_key.get(run.number) != key:
+            self._distributions_key[run.number] = key
+            self._distributions[run.number] = _distributions_at(run, key[1])
+        return self._distributions[run.number].get(conn, (None, None))
 
     def worst_lag(self, moment: Moment, row: Row, *, bucket_ms: int) -> int | None:
         """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
@@ -56,7 +59,7 @@ class Recent:
         return worst if worst >= 0 else None
 
 
-def _spreads_at(run: SessionRun, at_ns: int) -> dict[int, tuple[Spread | None, Spread | None]]:
+def _distributions_at(run: SessionRun, at_ns: int) -> dict[int, Distributions]:
     last = run.position_at(at_ns)
     first = max(run.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
     records = run.reader.records_between(first, last)
@@ -64,12 +67,15 @@ def _spreads_at(run: SessionRun, at_ns: int) -> dict[int, tuple[Spread | None, S
         return {}
     grid = TimeGrid.over(int(records["ts_ns"][0]), int(records["ts_ns"].max()), steps=1)
     sent = records["kind"] == Kind.TRANSFER
-    spreads = {}
+    distributions = {}
     for conn, part in aggregate(records, is_slave=False, grid=grid).connections.items():
         sizes = records["size"][sent & (records["conn"] == conn)].astype(np.int64)
         latency = part.finished(grid).latency
-        spreads[conn] = (_spread(latency, per=1e6), _spread(Histogram.of(np.maximum(sizes, 0))))
-    return spreads
+        distributions[conn] = (
+            _distribution(latency, per=1e6),
+            _distribution(Histogram.of(np.maximum(sizes, 0))),
+        )
+    return distributions
 
 
 def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
@@ -86,8 +92,8 @@ def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
     return worst
 
 
-def _spread(histogram: Histogram, *, per: float = 1.0) -> Spread | None:
+def _distribution(histogram: Histogram, *, per: float = 1.0) -> Distribution[float] | None:
     p50, p99 = histogram.percentile(50), histogram.percentile(99)
     if p50 is None or p99 is None:
         return None
-    return Spread(p50 / per, p99 / per, histogram.max_value / per, histogram.total)
+    return Distribution(p50 / per, p99 / per, histogram.max_value / per, histogram.total)

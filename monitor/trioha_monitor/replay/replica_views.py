@@ -105,7 +105,7 @@ class ReplicaViews:
             limits,
         )
         sent_rate, ack_rate, eta_s, is_closing = self._speeds(moment, conn, said, diff, lag_s)
-        latency, frames = self._recent.spreads(moment, conn) if is_connected else (None, None)
+        latency, frames = self._recent.distributions(moment, conn) if is_connected else (None, None)
         first = self._recent.worst_lag(moment, row, bucket_ms=self._overview.bucket_ms)
         return ReplicaView(
             key=run.number * ROWS + row.root,
