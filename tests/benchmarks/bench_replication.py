@@ -24,10 +24,10 @@ from pathlib import Path
 import trio
 
 from trioha.broker.puts import PutService
-from trioha.ha.connection import HaSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
 from trioha.recording.events import NoSink
 from trioha.store.commit_log import CommitLog, Message
 from trioha.store.put_status import PutStatus

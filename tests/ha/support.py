@@ -8,10 +8,10 @@ import trio
 from attrs import define, field
 from trio.testing import memory_stream_pair
 
-from trioha.ha.connection import HaSettings
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
 from trioha.recording.events import NO_CONNECTION
 

@@ -28,7 +28,7 @@ from trioha.store.commit_log import CommitLog
 STEPS = (
     (Admission, "refusal"),
     (Admission, "place"),
-    (SocketTransport, "take_over"),
+    (SocketTransport, "from_stream"),
     (SocketTransport, "receive_some"),
     (SocketTransport, "send_now"),
     (HaMaster, "serve_stream"),

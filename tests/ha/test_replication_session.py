@@ -45,8 +45,8 @@ def serve(session, master, *, frame_bytes=5000, request=None):
     request = session.begin() if request is None else request
     offset = request or master.max_offset - master.max_offset % FILE_BYTES
     while data := bytes(master.read(offset, frame_bytes)):
-        session.take_header(FrameHeader(offset, len(data)))
-        session.take_body(memoryview(data))
+        session.receive_header(FrameHeader(offset, len(data)))
+        session.receive_body(memoryview(data))
         offset += len(data)
     return request, offset
 
@@ -86,12 +86,12 @@ def test_nothing_beyond_the_request_is_acked_before_the_tail_was_compared(master
     request = session.begin()
     assert (session.ack_offset, session.is_checked) == (request, False)
     half = (log.max_offset - request) // 2
-    session.take_header(FrameHeader(request, half))
-    session.take_body(master.read(request, half))
+    session.receive_header(FrameHeader(request, half))
+    session.receive_body(master.read(request, half))
     assert (session.ack_offset, session.next_offset) == (request, request + half)
     rest = log.max_offset - request - half
-    session.take_header(FrameHeader(request + half, rest))
-    session.take_body(master.read(request + half, rest))
+    session.receive_header(FrameHeader(request + half, rest))
+    session.receive_body(master.read(request + half, rest))
     assert (session.ack_offset, session.is_checked) == (log.max_offset, True)
 
 
@@ -115,9 +115,9 @@ def test_a_master_that_ends_inside_the_tail_is_found_by_its_second_heartbeat(mas
     shorter = replica_of(master, tmp_path / "shorter", 45_000)
     session = ReplicationSession(log, settings_with())
     _, offset = serve(session, shorter)
-    session.take_header(FrameHeader(offset, 0))
+    session.receive_header(FrameHeader(offset, 0))
     with pytest.raises(ReplicationError, match=f"the master's at {shorter.max_offset}") as raised:
-        session.take_header(FrameHeader(offset, 0))
+        session.receive_header(FrameHeader(offset, 0))
     assert raised.value.reason is CloseReason.AHEAD
 
 
@@ -125,9 +125,9 @@ def test_a_master_with_nothing_at_the_request_is_found_by_its_second_heartbeat(m
     log = replica_of(master, tmp_path / "slave", 50_000)
     session = ReplicationSession(log, settings_with())
     request = session.begin()
-    session.take_header(FrameHeader(request, 0))
+    session.receive_header(FrameHeader(request, 0))
     with pytest.raises(ReplicationError) as raised:
-        session.take_header(FrameHeader(request, 0))
+        session.receive_header(FrameHeader(request, 0))
     assert (raised.value.reason, raised.value.offset) == (CloseReason.GAP, request)
 
 
@@ -137,7 +137,7 @@ def test_a_trioha_master_says_where_its_log_is_and_the_slave_understands(master,
     session = ReplicationSession(log, settings_with())
     session.begin()
     with pytest.raises(ReplicationError, match=str(told)) as raised:
-        session.take_header(FrameHeader(told, 0))
+        session.receive_header(FrameHeader(told, 0))
     assert raised.value.reason is reason
 
 
@@ -159,9 +159,9 @@ def test_a_first_record_that_does_not_begin_with_zero_is_refused_before_anything
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     session.begin()
-    session.take_header(FrameHeader(1, 1000))
+    session.receive_header(FrameHeader(1, 1000))
     with pytest.raises(ReplicationError) as raised:
-        session.take_body(memoryview(bytes(range(1, 251)) * 4))
+        session.receive_body(memoryview(bytes(range(1, 251)) * 4))
     assert raised.value.reason is CloseReason.BAD_RECORD
     assert log.is_empty
 
@@ -178,12 +178,12 @@ def test_where_the_first_files_are_gone_the_slave_finds_the_first_that_is_there(
         asked.append(request)
         start = request or last_file * FILE_BYTES
         if start == log.max_offset > 0:
-            session.take_header(FrameHeader(start, 500))
+            session.receive_header(FrameHeader(start, 500))
             break
         is_there = start >= first_file * FILE_BYTES
         with pytest.raises(ReplicationError) as raised:  # noqa: PT012 - the first heartbeat may not be enough
-            session.take_header(FrameHeader(start, 500 if is_there else 0))
-            session.take_header(FrameHeader(start, 0))
+            session.receive_header(FrameHeader(start, 500 if is_there else 0))
+            session.receive_header(FrameHeader(start, 0))
         assert raised.value.reason is CloseReason.PROBED
     assert (asked[:2], asked[-1]) == ([1, 0], first_file * FILE_BYTES)
     assert len(asked) <= 7
@@ -196,14 +196,14 @@ def test_what_an_empty_master_did_not_have_is_asked_for_again(master, tmp_path):
     for request in (1, 0, 1):
         assert session.begin() == request
         if request == 1 and log.is_empty:
-            session.take_header(FrameHeader(1, 0))
+            session.receive_header(FrameHeader(1, 0))
         with pytest.raises(ReplicationError) as raised:
-            session.take_header(FrameHeader(request, 0))
+            session.receive_header(FrameHeader(request, 0))
         assert raised.value.reason is CloseReason.PROBED
     # Meanwhile the master has filled several files: the search that runs ends at the first of them.
     assert session.begin() == 0
     with pytest.raises(ReplicationError):
-        session.take_header(FrameHeader(3 * FILE_BYTES, 500))
+        session.receive_header(FrameHeader(3 * FILE_BYTES, 500))
     for _ in range(5):
         with suppress(ReplicationError):
             serve(session, master)
@@ -216,7 +216,7 @@ def test_a_trioha_master_says_where_its_first_file_is(tmp_path):
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     assert session.begin() == 1
     with pytest.raises(ReplicationError) as raised:
-        session.take_header(FrameHeader(4 * FILE_BYTES, 0))
+        session.receive_header(FrameHeader(4 * FILE_BYTES, 0))
     assert raised.value.reason is CloseReason.PROBED
     assert session.begin() == 4 * FILE_BYTES == log.min_offset
 
@@ -268,7 +268,7 @@ def test_a_start_beyond_the_masters_end_is_named(tmp_path):
         with pytest.raises(
             ReplicationError, match=f"told to begin at 131172, the master's log ends at {end_offset}"
         ) as raised:
-            session.take_header(FrameHeader(end_offset, 0))
+            session.receive_header(FrameHeader(end_offset, 0))
         assert raised.value.reason is CloseReason.AHEAD
         assert session.begin() == 2 * FILE_BYTES == log.min_offset
 
@@ -277,10 +277,10 @@ def test_an_empty_log_that_began_behind_its_masters_end_asks_anew(tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with())
     assert session.begin() == 0
-    session.take_header(FrameHeader(3 * FILE_BYTES, 0))
+    session.receive_header(FrameHeader(3 * FILE_BYTES, 0))
     assert session.begin() == 3 * FILE_BYTES
     with pytest.raises(ReplicationError) as raised:
-        session.take_header(FrameHeader(FILE_BYTES, 0))
+        session.receive_header(FrameHeader(FILE_BYTES, 0))
     assert raised.value.reason is CloseReason.PROBED
     assert session.begin() == 0 == log.max_offset
 

@@ -323,7 +323,7 @@ async def test_the_recorded_stream_of_a_real_master_is_taken_whole(log, version,
 
 
 async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, master_log, autojump_clock):
-    slave, dialer, _ = make_slave(log, acks=AckMode.FLUSHED)
+    slave, dialer, _ = make_slave(log, ack_mode=AckMode.FLUSHED)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await settled()

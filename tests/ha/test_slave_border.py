@@ -34,8 +34,8 @@ PLANTED = [
     (ReplicaAppender, "append"),
     (ReplicaAppender, "discard"),
     (ReplicationSession, "begin"),
-    (ReplicationSession, "take_header"),
-    (ReplicationSession, "take_body"),
+    (ReplicationSession, "receive_header"),
+    (ReplicationSession, "receive_body"),
     (CommitLog, "append_records"),
     (CommitLog, "note_record"),
     (RateMeter, "add"),
@@ -123,7 +123,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
     master, _, _ = make_master(master_log)
     async with trio.open_nursery() as nursery:
         dialer = ServingDialer(master, nursery)
-        slave, _, _ = make_slave(log, dialer=dialer, acks=AckMode.FLUSHED, replication=ALL)
+        slave, _, _ = make_slave(log, dialer=dialer, ack_mode=AckMode.FLUSHED, replication=ALL)
         nursery.start_soon(slave.run)
 
         async def flush():
@@ -149,7 +149,9 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
 async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_backed_off_from(
     log, master_log, autojump_clock, monkeypatch, capsys
 ):
-    plant(monkeypatch, ReplicationSession, "take_body", failing=range(10_000), error=RuntimeError("planted"))
+    plant(
+        monkeypatch, ReplicationSession, "receive_body", failing=range(10_000), error=RuntimeError("planted")
+    )
     master, _, _ = make_master(master_log)
     async with trio.open_nursery() as nursery:
         dialer = ServingDialer(master, nursery)

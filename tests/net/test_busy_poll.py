@@ -118,7 +118,7 @@ async def test_puts_that_come_together_are_not_looked_for(log, monkeypatch):
         await in_step(log, peer)
         commit = commit_of(master, log, replicas, events)
         looked = []
-        monkeypatch.setattr(commit, "_look_for_acks", looked.append)
+        monkeypatch.setattr(commit, "_poll_acks", looked.append)
         async with trio.open_nursery() as nursery:
             for index in range(3):
                 nursery.start_soon(wait, commit, log.append(message()), index)
@@ -209,7 +209,7 @@ class CountingPoll(BusyPoll):
 async def test_a_receiver_that_looks_takes_bytes_and_the_end_as_one_that_waits():
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     far = await trio.open_tcp_stream(*listeners[0].socket.getsockname())
-    near = SocketTransport.take_over(await listeners[0].accept())
+    near = SocketTransport.from_stream(await listeners[0].accept())
     near.busy_poll = BusyPoll(0.001)
     buffer = memoryview(bytearray(100))
     async with trio.open_nursery() as nursery:

@@ -28,7 +28,7 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
         self._incoming = incoming
         self._outgoing = outgoing
 
-    async def take_turn(self) -> None:
+    async def checkpoint_if_due(self) -> None:
         await trio.lowlevel.checkpoint()
 
     def receive_now(self, max_bytes: int) -> bytes | None:
@@ -40,20 +40,20 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
             return data
         return b"" if incoming.is_ended else None
 
-    async def until_readable(self) -> None:
+    async def wait_readable(self) -> None:
         while not self._incoming.data and not self._incoming.is_ended:
             await self._incoming.changed.wait()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await self.take_turn()
+        await self.checkpoint_if_due()
         while (data := self.receive_now(max_bytes or 65536)) is None:
-            await self.until_readable()
+            await self.wait_readable()
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data)
         outgoing = self._outgoing
-        await self.take_turn()
+        await self.checkpoint_if_due()
         while left:
             if outgoing.is_ended:
                 raise trio.BrokenResourceError("the other end is closed")

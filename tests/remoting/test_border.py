@@ -45,7 +45,7 @@ PLACES: list[tuple[object, str]] = [
     (Housekeeping, "__init__"),
     (SocketTransport, "receive_now"),
     (SocketTransport, "send_now"),
-    (SocketTransport, "take_over"),
+    (SocketTransport, "from_stream"),
 ]
 BUGS: list[Callable[[], Exception]] = [
     lambda: RuntimeError("planted"),

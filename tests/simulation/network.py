@@ -327,14 +327,14 @@ class DirectEnd(SocketTransport):
         return self._end.push(data)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self.take_turn()
+        await self.checkpoint_if_due()
         await self._end.send(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._end.wait_for_room()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await self.take_turn()
+        await self.checkpoint_if_due()
         return await self._end.receive(max_bytes)
 
     async def receive_into(self, buffer: memoryview) -> int:

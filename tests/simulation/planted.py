@@ -147,7 +147,7 @@ def _any_offset() -> Iterator[None]:
     real_begin = ReplicationSession.begin
     with (
         patch.object(ReplicationSession, "begin", begin),
-        patch.object(ReplicationSession, "_take_other_offset", lambda self, header: None),
+        patch.object(ReplicationSession, "_handle_other_offset", lambda self, header: None),
     ):
         yield
 

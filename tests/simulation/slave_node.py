@@ -100,7 +100,7 @@ class SlaveNode(Node):
             settings=self.plan.settings,
             sink=sink,
             replication=plan.replication,
-            acks=plan.acks,
+            ack_mode=plan.acks,
             is_observer=plan.is_observer,
             gap_policy=plan.gap_policy,
         )

@@ -40,6 +40,7 @@ from trioha.distribution import Distribution
 from trioha.ha.frames import HEADER_BYTES, OFFSET_END, ReportDecoder, encode_header, last_report
 from trioha.ha.meter import DistributionMeter, FlowControl, LagClock, RateMeter
 from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
 from trioha.ha.states import StateCell
 from trioha.ha.timeouts import Timeouts
 from trioha.net.housekeeping import Housekeeping
@@ -60,28 +61,6 @@ FRAMES_PER_TURN = 16
 HINT_TIMEOUT_S = 1.0
 COPY_BYTES_MAX = 64 * 1024
 """Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
-
-
-@frozen
-class HaSettings:
-    """Timers and limits of the HA protocol, for both sides."""
-
-    heartbeat_interval_s: float
-    """haSendHeartbeatInterval: silence on the own sending side after which a heartbeat goes out."""
-    housekeeping_interval_s: float
-    """haHousekeepingInterval: silence of the peer after which the connection is closed."""
-    transfer_batch_bytes: int
-    """haTransferBatchSize: longest body of a frame to a slave in step."""
-    flow_bytes_per_s: int | None = None
-    """maxHaTransferByteInSecond with haFlowControlEnable: bytes to one slave in a second, headers and bodies;
-    None for no limit."""
-    first_report_timeout_s: float = math.inf
-    """trioha.haFirstReportTimeout: how long a master waits for a connection's first report."""
-    transfer_batch_bytes_max: int = 0
-    """trioha.haTransferBatchMax: longest body of a frame to a slave that is behind; below
-    `transfer_batch_bytes` nothing grows."""
-    busy_poll_s: float = 0.0
-    """trioha.haBusyPoll: how long each side may look for the other's next bytes before it sleeps on them."""
 
 
 @frozen
@@ -133,7 +112,7 @@ class HaConnection:
         """The peer, `host:port`."""
         self.replica = replica
         """Which replica this is: several connections of one replica are one copy."""
-        self._is_lasting_name = is_stable_identity
+        self._is_stable_identity = is_stable_identity
         self.state = StateCell(HaState.HANDSHAKE)
         """Whoever wants to know of changes waits here."""
         self.is_announced = False
@@ -326,7 +305,7 @@ class HaConnection:
             return
         if self.ack_offset < offset <= self.sent_offset:
             try:
-                stream.take_now(len(data))
+                stream.consume(len(data))
             except trio.BrokenResourceError:
                 self._end(CloseReason.IO_ERROR)
                 return
@@ -399,7 +378,7 @@ class HaConnection:
             self.connection_id,
             replica=self.replica,
             ack_offset=offset,
-            is_stable_identity=self._is_lasting_name,
+            is_stable_identity=self._is_stable_identity,
             is_behind=self.sent_offset < self._log.max_offset,
             lag_clock=self._lag_clock,
         )

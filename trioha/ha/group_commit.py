@@ -66,7 +66,7 @@ class GroupCommit:
         self._sink = sink
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self._push = push
-        self._look_for_acks = poll_acks
+        self._poll_acks = poll_acks
         self._waiting = 0
         """Puts that wait, those that were released and have not had their turn included."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
@@ -130,11 +130,11 @@ class GroupCommit:
             self._push()
         self._waiting += 1
         try:
-            if is_alone and copies is not None and self._look_for_acks is not None:
+            if is_alone and copies is not None and self._poll_acks is not None:
                 # While the slave works, it is the others' turn: if none of them puts, nobody is kept waiting.
                 await trio.lowlevel.checkpoint()
                 if self._waiting == 1 and copies.result is None:
-                    self._look_for_acks(copies)
+                    self._poll_acks(copies)
             if copies is not None and await copies.wait() is not REACHED:
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
             # A log that was cut meanwhile does not hold the record any more: not flushed, whatever comes.

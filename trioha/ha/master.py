@@ -20,9 +20,10 @@ import trio
 from attrs import field, frozen
 
 from trioha.ha.admission import Admission, AdmissionSettings, Refusal, identity_of
-from trioha.ha.connection import ConnectionStatus, HaConnection, HaSettings
+from trioha.ha.connection import ConnectionStatus, HaConnection
 from trioha.ha.probes import ProbeCount, Probes
 from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
 from trioha.ha.states import Changes, Notices
 from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import BusyPoll
@@ -165,7 +166,7 @@ class HaMaster:
         return min(
             (
                 connection.sent_offset
-                if self._replicas.is_silent(connection.connection_id)
+                if self._replicas.is_ack_overdue(connection.connection_id)
                 else max(connection.ack_offset, connection.start_offset)
                 for connection in self._connections.values()
                 if connection.start_offset >= 0
@@ -224,7 +225,7 @@ class HaMaster:
             self.probes.note(host, CloseReason.NOT_ALLOWED, detail=refusal.reason)
             return
         with self._admission.place(host):
-            transport = SocketTransport.take_over(stream)
+            transport = SocketTransport.from_stream(stream)
             try:
                 if self._tls is None:
                     await self.serve_stream(transport, host=host, port=port)

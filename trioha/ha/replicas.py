@@ -28,7 +28,7 @@ from attrs import define, field
 from trioha.ha.meter import LagClock
 from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
 
-SILENCE_S_MAX = 15.0
+UNACKED_S_MAX = 15.0
 """Default of haMaxTimeSlaveNotCatchup."""
 
 
@@ -45,7 +45,7 @@ class _Holder:
     has_acked: bool
     """Whether it has acknowledged bytes that it was sent, or had them all when it came."""
 
-    def owes_for_s(self, now_s: float) -> float:
+    def unacked_for_s(self, now_s: float) -> float:
         """How long it has owed an acknowledgement without giving any; 0 if it owes none."""
         oldest_s = self.lag_clock.oldest_s
         return 0.0 if oldest_s is None else now_s - max(oldest_s, self.acked_s)
@@ -83,11 +83,11 @@ class QuorumView:
 class Replicas:
     """Acknowledged offsets of the replicas that are connected and have reported."""
 
-    def __init__(self, *, gap_bytes_max: int, silence_s_max: float = SILENCE_S_MAX) -> None:
+    def __init__(self, *, gap_bytes_max: int, unacked_s_max: float = UNACKED_S_MAX) -> None:
         """`gap_bytes_max` is haMaxGapNotInSync (haSlaveFallbehindMax): a slave this far behind is out;
-        `silence_s_max` haMaxTimeSlaveNotCatchup: so is one that owes an acknowledgement for so long."""
+        `unacked_s_max` haMaxTimeSlaveNotCatchup: so is one that owes an acknowledgement for so long."""
         self._gap_bytes_max = gap_bytes_max
-        self._silence_s_max = silence_s_max
+        self._unacked_s_max = unacked_s_max
         self._holders: dict[int, _Holder] = {}
         self._quorum_views = [QuorumView()]
 
@@ -167,11 +167,11 @@ class Replicas:
         holder = self._holders.get(connection_id)
         return holder is not None and self._is_eligible(holder, end_offset, trio.current_time())
 
-    def is_silent(self, connection_id: int) -> bool:
+    def is_ack_overdue(self, connection_id: int) -> bool:
         """Whether this connection has owed an acknowledgement for haMaxTimeSlaveNotCatchup: a replica that is
         stuck, or an observer, which never acknowledges."""
         holder = self._holders.get(connection_id)
-        return holder is not None and holder.owes_for_s(trio.current_time()) >= self._silence_s_max
+        return holder is not None and holder.unacked_for_s(trio.current_time()) >= self._unacked_s_max
 
     def eligible_count(self, end_offset: int) -> int:
         """How many distinct replicas a put that ends at `end_offset` may wait for."""
@@ -189,4 +189,4 @@ class Replicas:
         lag_bytes = end_offset - holder.ack_offset
         if lag_bytes >= self._gap_bytes_max:
             return False
-        return lag_bytes <= 0 or holder.owes_for_s(now_s) < self._silence_s_max
+        return lag_bytes <= 0 or holder.unacked_for_s(now_s) < self._unacked_s_max

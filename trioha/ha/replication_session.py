@@ -190,7 +190,7 @@ class ReplicationSession:
             return self._asked_offset
         return self._appender.next_offset if self.is_checked else self._compared_offset
 
-    def take_header(self, header: FrameHeader) -> None:
+    def receive_header(self, header: FrameHeader) -> None:
         """A frame begins; raises ReplicationError if it cannot be taken."""
         log = self._log
         if self._probes:
@@ -211,7 +211,7 @@ class ReplicationSession:
                 CloseReason.BAD_SIZE, f"frame at {header.offset}: no log is so long", offset=header.offset
             )
         if header.offset != self.next_offset:
-            self._take_other_offset(header)
+            self._handle_other_offset(header)
         if header.offset % file_bytes + header.body_bytes > file_bytes:
             raise ReplicationError(
                 CloseReason.BAD_SIZE,
@@ -223,7 +223,7 @@ class ReplicationSession:
         elif not self.is_checked or self._restores_first_byte:
             self._take_empty_heartbeat(header.offset)
 
-    def _take_other_offset(self, header: FrameHeader) -> None:
+    def _handle_other_offset(self, header: FrameHeader) -> None:
         """Another offset than the next one: an empty log may begin there; a heartbeat may say why not."""
         log = self._log
         expected = self.next_offset
@@ -302,7 +302,7 @@ class ReplicationSession:
             offset=offset,
         )
 
-    def take_body(self, data: memoryview) -> None:
+    def receive_body(self, data: memoryview) -> None:
         """Some bytes of the frame; raises ReplicationError where they differ from the own ones or are no
         records.
 

@@ -30,10 +30,10 @@ from attrs import frozen
 
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
-from trioha.ha.connection import HaSettings
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationError, ReplicationSession, ReplicationSettings
+from trioha.ha.settings import HaSettings
 from trioha.ha.states import StateCell
 from trioha.net.border import ConnectionBorder, find_shortage
 from trioha.net.busy_poll import BusyPoll
@@ -110,7 +110,7 @@ class HaSlave:
         settings: HaSettings,
         sink: EventSink,
         replication: ReplicationSettings | None = None,
-        acks: AckMode = AckMode.WRITTEN,
+        ack_mode: AckMode = AckMode.WRITTEN,
         is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
         connection_ids: Iterator[int] | None = None,
@@ -124,7 +124,7 @@ class HaSlave:
         self._log = commit_log
         self._settings = settings
         self._sink = sink
-        self._acks = acks
+        self._ack_mode = ack_mode
         self._is_observer = is_observer
         self._gap_policy = gap_policy
         self._session = ReplicationSession(commit_log, replication or ReplicationSettings())
@@ -276,7 +276,7 @@ class HaSlave:
         log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
         housekeeping = Housekeeping(idle_timeout_s=self._settings.housekeeping_interval_s)
         tasks = [partial(self._read_log, stream, housekeeping), partial(self._write_reports, stream)]
-        if self._acks is AckMode.FLUSHED and not self._is_observer:
+        if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
             tasks.append(partial(self._report_flushed, stream))
         await housekeeping.run(*tasks)
         if housekeeping.is_expired:
@@ -388,7 +388,7 @@ class HaSlave:
             match event:
                 case FrameHeader():
                     self._header = event
-                    self._session.take_header(event)
+                    self._session.receive_header(event)
                     if event.body_bytes == 0:
                         if self._log.is_empty:
                             # The master's log reaches to where this one is to begin.
@@ -401,7 +401,7 @@ class HaSlave:
                             flags=Direction.RECEIVED,
                         )
                 case BodyPart(data, ended):
-                    self._session.take_body(data)
+                    self._session.receive_body(data)
                     if self._session.is_checked:
                         self._verdict = ""
                         self._checked.set()
@@ -433,7 +433,7 @@ class HaSlave:
         """What may be promised now: by ack mode, as far as the tail was compared; nothing by an observer."""
         if self._is_observer:
             return self._request_offset
-        if self._acks is AckMode.FLUSHED:
+        if self._ack_mode is AckMode.FLUSHED:
             return min(self._session.ack_offset, self._log.flushed.offset)
         return self._session.ack_offset
 

@@ -33,7 +33,7 @@ peers, a log transfer wants the socket full."""
 class DirectStream(Protocol):
     """A stream that says at once what it has: nothing is received before its reader is ready for it."""
 
-    async def take_turn(self) -> None:
+    async def checkpoint_if_due(self) -> None:
         """Let other tasks run, if it is their turn."""
         ...
 
@@ -41,7 +41,7 @@ class DirectStream(Protocol):
         """Bytes that have come, at most `max_bytes`; none at the end of the stream, None for none yet."""
         ...
 
-    async def until_readable(self) -> None:
+    async def wait_readable(self) -> None:
         """Return when bytes have come, or the end of the stream, or a fault."""
         ...
 
@@ -69,7 +69,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         self._readable.register(sock, select.POLLIN)
 
     @classmethod
-    def take_over(cls, stream: trio.SocketStream) -> SocketTransport:
+    def from_stream(cls, stream: trio.SocketStream) -> SocketTransport:
         """The socket of a trio stream, which must not be used any more.
 
         Raises OSError where the peer is gone already and the system says so; the socket is closed then.
@@ -104,7 +104,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`; if cancelled, an unknown part of it was sent and the stream is of no use."""
-        await self.take_turn()
+        await self.checkpoint_if_due()
         with memoryview(data) as whole:
             sent = 0
             while sent < len(whole):
@@ -123,9 +123,9 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Some bytes, at most `max_bytes`; none at the end of the stream."""
-        await self.take_turn()
+        await self.checkpoint_if_due()
         while (data := self.receive_now(65536 if max_bytes is None else max_bytes)) is None:
-            await self.until_readable()
+            await self.wait_readable()
         return data
 
     def receive_now(self, max_bytes: int) -> bytes | None:
@@ -149,7 +149,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             # Nothing yet, or a fault, which who receives will see.
             return b""
 
-    def take_now(self, count: int) -> None:
+    def consume(self, count: int) -> None:
         """Take the first `count` bytes that `peek` showed. Raises BrokenResourceError if they are gone."""
         try:
             self._socket.recv(count)
@@ -158,7 +158,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""
-        await self.take_turn()
+        await self.checkpoint_if_due()
         while True:
             try:
                 received = self._socket.recv_into(buffer)
@@ -169,7 +169,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
                     and self.busy_poll.until(self.is_readable)
                 ):
                     continue
-                await self.until_readable()
+                await self.wait_readable()
             except OSError as error:
                 raise self._translated(error) from error
             else:
@@ -192,14 +192,14 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             raise self._translated(error) from error
         await trio.lowlevel.checkpoint()
 
-    async def until_readable(self) -> None:
+    async def wait_readable(self) -> None:
         """Return when bytes have come, or the end of the stream, or a fault."""
         try:
             await trio.lowlevel.wait_readable(self._socket)
         except OSError as error:
             raise self._translated(error) from error
 
-    async def take_turn(self) -> None:
+    async def checkpoint_if_due(self) -> None:
         """Let other tasks run after every `CALLS_PER_TURN` calls."""
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:

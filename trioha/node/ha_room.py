@@ -14,11 +14,11 @@ from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDisk
 from trioha.config.model import HaRole
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
-from trioha.ha.connection import HaSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.replication_session import ReplicationSettings
+from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
@@ -62,7 +62,7 @@ class HaRoom:
         tls_files = _tls_files(config)
         replicas = Replicas(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
-            silence_s_max=config.ha_max_time_slave_not_catchup / 1000,
+            unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
         )
         # A slave serves slaves too: in its recording a number means one connection.
         connection_ids = count(1)
@@ -152,7 +152,7 @@ def _slave(
         replication=ReplicationSettings(
             tail_check_bytes=config.ha_tail_check, start=config.ha_start_from, verify=config.ha_verify
         ),
-        acks=config.ha_ack_mode,
+        ack_mode=config.ha_ack_mode,
         is_observer=config.ha_role is HaRole.OBSERVER,
         gap_policy=config.ha_gap_policy,
         connection_ids=connection_ids,
@@ -161,7 +161,7 @@ def _slave(
 
 async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> trio.abc.Stream:
     """A stream to the master. Raises OSError if it is not there, or is not who it should be."""
-    transport = SocketTransport.take_over(await trio.open_tcp_stream(host, port))
+    transport = SocketTransport.from_stream(await trio.open_tcp_stream(host, port))
     if tls is None:
         return transport
     stream = trio.SSLStream(transport, tls, server_hostname=host)

@@ -171,7 +171,7 @@ class RemotingServer:
                 if self._open_by_host[host] >= self.limits.connections_per_peer_max:
                     self._counters.connections_refused += 1
                     return
-                transport = SocketTransport.take_over(stream)
+                transport = SocketTransport.from_stream(stream)
             except OSError as error:
                 if is_shortage(error):
                     raise

@@ -221,7 +221,7 @@ class ServerConnection:
             finally:
                 account.change(len(data) - allowed_bytes)
             return data
-        await direct.take_turn()
+        await direct.checkpoint_if_due()
         while True:
             allowed_bytes = account.readable_bytes(wanted_bytes)
             if not allowed_bytes:
@@ -237,7 +237,7 @@ class ServerConnection:
             if received is not None:
                 account.receive(len(received))
                 return received
-            await direct.until_readable()
+            await direct.wait_readable()
 
     def _note_unfinished(self) -> None:
         """Note how much of a frame is left after all whole ones were cut, and start its clock."""

@@ -18,10 +18,10 @@ from typing import Any
 import trio
 
 from trioha.broker.puts import PutResult, PutService
-from trioha.ha.connection import HaSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.node.logs import configure_logs
 from trioha.recording.events import HaState, NoSink
