@@ -75,7 +75,7 @@ async def test_cancelled_waiters_do_not_gather():
     assert len(mark._waits) == 0
 
 
-async def test_a_wait_ends_once_whoever_is_first():
+async def test_a_wait_ends_once_by_the_first_cause():
     mark = Watermark()
     passed, given_up, reached = mark.wait_for(0), mark.wait_for(10), mark.wait_for(10)
     given_up.end()

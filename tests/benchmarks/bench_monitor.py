@@ -111,7 +111,7 @@ class Master:
 
 
 def run_masters(pipe: Connection) -> None:
-    """Serve until told to stop; tells the addresses first."""
+    """Serve until the stop command; the first output line has the addresses."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

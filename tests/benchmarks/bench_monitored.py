@@ -91,7 +91,7 @@ def start_node(
     config = folder / "broker.conf"
     config.write_text(CONFIG)
     settings = [f"brokerRole={role}", f"brokerId={int(role == 'SLAVE')}", f"storePathRootDir={folder / name}"]
-    # To look for bytes takes what nobody else wants of a core: that is no work, and would hide the work.
+    # Busy polling uses idle time of a core: it would hide the CPU time of the work.
     settings.append("trioha.haBusyPoll=0")
     if master is not None:
         settings.append(f"haMasterAddress={master}")
@@ -123,7 +123,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def run_monitors(count: int, pipe: Connection) -> None:
-    """Watch the address that comes until None does, then tell how many answers there were."""
+    """Watch the addresses that arrive until None does, then send the number of answers."""
     answers = 0
 
     async def watch(address: str, number: int) -> None:
@@ -217,7 +217,7 @@ def measure(pid: int, load: Connection, monitors: Connection, *, watched: str, s
 
 
 def start_helper(processes: ExitStack, target: Callable[..., None], *args: object) -> Connection:
-    """A process of ours that is told what to do through the pipe that is returned."""
+    """A child process, with the pipe that carries its commands."""
     ours, theirs = multiprocessing.Pipe()
     helper = multiprocessing.Process(target=target, args=(*args, theirs), daemon=True)
     helper.start()

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_remoting.py [--seconds 5] [--in-flight 16 64] [--connections 1 4]
 
-The handler checks the header and answers like a broker, without a store behind it: what is measured is the
+The handler checks the header and answers like a broker, without a store: this measures the
 remoting room alone. `waiting` answers from an awaitable (a task for each request), `ready` returns at once.
 """
 

@@ -1,12 +1,12 @@
 """What `trioha what-if` predicts, against what happens: real nodes with the settings it was asked.
 
 For each question nodes with the base settings and nodes with the changed ones run side by side, and are put
-to in turn. The model learns from the sessions of the first and predicts the second; compared are p50 and p99
+to in turn. The model is fitted to the sessions of the first and predicts the second; compared are p50 and p99
 of put latency (from a put's append to the end of its wait, as sessions have them). Of several turns those
 count that other processes disturbed least.
 
-Every node is a process of its own, and so is `trioha load`. Slaves dial their master through a link of the
-fault tests' proxy, with base settings too, so that a changed link is that and nothing else; the model is told
+Every node, and `trioha load`, is a process of its own. Slaves dial their master through a link of the
+fault tests' proxy, with base settings too, so that only the changed link differs; the model is given
 the round trip that the link was measured to have.
 
 Run it with `make bench` or `python tests/benchmarks/bench_what_if.py [--only NAME] [--json]`.
@@ -156,7 +156,7 @@ class Links:
         trio.from_thread.run_sync(function, trio_token=self._token)
 
     def lead_to(self, port: int) -> None:
-        """Join whoever dials to this port."""
+        """Connect each accepted client to this port."""
         for link in self.links:
             self._call(partial(setattr, link, "target", ("127.0.0.1", port)))
 
@@ -167,7 +167,7 @@ class Links:
 
 
 def ping_s(setup: Setup) -> float:
-    """Round trip of 8 bytes on a link of `setup`, of which a tool of ours makes more than it is told."""
+    """Measured round trip of 8 bytes on a link of `setup`: the proxy adds more than its setting."""
 
     async def measure() -> float:
         link = Link()

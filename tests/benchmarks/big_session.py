@@ -32,7 +32,7 @@ def write_big_session(
 
     The first two slaves acknowledge a put at once, which it waits for, the others when the next one comes.
     The last put of every `DROP_EVERY` waits for all, in vain: one slave does not acknowledge it, is lost, and
-    connects anew. No invariant is violated. Memory is that of one such stretch, whatever the length.
+    connects anew. No invariant is violated. Memory is that of one such stretch for any length.
     """
     per_put = 3 + 2 * slaves
     puts = events // per_put
@@ -105,7 +105,7 @@ def _fail_last(served: np.ndarray, turn: int, slaves: int) -> None:
 
 
 def _connecting(turn: int, slaves: int, *, at_ns: int, top: int) -> np.ndarray:
-    """Records at the begin of a turn: at first all slaves connect, later one is lost and connects anew."""
+    """Records at the start of a turn: at first all slaves connect, later one is lost and connects anew."""
     rows: list[tuple[int, int, int, int, int]] = []
     start = max(0, top - PUT_BYTES)
     new = range(1, slaves + 1)

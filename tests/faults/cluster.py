@@ -1,7 +1,7 @@
 """A master, its slaves behind faulty links, and a producer, for one run.
 
 Theory of operation. The runner's main thread does one thing after the other and may block. Each node has a
-thread of its own (`_Keeper`) in which its process is made and awaited, so that a slow start delays nobody;
+thread of its own (`_Keeper`) in which its process is made and awaited: a slow start delays no other node;
 the thread lives as long as the cluster, because the kernel ends a node with the thread that made it. Links,
 producer and peers are trio tasks in one more thread (`_World`), so that they go on while the others block.
 """
@@ -147,7 +147,7 @@ class _Keeper:
         self._starting = None
 
     def close(self) -> None:
-        """Leave no process behind, whatever happened."""
+        """End every process, also after a failure."""
         try:
             if self.is_up:
                 # Its end, and whether it had come, was judged before.
@@ -547,7 +547,7 @@ class Cluster:
             if not keeper.is_up:
                 keeper.start()
         nodes = {name: keeper.node() for name, keeper in self.keepers.items()}
-        # The last puts go to a whole cluster, which must take some of them, whatever it has been through.
+        # The last puts go to a whole cluster, which must store some of them after all its faults.
         kept = len(self.promises)
         deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
         while len(self.promises) == kept:

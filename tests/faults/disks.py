@@ -61,7 +61,7 @@ def _break(
 ) -> None:
     real: Callable[..., Any] | None = getattr(os, name, None)
     if real is None:
-        return  # not on this platform, so nobody calls it
+        return  # not on this platform, so never called
 
     def call(*arguments: Any, **options: Any) -> Any:
         if _is(fault_file, word) and not unless(*arguments):

@@ -96,7 +96,7 @@ class KillWhileStarting(Fault):
 
 @frozen(kw_only=True)
 class Stop(Fault):
-    """SIGTERM, which must end the process cleanly whatever else is broken."""
+    """SIGTERM, which must end the process cleanly also during other faults."""
 
     node: str
 
@@ -177,7 +177,7 @@ class FailingSync(Fault):
 
     @property
     def occupies(self) -> tuple[str, ...]:
-        # A guest would find nobody at home.
+        # A visitor could not connect.
         return (self.node, f"guests of {self.node}")
 
     def begin(self, cluster: Cluster) -> None:
@@ -284,7 +284,7 @@ class Misled(LinkFault):
 
 @frozen(kw_only=True)
 class Visit(Fault):
-    """A peer at a node's HA port that is no slave."""
+    """A peer at a node's HA port that is not a slave."""
 
     node: str
     guest: Guest

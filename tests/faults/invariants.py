@@ -1,4 +1,4 @@
-"""What must hold whatever happened: each check returns its violations, a line for each."""
+"""The invariants of a run: each check returns its violations, a line for each."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_process_logs(files: Iterable[Path]) -> list[str]:
 def check_failed_sync(
     store: Path, *, log_file: Path, promises: Sequence[Promise], recordings: Path | None
 ) -> list[str]:
-    """A node whose disk failed a sync said so last, promised nothing behind it, and left `abort`.
+    """A node whose disk failed a sync said so last, acknowledged nothing after it, and left `abort`.
 
     `promises` are those that had to be on its disk; `recordings` are given if its reports are such promises.
     """

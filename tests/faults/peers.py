@@ -36,8 +36,8 @@ class Guest(StrEnum):
     ACK_AT_ONCE = "ack-at-once"
     """Its first report is far beyond the log."""
     CLAIM = "claim"
-    """Asks like an empty slave to learn where the log ends; then another connection's first report says that
-    it holds all of it."""
+    """Requests like an empty slave, to find the end of the log; then another connection's first report
+    claims all of it."""
     NEGATIVE = "negative"
     MISALIGNED = "misaligned"
     """Half a report, and no more."""
@@ -47,7 +47,7 @@ class Guest(StrEnum):
 
 
 class Impostor(StrEnum):
-    """What an impostor sends to whoever dials it."""
+    """What a false master sends to each slave that connects."""
 
     NOISE = "noise"
     NEGATIVE_SIZE = "negative-size"
@@ -82,7 +82,7 @@ async def _attend(port: int, say: Callable[[trio.SocketStream], Awaitable[None]]
             while await stream.receive_some():
                 pass
     except (OSError, trio.BrokenResourceError):
-        pass  # shown out, or nobody at home: both are as they should be
+        pass  # refused, or not listening: both are right
 
 
 async def _claim(stream: trio.SocketStream) -> None:

@@ -221,7 +221,7 @@ def _draw_setup(chance: random.Random) -> Setup:
 
 
 def _may_lose_log(setup: Setup) -> bool:
-    """A slave's request counts as its ack, whatever log it asks with: only where no put waits for one."""
+    """A slave's request counts as its ack, even if its log is another: only where no put waits for an ack."""
     return setup.is_chain and setup.role == "ASYNC_MASTER"
 
 

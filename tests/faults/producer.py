@@ -83,7 +83,7 @@ class Producer:
         if address is not None:
             self._address_known.set()
         elif self._address_known.is_set():
-            # Not twice: whoever waits already waits for the next address.
+            # Not twice: all waiting tasks wait for the next address already.
             self._address_known = trio.Event()
 
     def forget(self) -> None:

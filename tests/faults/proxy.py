@@ -83,7 +83,7 @@ class _Pair:
     target: trio.SocketStream
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     is_dead: bool = False
-    """The ends no longer hear of each other."""
+    """The ends receive nothing from each other any more."""
     resets: list[trio.SocketStream] = field(factory=list)
     """Which of the two end with a reset."""
 
@@ -145,7 +145,7 @@ class Link:
             lane.open.set()
 
     def vanish(self) -> None:
-        """Let the ends of all connections never hear of each other again.
+        """Stop all traffic of all connections without closing them.
 
         Their sockets stay until the link ends. Who dials waits until `appear`.
         """
@@ -193,7 +193,7 @@ class Link:
             task_status.started()
 
     async def _join(self, client: trio.SocketStream) -> None:
-        # Whoever dials a vanished peer waits.
+        # A connection to a vanished peer waits.
         await self._present.wait()
         if self.target is None:
             await _close(client, reset=True)

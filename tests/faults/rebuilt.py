@@ -53,7 +53,7 @@ class Shape:
 def check_rebuilt(store: Path, shape: Shape, *, may_be_torn: bool = False) -> list[str]:
     """A closed store's consume queues and index are what is built from its log alone.
 
-    Queues are compared byte by byte from the first entry of a message that the log holds, zeros behind the
+    Queues are compared byte by byte from the first entry of a message that the log holds, zeros after the
     end included; the index by what each key leads to. The store is only read. `may_be_torn`: bytes after the
     last whole record are passed over, since RocketMQ leaves those of a torn append where they are.
     """

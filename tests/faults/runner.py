@@ -119,7 +119,7 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
 
 
 def carry_out(plan: Plan, cluster: Cluster) -> None:
-    """Begin and end the plan's faults, each in its turn; one that comes late goes ahead at once."""
+    """Begin and end the plan's faults in their order; one that is late begins at once."""
     steps = sorted(
         (moment_s, order, step)
         for order, planned in enumerate(plan.faults)

@@ -72,7 +72,7 @@ def test_a_slave_that_comes_back_before_its_old_connection_ends_is_one_copy(tmp_
     with Cluster(plan_of(slaves=2, in_sync_replicas=3), tmp_path) as cluster:
         cluster.begin()
         hang_with_puts_waiting(cluster, "slave-2")
-        # The master does not hear of the end of this connection, nor of the slave's.
+        # The master is not notified of the end of this connection, nor of the slave's.
         cluster.link(0, "vanish")
         cluster.link(0, "appear")
         cluster.kill(["slave-1"])
@@ -180,7 +180,7 @@ def test_slaves_in_a_chain_begin_anew_when_the_first_log_of_it_is_another(tmp_pa
     connection, too, however long the new log has grown meanwhile."""
     fault = LostLog(duration_s=0.0)
     # Records of one length: those of the new log begin where those of the old one do, and no check of one
-    # record can tell them apart.
+    # record can distinguish them.
     load = LoadSettings(concurrency=4, rate=200.0, body_bytes_max=1, topics=TOPICS[:1])
     chain = {"is_chain": True, "gap_policy": "resync", "start_from": "earliest", "load": load}
     plan = plan_of(role="ASYNC_MASTER", slaves=2, faults=[fault], file_bytes=65536, **chain)
@@ -210,7 +210,7 @@ def test_slaves_in_a_chain_begin_anew_when_the_first_log_of_it_is_another(tmp_pa
 
 
 @pytest.mark.parametrize("is_at_ha_port", [False, True])
-def test_strangers_that_take_all_connections_disturb_nobody_who_was_there(tmp_path, is_at_ha_port):
+def test_strangers_that_use_up_all_connections_disturb_no_connected_peer(tmp_path, is_at_ha_port):
     """A node that may have 128 files open: it stays, writes on, and serves its producer and its slave."""
     fault = Shortage(node=MASTER, is_at_ha_port=is_at_ha_port, connections=STRANGERS_MAX, duration_s=2.0)
     # Small files: new ones are opened all the time.

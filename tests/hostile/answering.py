@@ -298,7 +298,7 @@ def _frames(chance: random.Random, asked: int, opaque: int) -> Answer:
 
 
 def _unasked(chance: random.Random, asked: int, opaque: int) -> Answer:
-    """Answers to nobody, answers twice, and requests of the server, before the right answer."""
+    """Answers without a request, answers twice, and requests of the server, before the right answer."""
     whole = good_answer(asked, opaque)
     kind = chance.randrange(5)
     match kind:
@@ -342,7 +342,7 @@ def _dribble(chance: random.Random, asked: int, opaque: int) -> Answer:
 
 
 def _names(chance: random.Random, asked: int, opaque: int) -> Answer:
-    """Names that nobody has seen before: whatever keeps them must have a maximum."""
+    """New names each time: a reader that keeps them must have a maximum."""
     document = json.loads(json.dumps(HA_STATUS))
     for counts in ("putStatuses", "endedConnections"):
         document["trioha"][counts] = {

@@ -65,7 +65,7 @@ class _Broker:
 
     frame: Frame | None = None
     """None: honest."""
-    is_told: bool = False
+    is_answered: bool = False
     """Whether the frame was sent."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -94,7 +94,7 @@ class _Broker:
                     await stream.send_all(good_answer(command.code, command.opaque, is_trioha=is_trioha))
                     continue
                 answer = answer_of(frame, command.opaque)
-                self.is_told = True
+                self.is_answered = True
                 if answer.manner is Manner.RESET:
                     reset(stream)
                 elif answer.manner is Manner.DRIBBLE:
@@ -167,12 +167,12 @@ def _last_lines() -> str:
 
 
 async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: ConnectionCounters) -> None:
-    """Let the monitor's feed ask a broker that answers as the frames say, and fold what it hears into views.
+    """Let the monitor's feed ask a broker that answers as the frames say, and build views from its answers.
 
     Nothing may be raised, and the node is up as soon as it answers honestly.
     """
     broker = _Broker()
-    heard = trio.Event()
+    answered = trio.Event()
     is_honest = False
     recovered = trio.Event()
     state: dict[str, int] = {"samples": 0}
@@ -182,8 +182,8 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
         border = ConnectionBorder("monitor feed")
         cluster = Cluster((address,), interval_ms=1, border=border)
 
-        def hear(address: str, status: BrokerStatus | None, fault: str | None) -> None:
-            nonlocal heard
+        def on_answer(address: str, status: BrokerStatus | None, fault: str | None) -> None:
+            nonlocal answered
             now_ms = round(trio.current_time() * 1000)
             cluster.observe(Sample(address, now_ms, status, fault))
             state["samples"] += 1
@@ -192,12 +192,12 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
             counters.codes["feed: down" if status is None else "feed: status"] += 1
             if is_honest and status is not None:
                 recovered.set()
-            heard.set()
-            heard = trio.Event()
+            answered.set()
+            answered = trio.Event()
 
         async def watch() -> None:
             try:
-                await watch_node(address, hear, FEED_TIMES, remoting_session, border=border)
+                await watch_node(address, on_answer, FEED_TIMES, remoting_session, border=border)
             except Exception:  # noqa: BLE001 - what is looked for
                 suspects = () if broker.frame is None else (broker.frame,)
                 counters.find(f"the monitor's feed raised {_last_lines()}", *suspects)
@@ -206,15 +206,15 @@ async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: Connec
             nursery.start_soon(_for_ever, watch)
             async for frame in frames:
                 counters.begin((frame,))
-                broker.frame, broker.is_told = frame, False
+                broker.frame, broker.is_answered = frame, False
                 with trio.move_on_after(HANG_S):
-                    while not broker.is_told:
-                        await heard.wait()
-                if not broker.is_told:
+                    while not broker.is_answered:
+                        await answered.wait()
+                if not broker.is_answered:
                     counters.find(f"the monitor's feed asked nothing within {HANG_S:g} s", frame)
                 # It has seen the answer when it has seen the end of its connection.
                 with trio.move_on_after(HANG_S):
-                    await heard.wait()
+                    await answered.wait()
                 if border.bugs:
                     # The border ended it, as it should; what it ended is a fault all the same.
                     counters.find("a fault of the monitor: see the log line of its border", frame)

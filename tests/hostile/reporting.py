@@ -1,4 +1,4 @@
-"""Hostile peers at an HA port: reports of every kind (spec ha 2.1), and what is no report."""
+"""Hostile peers at an HA port: reports of every kind (spec ha 2.1), and bytes that are not a report."""
 
 from __future__ import annotations
 

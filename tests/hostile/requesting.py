@@ -131,7 +131,7 @@ def _literal(chance: random.Random, index: int) -> Draft:
 
 
 def _keys(chance: random.Random, index: int) -> Draft:
-    """Fields that nobody knows: each request must be answered all the same."""
+    """Unknown fields: each request must be answered all the same."""
     call = good_call(chance, index)
     known = {name for name, _ in call.ext} | {each.name for row in REQUESTS for each in row.fields}
     strange = []
@@ -286,7 +286,7 @@ def _mutated(chance: random.Random, index: int) -> Draft:
     calls = [good_call(chance, index).encode() for _ in range(2)]
     (data,) = mutants(chance.getrandbits(32), calls, 1)
     if chance.random() < 0.5 and len(data) > 4:
-        # The length is right again: what is wrong is behind it.
+        # The length is right again: the fault comes after it.
         data = pack(">I", len(data) - 4) + data[4:]
     return Draft(data, f"{len(data)} bytes")
 

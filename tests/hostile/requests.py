@@ -1,6 +1,6 @@
 """Every request that a node serves, and every field that it may have: one row each.
 
-A request that a node learns to serve gets its row here; `test_live.py` finds the one that is missing.
+Each request that a node serves has its row here; `test_live.py` finds a missing one.
 """
 
 from __future__ import annotations

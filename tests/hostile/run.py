@@ -90,7 +90,7 @@ class Result:
     health: dict[str, tuple[Health, Health]] = field(factory=dict)
     """Each node before and after."""
     violations: list[str] = field(factory=list)
-    """What must hold whatever was sent, and did not."""
+    """Violated invariants."""
 
     @property
     def findings(self) -> list[str]:
@@ -351,7 +351,7 @@ class _World:
                     await answer_feed(frames, self._tally)
         except NodeGone as gone:
             self._tally.find(str(gone), *self._tally.in_flight)
-            # `_watch_nodes` ends the run if the node has ended; else nobody serves this lane any more.
+            # `_watch_nodes` ends the run if the node has ended; else this lane is not served any more.
             await frames.aclose()
 
     # -- judging -------------------------------------------------------------------------------------------
@@ -407,17 +407,17 @@ class _World:
         true_end = self._hostile_master.max_offset
         await trio.to_thread.run_sync(lambda: misled.wait(max_offset=true_end, within_s=HANG_S))
         for name, node in self._processes.items():
-            told: BrokerStatus = await trio.to_thread.run_sync(node.status)
-            violations += self._judge_ended(name, told)
+            status: BrokerStatus = await trio.to_thread.run_sync(node.status)
+            violations += self._judge_ended(name, status)
             self._result.reasons.update(
-                {f"{name}: HA {reason}": number for reason, number in told.ended_connections.items()}
+                {f"{name}: HA {reason}": number for reason, number in status.ended_connections.items()}
             )
-            for reasons in told.probes.values():
+            for reasons in status.probes.values():
                 self._result.reasons.update(
                     {f"{name}: HA probe {reason}": number for reason, number in reasons.items()}
                 )
-            if told.dispatch_fault:
-                violations.append(f"{name}: dispatch fault: {told.dispatch_fault}")
+            if status.dispatch_fault:
+                violations.append(f"{name}: dispatch fault: {status.dispatch_fault}")
         self._end_offset = end_offset
 
     def _judge_ended(self, name: str, status: BrokerStatus) -> list[str]:

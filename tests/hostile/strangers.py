@@ -68,7 +68,7 @@ class Target:
 
 
 async def connect(target: Target) -> trio.SocketStream:
-    """A connection to the port. Raises NodeGone if nobody listens."""
+    """A connection to the port. Raises NodeGone if the port is closed."""
     # Not `open_tcp_stream`, whose happy eyeballs cost more than all the rest of a short connection.
     endpoint = trio.socket.socket()
     try:
@@ -240,7 +240,7 @@ class _Conversation:
                 while (command := decoder.next_command()) is not None:
                     self._take(command)
         except RemoteProtocolError as error:
-            said = f"answered what is no frame: {error}"
+            said = f"answered bytes that are not a frame: {error}"
             self._tally.find(f"{self._target.name} {said}", *self._batch, is_of_an_answer=True)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._tally.closes["broken"] += 1

@@ -48,7 +48,7 @@ REQUESTS = {
     "superscript-in-the-code": header('{"code":"\u00b2","opaque":1,"flag":0,"version":0}'),
     "a-code-of-5000-digits": header(f'{{"code":1{"0" * 5000},"opaque":1,"flag":0,"version":0}}'),
     "100000-arrays": header("[" * 100_000),
-    # Stored although it is no number of RocketMQ's.
+    # Stored although RocketMQ knows no such number.
     "arabic-digits-in-the-queue": send(e="\u0665", refused=True),
     # SYSTEM_ERROR with a traceback in the log.
     "two-minus-signs-in-the-delay": send(i="DELAY\x01--5\x02"),

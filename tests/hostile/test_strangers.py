@@ -1,4 +1,4 @@
-"""The judges: what a broken node would do is found, and so is what it keeps."""
+"""The checks find the answers of a broken node, and what it leaks."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def request_frame(*, index=5, outcome=Outcome.ANSWERED, refused=False):
 
 
 async def answering(stream, *, answer):
-    """A node that answers as `answer` says, and what nobody serves as every node does."""
+    """A node that answers as `answer` says, and unknown requests as every node does."""
     decoder = FrameDecoder()
     async with stream:
         async for data in stream:

@@ -29,7 +29,7 @@ def rocketmq_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 
 @pytest.fixture
 def rocketmq(rocketmq_of_this_run: dict[str, JavaDriver]) -> Iterator[dict[str, JavaDriver]]:
-    """Real RocketMQ by version; what a test leaves open is shut down behind it."""
+    """Real RocketMQ by version; what a test leaves open is shut down after it."""
     yield rocketmq_of_this_run
     for driver in rocketmq_of_this_run.values():
         driver.retire_stores()

@@ -81,7 +81,7 @@ class JavaMessage:
     """Of the whole record, in bytes."""
     record: Mapping[str, Any]
     """All that RocketMQ's decoder finds in the record, under the names of `trioha inspect --json`. The body
-    is told by its length and by the CRC-32 & 0x7FFFFFFF that the driver computed over the bytes it read."""
+    is given by its length and by the CRC-32 & 0x7FFFFFFF that the driver computed over the bytes it read."""
 
     @classmethod
     def from_driver(cls, said: dict[str, Any]) -> JavaMessage:
@@ -149,7 +149,7 @@ class JavaDriver:
             self._process = subprocess.Popen(
                 [
                     java_tool("java"), *_JVM_FLAGS,
-                    # RocketMQ writes to the user's home whatever its store path says.
+                    # RocketMQ writes to the user's home in spite of its store path.
                     f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                     "-Drocketmq.client.logUseSlf4j=true",
@@ -297,7 +297,7 @@ class JavaDriver:
         self._reader.join(10)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            with suppress(BrokenPipeError):  # a request that was never read: its caller has been told
+            with suppress(BrokenPipeError):  # a request that was never read: its caller has its error
                 stream.close()
 
     def _read_answers(self) -> None:

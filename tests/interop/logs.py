@@ -1,4 +1,4 @@
-"""Commit logs compared byte for byte, whoever wrote them."""
+"""Commit logs of either program compared byte for byte."""
 
 from __future__ import annotations
 

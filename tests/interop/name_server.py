@@ -13,7 +13,7 @@ from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.rocketmq import java_tool, name_server_class_path
 
 START_CPU_S = 30.0
-"""CPU time in which a name server starts, in seconds: ten times what it takes. A clock on the wall would tell
+"""CPU time in which a name server starts, in seconds: ten times what it takes. A clock on the wall would show
 how busy the machine is; one that hangs without working is ended by pytest's timeout."""
 _LOGBACK = '<configuration><root level="OFF"/></configuration>'
 

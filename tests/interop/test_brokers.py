@@ -43,7 +43,7 @@ def test_trioha_loads_and_watches_a_real_broker_with_a_trioha_slave(
     assert with_slave["role"] == "SYNC_MASTER"
     assert with_slave["version"] == "V" + java.version.replace(".", "_")
     assert (with_slave["minOffset"], with_slave["maxOffset"]) == (0, end)
-    # 4.9.7 does not tell who is connected (spec/ha.md 7).
+    # 4.9.7 does not list its connections (spec/ha.md 7).
     connections = with_slave["connections"]
     if java.version == "4.9.7":
         assert connections == []
@@ -55,7 +55,7 @@ def test_trioha_loads_and_watches_a_real_broker_with_a_trioha_slave(
 def test_a_real_slave_broker_follows_a_trioha_master(
     rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    # 4.9.7 does not tell how its link to the master is: of it the store alone is tested, in test_java_slave.
+    # 4.9.7 does not report its link to the master: only its store is tested, in test_java_slave.
     master = start_node("master", role="SYNC_MASTER")
     broker = rocketmq["5.3.3"].open_broker(
         tmp_path / "broker", role="SLAVE", ha_master_address=master.ha_address
@@ -93,8 +93,8 @@ def test_rocketmqs_own_client_sends_to_a_trioha_node_and_reads_its_status(
 
     assert [result["sendStatus"] for result in alone] == ["SLAVE_NOT_AVAILABLE"]
     assert {result["sendStatus"] for result in sent} == {"SEND_OK"}
-    # What the client was told is where RocketMQ's store finds the message.
-    told = [tuple(result[key] for key in ANSWERED) for result in alone + sent]
+    # RocketMQ's store finds the message under the ids that the client received.
+    received = [tuple(result[key] for key in ANSWERED) for result in alone + sent]
     found = [
         (
             message.record["properties"]["UNIQ_KEY"],
@@ -104,7 +104,7 @@ def test_rocketmqs_own_client_sends_to_a_trioha_node_and_reads_its_status(
         )
         for message in read.messages
     ]
-    assert told == found
+    assert received == found
     assert said["serializeType"] == serialize_type
     assert int(said["runtimeInfo"]["commitLogMaxOffset"]) == end
     assert int(said["runtimeInfo"]["commitLogMinOffset"]) == 0

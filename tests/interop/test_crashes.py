@@ -1,4 +1,4 @@
-"""`kill -9` under load: what a producer was told to be stored is readable, whoever opens the store next."""
+"""`kill -9` under load: messages that were acknowledged are readable by either program afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Producers:
             thread.start()
 
     def _send(self) -> None:
-        # Of a run that the kill cuts short nobody learns what was acked: the runs before it are what counts.
+        # The acks of a run that the kill cuts short are unknown: the runs before it count.
         while True:
             try:
                 self.acked += self._client.send(self._address, _AT_ONCE, size=900, topic=TOPIC)

@@ -91,7 +91,7 @@ def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_t
 # -- who counts --------------------------------------------------------------------------------------------
 
 
-def test_an_observer_of_a_real_master_has_everything_and_releases_nobody(
+def test_an_observer_of_a_real_master_has_everything_and_releases_no_put(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     master = java.open_store(tmp_path / "master", role="SYNC_MASTER", slaveTimeout=300, **sync_settings(java))

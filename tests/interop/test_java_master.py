@@ -275,7 +275,7 @@ def test_a_trioha_slave_that_is_gone_is_seen_at_once_by_a_real_master(
     slave.stop()
     master.wait(haConnections=0, within_s=2)
     alone = master.put(3)
-    # 5.3.3 asks nobody before it waits (spec/ha.md 4.1).
+    # 5.3.3 does not check for slaves before it waits (spec/ha.md 4.1).
     assert alone.statuses == {"SLAVE_NOT_AVAILABLE" if java.version == "4.9.7" else "FLUSH_SLAVE_TIMEOUT": 3}
 
 

@@ -82,10 +82,10 @@ def transfers():
 @enough
 @seeds
 def test_a_mutated_transfer_gives_its_frames_or_a_protocol_error(seed):
-    check_all(seed, transfers(), take_transfer)
+    check_all(seed, transfers(), parse_transfer)
 
 
-def take_transfer(chance, data):
+def parse_transfer(chance, data):
     joined_bytes = chance.choice((0, 512, 65536))
     decoder = TransferDecoder(joined_within_bytes=joined_bytes)
     frames, body = [], b""
@@ -130,10 +130,10 @@ def reports():
 @enough
 @seeds
 def test_of_mutated_reports_the_last_whole_one_counts(seed):
-    check_all(seed, reports(), take_reports)
+    check_all(seed, reports(), parse_reports)
 
 
-def take_reports(chance, data):
+def parse_reports(chance, data):
     decoder = ReportDecoder()
     latest = None
     for piece in pieces(chance, data):
@@ -176,10 +176,10 @@ def test_the_records_to_mutate_are_of_every_kind():
 @enough
 @seeds
 def test_a_mutated_record_is_refused_or_is_the_record_that_its_bytes_say(seed):
-    check_all(seed, records(), take_record)
+    check_all(seed, records(), parse_record)
 
 
-def take_record(chance, data):
+def parse_record(chance, data):
     try:
         record = decode_record(data)
     except RecordError:
@@ -196,7 +196,7 @@ def take_record(chance, data):
 
 @cache
 def stretches():
-    """Some records one behind the other, as a log holds them."""
+    """Some records in a row, as a log holds them."""
     found = []
     for name in STORES:
         (path, *_) = sorted((VECTORS / name / "store/commitlog").iterdir())
@@ -207,10 +207,10 @@ def stretches():
 @enough
 @seeds
 def test_a_walk_over_mutated_records_passes_whole_ones_only_and_ends(seed):
-    check_all(seed, stretches(), take_stretch)
+    check_all(seed, stretches(), parse_stretch)
 
 
-def take_stretch(chance, data):
+def parse_stretch(chance, data):
     good = []
     end = scan_records(memoryview(data), 0, len(data), 0, on_record=lambda at, size: good.append((at, size)))
     assert end.records == len(good)
@@ -232,7 +232,7 @@ def remoting_frames():
     return sorted(every)[:: max(1, len(every) // 400)]
 
 
-def take_commands(decoder, data, chance):
+def parse_commands(decoder, data, chance):
     """Commands that come of `data`, in pieces; a decoder keeps no more than it was fed."""
     commands = []
     fed_bytes = 0
@@ -255,14 +255,14 @@ def check_command(command):
 @enough
 @seeds
 def test_a_mutated_remoting_frame_gives_commands_or_a_protocol_error(seed):
-    check_all(seed, remoting_frames(), take_frame)
+    check_all(seed, remoting_frames(), parse_frame)
 
 
-def take_frame(chance, data):
+def parse_frame(chance, data):
     # Behind it comes one that nothing is wrong with: the stream goes on or has ended, nothing between.
     decoder = FrameDecoder(frame_bytes_max=64 * 1024, header_bytes_max=16 * 1024)
     try:
-        for command in take_commands(decoder, data + remoting_frames()[0], chance):
+        for command in parse_commands(decoder, data + remoting_frames()[0], chance):
             check_command(command)
     except RemoteProtocolError:
         assert decoder.buffered_bytes == 0
@@ -281,31 +281,31 @@ def binary_headers():
     return sorted({header_of(frame) for frame in remoting_frames() if frame[4] == 1})
 
 
-def take_header(serialization):
-    def take(chance, header):
+def parse_header(serialization):
+    def parse(chance, header):
         decoder = FrameDecoder()
         length = (4 + len(header)).to_bytes(4, "big")
         try:
-            (command,) = take_commands(
+            (command,) = parse_commands(
                 decoder, length + bytes((serialization,)) + len(header).to_bytes(3, "big") + header, chance
             )
         except RemoteProtocolError:
             return
         check_command(command)
 
-    return take
+    return parse
 
 
 @enough
 @seeds
 def test_a_mutated_json_header_gives_a_command_or_a_protocol_error(seed):
-    check_all(seed, json_headers(), take_header(0))
+    check_all(seed, json_headers(), parse_header(0))
 
 
 @enough
 @seeds
 def test_a_mutated_binary_header_gives_a_command_or_a_protocol_error(seed):
-    check_all(seed, binary_headers(), take_header(1))
+    check_all(seed, binary_headers(), parse_header(1))
 
 
 # -- configuration -----------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def config_files():
 def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(tmp_path):
     path = tmp_path / "broker.conf"
 
-    def take(file, data):
+    def load(file, data):
         document = PropertiesDocument.parse(data)
         assert document.to_bytes() == data
         file.seek(0)
@@ -353,10 +353,10 @@ def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(tmp_path
 
         @enough
         @seeds
-        def take_all(seed):
+        def load_all(seed):
             # All that a file may have is read at once.
             check_all(
-                seed, config_files(), lambda _, data: take(file, data), kept_bytes_max=2 * FILE_BYTES_MAX
+                seed, config_files(), lambda _, data: load(file, data), kept_bytes_max=2 * FILE_BYTES_MAX
             )
 
-        take_all()
+        load_all()

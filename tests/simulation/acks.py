@@ -25,7 +25,7 @@ class _Ack:
 
 @define
 class AckModel:
-    """Acknowledged offsets by connection and the replica behind it, of one life of the master."""
+    """Acknowledged offsets by connection and its replica, of one life of the master."""
 
     gap_bytes_max: int
     _acks: dict[int, _Ack] = field(factory=dict)

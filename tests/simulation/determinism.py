@@ -32,14 +32,14 @@ def stream_of(seed: int, name: str) -> random.Random:
 def pinned(seed: int, *, on_log_fault: Callable[[str], None]) -> Iterator[None]:
     """Run what is inside with scheduling from `seed`, wall time from the virtual clock, and no threads.
 
-    Log lines of level error and above are told to `on_log_fault`; others vanish.
+    Log lines of level error and above are passed to `on_log_fault`; others are dropped.
     """
     rng = stream_of(seed, "worker threads")
     state = _run._r.getstate()
     processors = structlog.get_config()["processors"]
     kept = list(processors)
 
-    def take_line(logger: object, method: str, line: dict[str, object]) -> dict[str, object]:
+    def on_line(logger: object, method: str, line: dict[str, object]) -> dict[str, object]:
         if method in FAULT_METHODS:
             reason = traceback.format_exc() if line.get("exc_info") else ""
             on_log_fault(f"{method} logged: {line} {reason}")
@@ -50,7 +50,7 @@ def pinned(seed: int, *, on_log_fault: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patch.object(time, "time_ns", _wall_ns))
         stack.enter_context(patch.object(trio.to_thread, "run_sync", _inline(rng)))
         _run._r.seed(seed)
-        processors[:] = [take_line]
+        processors[:] = [on_line]
         try:
             yield
         finally:

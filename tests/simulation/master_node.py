@@ -49,7 +49,7 @@ class Put:
     need: int
     eligible: int
     witnesses: set[int]
-    """Connections that had reported when it began to wait: their acks count for it, whatever happens."""
+    """Connections that had reported when it began to wait: their acks count for it in any case."""
     replicated_at_s: float | None = None
     """When the acknowledgements of the witnesses were enough."""
     replicated_at_best_s: float | None = None
@@ -156,7 +156,7 @@ class MasterNode(Node):
         if kind == Kind.ACK:
             address = self._sink.addresses[conn]
             check = self._frame_checks[address]
-            # The first report is a claim; where an empty slave was told to begin nothing is promised.
+            # The first report is a claim; the start of an empty slave promises nothing.
             starts = (self.plan.first_offset, check.named_offset)
             claims = conn not in self.acks.connections or offset in starts
             if not claims and offset > check.sent_offset:
@@ -234,7 +234,7 @@ class MasterNode(Node):
             self.statuses[outcome.status.name] += 1
             return outcome.status
         self.history.grow(log)
-        # A blank before the record, at the end of the file before, is no part of it.
+        # A blank before the record, at the end of the previous file, does not belong to it.
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         start_offset = max(before_offset, file_start)
         eligible = need = 0
@@ -255,7 +255,7 @@ class MasterNode(Node):
         self.trace.note(self.name, f"put {number} [{start_offset}, {end_offset}) {need=} {eligible=}")
         self.pending.append(put)
         self._note_copies(put)
-        # Cancelled where the master crashes: whoever asked sees its connection end.
+        # Cancelled where the master crashes: its client sees the connection end.
         result = outcome if isinstance(outcome, PutResult) else await outcome
         self.pending.remove(put)
         self.statuses[result.status.name] += 1
@@ -302,12 +302,12 @@ class MasterNode(Node):
                 if put.replicated_at_best_s is None:
                     self.fail(f"put {number} is PUT_OK, acknowledged by too few")
                 if replicated_at_s is not None and not sync_flush and now_s > replicated_at_s + SAME_MOMENT_S:
-                    self.fail(f"put {number} was replicated at {replicated_at_s}, nobody woke it")
+                    self.fail(f"put {number} was replicated at {replicated_at_s}, and not woken")
             case PutStatus.SLAVE_NOT_AVAILABLE:
                 if put.eligible >= put.need:
                     self.fail(f"put {number}: no slave, but {put.eligible} of {put.need} are in sync")
                 if not sync_flush and waited_s > SAME_MOMENT_S:
-                    self.fail(f"put {number} waited {waited_s} s to hear that there is no slave")
+                    self.fail(f"put {number} waited {waited_s} s for the answer that there is no slave")
             case PutStatus.FLUSH_SLAVE_TIMEOUT:
                 if waited_s < settings.slave_timeout_s - SAME_MOMENT_S:
                     self.fail(f"put {number} timed out after {waited_s} s")

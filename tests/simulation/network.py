@@ -6,10 +6,10 @@ no more than `capacity_bytes` that are not read yet: a reader that stops stops i
 
 | fault | what both ends see |
 |---|---|
-| `end` | the end of the stream behind what is under way |
+| `end` | the end of the stream after what is under way |
 | `reset` | what is under way is lost, BrokenResourceError |
 | `freeze` | nothing arrives for a while, then all of it |
-| `silence` | nothing arrives any more, and nobody is told (half open) |
+| `silence` | nothing arrives any more, and no end is notified (half open) |
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Pipe:
         return self.quality.capacity_bytes - self._unread_bytes
 
     def push(self, data: bytes | bytearray | memoryview) -> int:
-        """Take as much of `data` as there is room for; BrokenResourceError if nobody can get it."""
+        """Accept as much of `data` as there is room for; BrokenResourceError if the reader is gone."""
         if self._broken or self._ends or self._reader_closed:
             raise trio.BrokenResourceError("the connection is gone")
         taken = bytes(memoryview(data)[: max(self.room_bytes, 0)])
@@ -154,7 +154,7 @@ class Pipe:
             self._change()
 
     def close_reader(self) -> None:
-        """Nobody reads any more: sending fails, unless nobody is told that either."""
+        """The reader is gone: sending fails, unless the pipe is half open."""
         if not self.is_silent:
             self._reader_closed = True
             self._change()
@@ -218,7 +218,7 @@ class Link:
             self.frames.freeze_until(until_s)
 
     def silence(self) -> None:
-        """Half open: nothing arrives any more and nobody is told."""
+        """Half open: nothing arrives any more and no end is notified."""
         self.was_hurt = True
         self.reports.silence()
         self.frames.silence()

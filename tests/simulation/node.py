@@ -1,7 +1,7 @@
 """Simulated nodes: real stores, real replication, and crashes as the disk sees them.
 
-A kill leaves the page cache: all that was written, and perhaps a torn append behind it. A power loss leaves
-what was flushed; of the sectors behind it some are written and some are not.
+A kill leaves the page cache: all that was written, and perhaps a torn append after it. A power loss leaves
+what was flushed; of the sectors after it some are written and some are not.
 """
 
 from __future__ import annotations

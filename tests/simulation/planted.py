@@ -89,7 +89,7 @@ def _ignored_need() -> Iterator[None]:
         yield
 
 
-@_plants("nobody keeps the deadlines of puts")
+@_plants("the deadlines of puts are not kept")
 def _no_deadlines() -> Iterator[None]:
     async def run(self: GroupCommit) -> None:
         await trio.sleep_forever()
@@ -98,7 +98,7 @@ def _no_deadlines() -> Iterator[None]:
         yield
 
 
-@_plants("whoever takes the log is in sync")
+@_plants("every slave that receives the log is in sync")
 def _unproven_replicas() -> Iterator[None]:
     with patch.object(Replicas, "in_sync_count", Replicas.eligible_count):
         yield

@@ -19,7 +19,7 @@ from trioha.ha.slave import GAP_REASONS, HaSlave
 from trioha.recording.events import CloseReason, Kind
 
 IMPOSSIBLE_ENDS = frozenset((CloseReason.BAD_SIZE, CloseReason.BAD_RECORD, CloseReason.STORE_ERROR))
-"""A master never makes a slave end a connection so, whatever happened to either of them."""
+"""Reasons for which no fault of a master or slave may make the slave end a connection."""
 MISFITS = GAP_REASONS | {CloseReason.OFFSET_MISMATCH}
 """Ends that say that the logs do not fit."""
 

@@ -17,7 +17,7 @@ SEEDS = 200
 SEEDS_PER_TEST = 10
 SEEDS_TO_FIND_A_BUG = 100
 """So many seeds find each planted bug; most need one."""
-FIRST_SEEDS = {"whoever takes the log is in sync": 20, "a slave does not compare its tail": 86}
+FIRST_SEEDS = {"every slave that receives the log is in sync": 20, "a slave does not compare its tail": 86}
 """Where to begin, for bugs that need a rare course of events."""
 REPLAYED_SEEDS = (1, 13, 25, 76)
 MORE_SEEDS = (261, 383)

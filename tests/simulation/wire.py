@@ -78,7 +78,7 @@ class FrameCheck:
         self._fail = on_violation
         self._reader = FrameReader()
         self.named_offset = -1
-        """Offset that the last heartbeat said, if no byte of the log was sent yet; -1 before."""
+        """Offset of the last heartbeat, if no byte of the log was sent yet; -1 before."""
 
     @property
     def sent_offset(self) -> int:

@@ -76,7 +76,7 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
                 trio.run(
                     world.run, clock=MockClock(autojump_threshold=0), instruments=[SpinGuard(world.fail)]
                 )
-            except Exception:  # noqa: BLE001 - whatever it is, it is a finding of this seed
+            except Exception:  # noqa: BLE001 - any exception is a finding of this seed
                 world.violations.append(f"exception:\n{traceback.format_exc()}")
         if not world.violations and (left := left_open(before)):
             world.violations.append(f"left open: {', '.join(left)}")
@@ -215,7 +215,7 @@ class World:
         if trio.current_time() < slave.unreachable_until_s or (master.lost_power and not master.can_serve):
             await trio.sleep_forever()
         if not master.can_serve:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("the port is closed")
         self._link_count += 1
         number = self._link_count
         link = Link(self._quality, self._link_rng, direct=self.plan.direct_streams, number=number)

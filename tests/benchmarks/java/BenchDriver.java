@@ -163,7 +163,7 @@ public final class BenchDriver {
         return Map.of("listenPort", serverConfig.getListenPort(), "maxOffset", store.getMaxPhyOffset());
     }
 
-    /** A port that is free, and so is the one two below it, which the broker takes for its VIP channel. */
+    /** A free port whose second lower neighbour, the broker's VIP channel, is free too. */
     private static int freePort() throws Exception {
         InetAddress loopback = InetAddress.getByName("127.0.0.1");
         for (int attempt = 0; ; attempt++) {
@@ -231,7 +231,7 @@ public final class BenchDriver {
         return Rocket.put(store, "Bench", 0, 0, body, new TreeMap<>(), HOST, HOST, wait).get();
     }
 
-    /** Appends messages, for which nobody waits, until the log is long enough. */
+    /** Appends messages without waiting for them until the log is long enough. */
     private static Map<String, Object> fill(DefaultMessageStore store, int bodyBytes, long bytes) throws Exception {
         byte[] body = new byte[bodyBytes];
         while (store.getMaxPhyOffset() < bytes) {

@@ -39,7 +39,7 @@ def cpu_s(pid: int) -> float:
 
 
 def requests_waiting(port: int) -> int:
-    """Connections to the listening `port` that hold a whole first report which nobody has read."""
+    """Connections to the listening `port` that hold a whole unread first report."""
     found = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -70,9 +70,9 @@ class Load:
 
 
 class LoadMeter:
-    """Measures `Load` while a block runs; tell it the processes that are measured.
+    """Measures `Load` while a block runs; `processes` are the measured ones.
 
-    The kernel's own threads are nobody's: they write back and receive for the measured processes, too.
+    The kernel's own threads do not count: they write back and receive for the measured processes, too.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def _busy_s() -> float:
 
 
 def _cpu_s_by_pid() -> dict[int, float]:
-    """CPU time of every process that is no kernel thread, with that of the children it waited for."""
+    """CPU time of every process except kernel threads, with that of the children it waited for."""
     found: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):

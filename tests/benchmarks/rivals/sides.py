@@ -221,7 +221,7 @@ class JavaSide(Side):
         driver = Driver(
             [
                 java_tool("java"), *JVM_FLAGS,
-                # RocketMQ writes to the user's home whatever its store path says.
+                # RocketMQ writes to the user's home in spite of its store path.
                 f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                 f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                 "-Drocketmq.client.logUseSlf4j=true",

@@ -68,7 +68,7 @@ class Master:
         return self._log.max_offset
 
     async def fill(self, *, body_bytes: int, log_bytes: int) -> dict[str, Any]:
-        """Append messages, for which nobody waits, until the log is long enough."""
+        """Append messages without waiting for them until the log is long enough."""
         message = Message(topic="Bench", queue_id=0, body=bytes(body_bytes))
         while self._log.max_offset < log_bytes:
             for _ in range(APPENDS_PER_TURN):
@@ -231,7 +231,7 @@ async def handle(master: Master, command: dict[str, Any]) -> None:
     """Carry out one command and answer it."""
     try:
         result = await perform(master, command)
-    except Exception:  # noqa: BLE001 - whatever it is, the benchmark that asked shows it
+    except Exception:  # noqa: BLE001 - the benchmark that sent the command shows it
         answer(command, "error", traceback.format_exc())
     else:
         answer(command, "result", result)

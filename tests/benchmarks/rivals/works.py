@@ -104,7 +104,7 @@ class Bench:
 
 @contextmanager
 def running(pids: Iterable[int]) -> Iterator[None]:
-    """These processes run while the block does; before and behind it they stand still."""
+    """These processes run during the block; before and after it they are stopped."""
     own = list(pids)
     for pid in own:
         os.kill(pid, signal.SIGCONT)

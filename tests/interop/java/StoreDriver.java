@@ -53,7 +53,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  *
  * <p>Each line on stdin is a JSON object {@code {"id": n, "do": COMMAND, "store": NAME, ...}}; each gets one line
  * {@code {"id": n, "result": {...}}} or {@code {"id": n, "error": "..."}} on stdout, in the order in which they end
- * (a put that waits for a slave holds up nobody). Everything that RocketMQ itself prints goes to stderr. The process
+ * (a put that waits for a slave delays no other). Everything that RocketMQ itself prints goes to stderr. The process
  * ends with its stdin, without a clean shutdown of what still runs: a clean one is a command.
  *
  * <p>What differs between the versions is in {@code Rocket.java}, one file for each.
@@ -344,7 +344,7 @@ public final class StoreDriver {
         return client;
     }
 
-    /** Sends messages one after the other as a producer does, and tells what it was answered for each. */
+    /** Sends messages one after the other as a producer does, and reports the answer to each. */
     private Map<String, Object> send(JSONObject request) throws Exception {
         List<Object> results = new ArrayList<>();
         Random random = new Random(request.getLongValue("seed"));
