@@ -128,7 +128,7 @@ async def catch_up(folder: Path, *, log_bytes: int, frame_bytes: int) -> float:
 
 
 def seed_first_record(log: CommitLog, folder: Path) -> None:
-    """Give the slave the first record: it then requests the rest. An empty one would request the last file."""
+    """Give the slave the first record: it then requests the rest. An empty one requests the last file."""
     folder.mkdir(parents=True)
     size = int.from_bytes(log.read(0, 4), "big")
     with (folder / f"{0:020d}").open("wb") as file:
