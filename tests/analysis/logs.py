@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trioha.store.record import BLANK, MAGIC_BLANK, MAGIC_V1, Host, Record, body_crc, encode_record
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import BLANK, MAGIC_BLANK, MAGIC_V1, body_crc
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_analysis.commitlog.reading import LogDamage, What, read_range

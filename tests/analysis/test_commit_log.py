@@ -21,7 +21,8 @@ from tests.analysis.logs import (
     write_log,
 )
 from trioha.errors import StoreError
-from trioha.store.record import BLANK, BORN_HOST_V6, MAGIC_BLANK, Host
+from trioha.store.record import Host
+from trioha.store.record_layout import BLANK, BORN_HOST_V6, MAGIC_BLANK
 from trioha_analysis.commitlog.bodies import decode_body
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_analysis.commitlog.reading import What, read_range

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from trioha.recording.reader import Damage, Session, open_session, read_segments
-from trioha.store.record import MAGIC_V1, Host, Record, body_crc, encode_record
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import MAGIC_V1, body_crc
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_analysis.commitlog.reading import LogDamage, What, read_range

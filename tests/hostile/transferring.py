@@ -10,7 +10,7 @@ from struct import pack, pack_into
 from attrs import frozen
 
 from trioha.ha.frames import HEADER
-from trioha.store.record import check_record
+from trioha.store.record_layout import check_record
 
 SIZES = (-1, -(2**31), 2**31 - 1, 4 << 20, (4 << 20) - 11)
 NUMBERS32 = (-1, 0, 1, 90, 2**31 - 1, -(2**31), 65_536 * 4)

@@ -33,8 +33,8 @@ from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.command import RemotingCommand
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
-from trioha.store.record import BLANK_BYTES, Blank, RecordError, check_record, decode_record, encode_record
-from trioha.store.scan import scan_records
+from trioha.store.record import Blank, RecordError, decode_record, encode_record
+from trioha.store.record_layout import BLANK_BYTES, check_record, scan_records
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -23,7 +23,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, SerializeType, request
 from trioha.remoting.send_message import _LONG_NAMES, SendMessageRequestHeader
 from trioha.store.record import decode_record
-from trioha.store.scan import scan_records
+from trioha.store.record_layout import scan_records
 
 MUTANTS = 1000
 PROPERTIES = ["", "TAGS\x01tag\x02KEYS\x01a b\x02", "WAIT\x01false", "DELAY\x013\x02UNIQ_KEY\x01K\x02"]

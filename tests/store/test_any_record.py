@@ -13,16 +13,14 @@ from trioha.store.dispatch import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore, StoreSettings
-from trioha.store.record import (
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import (
     BORN_HOST_V6,
     MAGIC_V1,
     MAGIC_V2,
     STORE_HOST_V6,
     TOPIC_BYTES_MAX_V1,
-    Host,
-    Record,
     body_crc,
-    encode_record,
 )
 from trioha.store.replica import ReplicaAppender
 from trioha.store.tags import SCHEDULE_TOPIC

@@ -11,7 +11,8 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.fixed_entry_files import FileCache
 from trioha.store.index_file import IndexFile
 from trioha.store.mapped_file import MappedFile, _written_end
-from trioha.store.record import BLANK, BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, encode_record
+from trioha.store.record import Record, encode_record
+from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 
 V2_TOPIC = "%RETRY%" + "g" * 150
 

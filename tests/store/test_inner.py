@@ -7,7 +7,8 @@ from trioha.store.commit_log import Message
 from trioha.store.inner import INNER_BATCH, MultiDispatch
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.put_status import PutStatus
-from trioha.store.record import BORN_HOST_V6, STORE_HOST_V6, Record, decode_record
+from trioha.store.record import Record, decode_record
+from trioha.store.record_layout import BORN_HOST_V6, STORE_HOST_V6
 
 GIVEN_BY_THE_BROKER = {"INNER_BASE", "INNER_MULTI_QUEUE_OFFSET", "__CRC32#"}
 LIGHT = MultiDispatch(enabled=True, light_queues=True)

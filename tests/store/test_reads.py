@@ -11,7 +11,7 @@ from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, has_key
 from trioha.store.record import decode_record
-from trioha.store.scan import store_timestamp_ms
+from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.tags import java_hash
 
 ALL = ReadLimits(messages_max=1000, bytes_max=1 << 30)

@@ -10,21 +10,16 @@ from hypothesis import strategies as st
 
 from tests.store.support import FILE_BYTES, STORES, VECTORS, expected
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
-from trioha.store.record import (
-    BAD_CRC,
-    BAD_LENGTH,
-    BAD_MAGIC,
-    BAD_POSITION,
+from trioha.store.record import Blank, Host, Record, RecordError, decode_record, encode_record
+from trioha.store.record_layout import (
     MAGIC_V1,
     MAGIC_V2,
-    Blank,
-    Host,
-    Record,
-    RecordError,
+    FaultKind,
     body_crc,
     check_record,
-    decode_record,
-    encode_record,
+    find_fault,
+    scan_boundaries,
+    scan_records,
 )
 
 
@@ -166,14 +161,48 @@ def faults(data: bytes, physical_offset: int = 4096) -> int:
 def test_each_kind_of_damage_has_its_name(record):
     data = encode_record(record)
     assert faults(data) == len(data)
-    assert faults(data, 4097) == BAD_POSITION
-    assert faults(data[:-1]) == BAD_LENGTH
-    assert faults(data[:4] + b"\0\0\0\0" + data[8:]) == BAD_MAGIC
-    assert faults(data[:88] + b"Body" + data[92:]) == BAD_CRC
-    assert faults(data[:92] + b"\x02" + data[93:]) == BAD_LENGTH
-    assert faults(data[:84] + b"\xff\xff\xff\xff" + data[88:]) == BAD_LENGTH
-    assert faults(b"") == BAD_LENGTH
-    assert faults(bytes(200)) == BAD_MAGIC
+    assert faults(data, 4097) == FaultKind.BAD_POSITION
+    assert faults(data[:-1]) == FaultKind.TRUNCATED
+    assert faults(data[:4] + b"\0\0\0\0" + data[8:]) == FaultKind.BAD_MAGIC
+    assert faults(data[:88] + b"Body" + data[92:]) == FaultKind.BAD_CRC
+    assert faults(data[:92] + b"\x02" + data[93:]) == FaultKind.BAD_LENGTH
+    assert faults(data[:84] + b"\xff\xff\xff\xff" + data[88:]) == FaultKind.BAD_LENGTH
+    assert faults(b"") == FaultKind.TRUNCATED
+    assert faults(bytes(200)) == FaultKind.BAD_MAGIC
+
+
+def damaged(record):
+    """Bytes of the record with each kind of damage, and the reason."""
+    data = encode_record(record)
+    return {
+        data[:6]: "6 bytes are left, a record has at least 91",
+        data[:-1]: "the record has 96 bytes, 95 are left",
+        bytes(200): "magic 0x00000000 is not a record's",
+        encode_record(evolve(record, physical_offset=7)): "the record says that it stands at 7",
+        data[:92] + b"\x02" + data[93:]: "the lengths inside the record do not add up to its 96 bytes",
+        data[:88] + b"Body" + data[92:]: "the body's CRC is not the stored 0x5BA80BB2",
+    }
+
+
+def test_a_fault_gives_its_reason(record):
+    for data, reason in damaged(record).items():
+        fault = find_fault(memoryview(data), 0, len(data), 4096)
+        assert fault.reason == reason
+        assert fault.bytes_left == len(data)
+    whole = encode_record(record)
+    assert find_fault(memoryview(whole), 0, len(whole), 4096) is None
+
+
+def test_a_scan_stops_at_the_fault_that_a_single_check_finds(record):
+    whole = encode_record(evolve(record, physical_offset=4000))
+    for data in damaged(record):
+        view = memoryview(whole + data)
+        fault = find_fault(view, len(whole), len(view), 4096)
+        end = scan_records(view, 0, len(view), 4000)
+        assert (end.at, end.records, end.fault, end.blank) == (len(whole), 1, fault, False)
+        if fault.kind is not FaultKind.BAD_CRC:
+            end = scan_boundaries(view, 0, len(view), 4000)
+            assert (end.at, end.records, end.fault, end.blank) == (len(whole), 1, fault, False)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, STORES, copy_store, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store.record import RecordError
+from trioha.store.record_layout import scan_boundaries, scan_records
 from trioha.store.replica import ReplicaAppender
-from trioha.store.scan import scan_boundaries, scan_records
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from trioha.remoting.ha_status import (
 )
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.message_store import MessageStore
-from trioha.store.scan import store_timestamp_ms
+from trioha.store.record_layout import store_timestamp_ms
 
 GIB = 1 << 30
 CLIENTS_PREFIX = "trioha.clients."

@@ -21,7 +21,8 @@ from trioha.remoting.send_message import (
 from trioha.remoting.serving import Peer
 from trioha.store.commit_log import Message
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
-from trioha.store.record import TRANSACTION_MASK, Host
+from trioha.store.record import Host
+from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels
 
 QUEUE_ID_MAX: Final = 65535

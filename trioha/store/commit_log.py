@@ -29,7 +29,8 @@ from trioha.store.consume_queues import QUEUES_MAX, topic_fault
 from trioha.store.inner import INNER_BATCH, Inner, MultiDispatch, QueueKey, give_offsets
 from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile
 from trioha.store.put_status import PutStatus
-from trioha.store.record import (
+from trioha.store.record import Host, offset_message_id
+from trioha.store.record_layout import (
     BLANK,
     BLANK_BYTES,
     BORN_HOST_V6,
@@ -42,10 +43,10 @@ from trioha.store.record import (
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    Host,
-    offset_message_id,
+    record_around,
+    starts_blank,
+    store_timestamp_ms,
 )
-from trioha.store.scan import store_timestamp_ms
 from trioha.store.syncing import sync_directory
 from trioha.watermark import Watermark
 
@@ -521,14 +522,8 @@ class CommitLog:
         file = self._files[(offset - self._start_offset) // self.file_bytes]
         index = bisect_right(self._landmarks, offset) - 1
         start = max(self._landmarks[index] if index >= 0 else 0, file.start_offset)
-        at = start - file.start_offset
-        while True:
-            size, magic = BLANK.unpack_from(file.view, at)
-            end_at = file.size if magic == MAGIC_BLANK else at + size
-            if file.start_offset + end_at > offset:
-                return file.start_offset + at, min(file.start_offset + end_at, max_offset)
-            assert end_at > at, f"no record at {file.start_offset + at}"
-            at = end_at
+        at, end_at = record_around(file.view, start - file.start_offset, offset - file.start_offset)
+        return file.start_offset + at, min(file.start_offset + end_at, max_offset)
 
     def record_stored_before(self, timestamp_ms: int) -> int:
         """Where a record starts that was stored before `timestamp_ms`: the newest known; 0 if none is."""
@@ -537,7 +532,7 @@ class CommitLog:
             view = self.read(offset, self.file_bytes)
             if (
                 len(view)
-                and BLANK.unpack_from(view)[1] != MAGIC_BLANK
+                and not starts_blank(view, 0, len(view))
                 and store_timestamp_ms(view, 0) < timestamp_ms
             ):
                 return offset

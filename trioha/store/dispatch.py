@@ -29,25 +29,25 @@ from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import IndexService
 from trioha.store.message_properties import parse_properties
-from trioha.store.record import (
-    BAD_CRC,
-    BAD_POSITION,
-    BLANK,
+from trioha.store.record_layout import (
     BLANK_BYTES,
-    BODY_AT_V4,
-    BORN_HOST_V6,
+    HOSTS_V6,
     MAGIC_BLANK,
     MAGIC_V1,
-    MAGIC_V2,
     RECORD_BYTES_MIN,
-    STORE_HOST_V6,
+    TOPIC_BYTES_MAX_V1,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    body_crc,
+    FaultKind,
     check_record,
-    describe_fault,
-    next_record_bytes,
+    claimed_bytes,
+    find_fault,
+    has_valid_crc,
+    starts_blank,
+    starts_record,
+    store_timestamp_ms,
+    topic_span,
 )
 from trioha.store.recovery import SLACK_MS, newest_file_stored_by
 from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels, java_hashes, java_hashes_behind, tags_code
@@ -61,14 +61,11 @@ LMQ_PREFIX = "%LMQ%"
 _READ_BYTES = 1 << 40
 _TAG_CACHE_MAX = 65536
 _CACHED_TAG_BYTES_MAX = 128
-_IPV6_EXTRA_BYTES = 12
 
 _FIXED_V4 = Struct(">iI4xi4xqqi16xq20xi").unpack_from
 """Of a record with IPv4 hosts: totalSize, magic, queueId, queueOffset, physicalOffset, sysFlag,
 storeTimestamp, bodyLength."""
 _I16 = Struct(">h").unpack_from
-_I32 = Struct(">i").unpack_from
-_I64 = Struct(">q").unpack_from
 _pack_entry = Struct(">qiq").pack
 
 
@@ -265,7 +262,7 @@ class Dispatcher:
             size, magic, queue_id, queue_offset, physical_offset, sys_flag, time_ms, body_bytes = _FIXED_V4(
                 data, at
             )
-            if magic == MAGIC_V1 and not sys_flag & 0x30:
+            if magic == MAGIC_V1 and not sys_flag & HOSTS_V6:
                 topic_at = at + 89 + body_bytes
                 record_end = at + size
                 if (
@@ -274,7 +271,7 @@ class Dispatcher:
                     or topic_at + 2 > record_end
                     or physical_offset != shift + at
                     or (properties_at := topic_at + (topic_bytes := data[topic_at - 1]) + 2) > record_end
-                    or topic_bytes > 127
+                    or topic_bytes > TOPIC_BYTES_MAX_V1
                     or properties_at + _I16(data, properties_at - 2)[0] != record_end
                 ):
                     stop = _Stop.AT_FAULT
@@ -286,11 +283,12 @@ class Dispatcher:
                 if check_record(view, at - start, end - start, shift + at, check_crc=False) < 0:
                     stop = _Stop.AT_FAULT
                     break
-                topic_at, topic_bytes, time_ms = _measure(view, at - start, magic, sys_flag)
-                topic_at += start
-                properties_at = topic_at + topic_bytes + 2
+                topic_at, topic_end = topic_span(data, at)
+                topic_bytes = topic_end - topic_at
+                time_ms = store_timestamp_ms(data, at)
+                properties_at = topic_end + 2
                 record_end = at + size
-            if check_crc and not _crc_holds(view, at - start, sys_flag):
+            if check_crc and not has_valid_crc(view, at - start):
                 stop = _Stop.AT_FAULT
                 break
             records += 1
@@ -367,8 +365,7 @@ class Dispatcher:
                 else:
                     self._put_keys(target, properties, "KEYS", offset=physical_offset, time_ms=time_ms)
         if last_start < at < end and stop is _Stop.AT_END and records < records_max:
-            blank = end - at >= BLANK_BYTES and BLANK.unpack_from(data, at)[1] == MAGIC_BLANK
-            stop = _Stop.AT_BLANK if blank else _Stop.AT_FAULT
+            stop = _Stop.AT_BLANK if starts_blank(data, at, end) else _Stop.AT_FAULT
         position = shift + at
         if stop is _Stop.AT_BLANK:
             position = self._next_file(position)
@@ -507,18 +504,19 @@ class Dispatcher:
         called next.
         """
         left = len(view)
-        size = next_record_bytes(view, 0, left)
+        size = claimed_bytes(view, 0, left)
         if offset + max(size, BLANK_BYTES) > until_offset and until_offset < self._log.max_offset:
             # Not damaged, but not to be dispatched yet.
             return offset
-        fault = check_record(view, 0, left, offset, check_crc=self._settings.check_crc)
-        followed = size == left or (
-            size + BLANK_BYTES <= left and BLANK.unpack_from(view, max(size, 0))[1] in _RECORD_STARTS
+        fault = find_fault(view, 0, left, offset, check_crc=self._settings.check_crc)
+        assert fault is not None
+        followed = size == left or starts_record(view, max(size, 0), left)
+        whole = RECORD_BYTES_MIN <= size <= left and (
+            fault.kind in {FaultKind.BAD_POSITION, FaultKind.BAD_CRC} or followed
         )
-        whole = RECORD_BYTES_MIN <= size <= left and (fault in {BAD_POSITION, BAD_CRC} or followed)
         waits = self._settings.is_slave and not whole
         if not waits or self.stuck_at != offset:
-            self._note_fault(offset, describe_fault(view, 0, left, offset))
+            self._note_fault(offset, fault.reason)
         if waits:
             self.stuck_at = offset
             return offset
@@ -549,31 +547,6 @@ def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int
         return parse_int(properties["INNER_BASE"], NATURAL64), parse_int(properties["INNER_NUM"], NATURAL32)
     except ValueError:
         return None
-
-
-_RECORD_STARTS = frozenset((MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
-
-
-def _measure(view: memoryview, at: int, magic: int, sys_flag: int) -> tuple[int, int, int]:
-    """Where the topic of a checked record is, how long it is, and the record's storeTimestamp."""
-    born_extra = _IPV6_EXTRA_BYTES if sys_flag & BORN_HOST_V6 else 0
-    topic_at = _body_at(at, sys_flag)
-    topic_at += _I32(view, topic_at - 4)[0]
-    (time_ms,) = _I64(view, at + 56 + born_extra)
-    if magic == MAGIC_V1:
-        return topic_at + 1, view[topic_at], time_ms
-    return topic_at + 2, _I16(view, topic_at)[0], time_ms
-
-
-def _body_at(at: int, sys_flag: int) -> int:
-    hosts_v6 = bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6)
-    return at + BODY_AT_V4 + _IPV6_EXTRA_BYTES * hosts_v6
-
-
-def _crc_holds(view: memoryview, at: int, sys_flag: int) -> bool:
-    body_at = _body_at(at, sys_flag)
-    (body_bytes,) = _I32(view, body_at - 4)
-    return body_crc(view[body_at : body_at + body_bytes]) == int(_I32(view, at + 8)[0])
 
 
 def start_position(

@@ -11,10 +11,11 @@ from attrs import evolve, frozen
 from trioha.errors import StoreError
 from trioha.store.mapped_file import FILE_NAME_DIGITS
 from trioha.store.mapping import map_file
-from trioha.store.record import BLANK_BYTES, Blank, Record, decode_record, describe_fault
-from trioha.store.scan import ScanEnd, is_blank, scan_records
+from trioha.store.record import Blank, Record, decode_record
+from trioha.store.record_layout import BLANK_BYTES, find_fault, is_blank, scan_records, starts_blank
 
 COMPARE_BYTES = 1 << 20
+_BAD_BLANK = "a blank that does not reach the end of its file"
 
 
 @frozen
@@ -84,20 +85,19 @@ class ReadOnlyCommitLog:
         offset = start_offset
         while (found := self._file_of(offset)) is not None:
             view, at = found
-            end = _one(view, at, offset)
-            if end.blank:
+            if starts_blank(view, at, len(view)):
                 if not is_blank(view, at, len(view)):
-                    raise self._bad(offset, "a blank that does not reach the end of its file")
+                    raise self._bad(offset, _BAD_BLANK)
                 yield Blank(offset, len(view) - at)
                 offset += len(view) - at
-            elif end.records:
-                record = decode_record(view[at : end.at])
+            elif (fault := find_fault(view, at, len(view), offset)) is None:
+                record = decode_record(view, at, check_crc=False)
                 yield record
-                offset += end.at - at
+                offset += record.total_size
             elif self._ends_at(offset):
                 return
             else:
-                raise self._bad(offset, describe_fault(view, at, len(view), offset))
+                raise self._bad(offset, fault.reason)
 
     def _bad(self, offset: int, reason: str) -> StoreError:
         return StoreError(f"no valid record: {reason}", path=self.directory, offset=offset)
@@ -115,10 +115,11 @@ class ReadOnlyCommitLog:
         if end.at == len(view) or (end.blank and is_blank(view, end.at, len(view))):
             return evolve(check, end_offset=start_offset + len(view))
         if end.blank:
-            return evolve(check, fault="a blank that does not reach the end of its file")
+            return evolve(check, fault=_BAD_BLANK)
         if self._ends_at(check.end_offset):
             return check
-        return evolve(check, fault=describe_fault(view, end.at, len(view), check.end_offset))
+        assert end.fault is not None
+        return evolve(check, fault=end.fault.reason)
 
     def _file_of(self, offset: int) -> tuple[memoryview, int] | None:
         view = self._files.get(offset - offset % self.file_bytes)
@@ -150,12 +151,6 @@ class ReadOnlyCommitLog:
         assert found is not None, f"no file holds {offset}"
         view, at = found
         return bytes(view[at : at + min(COMPARE_BYTES, end_offset - offset)])
-
-
-def _one(view: memoryview, at: int, offset: int) -> ScanEnd:
-    """Check the one record at `at`."""
-    size = int.from_bytes(view[at : at + 4], "big")
-    return scan_records(view, at, min(at + size, len(view)) if size >= BLANK_BYTES else len(view), offset)
 
 
 def _map(path: Path) -> memoryview:

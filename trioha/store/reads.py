@@ -17,15 +17,14 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import MESSAGES_MAX, IndexService
 from trioha.store.message_properties import parse_properties
-from trioha.store.record import (
+from trioha.store.record import Record, RecordError, decode_record
+from trioha.store.record_layout import (
     RECORD_BYTES_MIN,
-    Record,
-    RecordError,
     check_record,
-    decode_record,
-    next_record_bytes,
+    claimed_bytes,
+    store_timestamp_ms,
+    topic_of,
 )
-from trioha.store.scan import store_timestamp_ms, topic_of
 
 SCAN_ENTRIES_MAX = 800
 """Entries that one pull looks at for matching tags, as in the broker (16,000 bytes of consume queue)."""
@@ -197,7 +196,7 @@ class MessageReader:
         head = self._log.read(physical_offset, RECORD_BYTES_MIN)
         if len(head) < RECORD_BYTES_MIN:
             return None
-        return self._record(physical_offset, next_record_bytes(head, 0, len(head)))
+        return self._record(physical_offset, claimed_bytes(head, 0, len(head)))
 
     # -- by time -----------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from pathlib import Path
-from struct import Struct
 from typing import cast
 
 import structlog
@@ -31,20 +30,21 @@ from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog, list_files
 from trioha.store.mapped_file import MappedFile
-from trioha.store.record import (
+from trioha.store.record import Host
+from trioha.store.record_layout import (
     BLANK,
-    BODY_AT_V4,
-    BORN_HOST_V6,
-    HEAD,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     RECORD_BYTES_MIN,
-    STORE_HOST_V6,
-    Host,
+    ScanEnd,
     check_record,
-    describe_fault,
+    claimed_bytes,
+    is_blank,
+    scan_records,
+    store_timestamp_ms,
+    topic_span,
 )
-from trioha.store.scan import ScanEnd, is_blank, scan_records, store_timestamp_ms
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ _PIECE_BYTES = 1 << 20
 _SEARCH_BYTES = 4 << 20
 _FOR_EVER_MS = (1 << 63) - 1
 _MAGIC_AT = 4
-_MAGICS = tuple(magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2))
+_MAGIC_BYTES = (MAGIC_V1.to_bytes(4), MAGIC_V2.to_bytes(4))
 _ZERO_CHUNK = bytes(1 << 20)
 CHECKED_BYTES = 64 << 20
 """So much of the log's end is checked after a clean stop, and less if it is all in the last file."""
@@ -62,9 +62,6 @@ SECTOR_BYTES = 512
 """Least that a disk writes or loses; those with larger sectors lose several of these."""
 _ZERO_SECTOR = bytes(SECTOR_BYTES)
 _LOST_SECTOR = "a sector with its topic or properties was not written"
-_IPV6_EXTRA_BYTES = 12
-_I32 = Struct(">i")
-_I16 = Struct(">h")
 
 
 @frozen
@@ -159,7 +156,8 @@ def _recover(
         on_progress(index + 1, len(files))
         if end.at < file.size and not (end.blank and is_blank(view, end.at, file.size)):
             end_offset = file.start_offset + end.at
-            reason = reason or describe_fault(view, end.at, file.size, end_offset)
+            if not reason:
+                reason = end.fault.reason if end.fault else "a blank that does not reach the end of its file"
             if last_store_timestamp_ms < flushed_ms:
                 _refuse_to_cut_flushed_records(
                     files[index:],
@@ -206,7 +204,7 @@ def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFi
     """The newest file whose first record was stored by `safe_ms`, None if none was (spec store 5.4.1)."""
     for file in reversed(files):
         view = file.view
-        if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in {MAGIC_V1, MAGIC_V2}:
+        if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in MAGICS:
             continue
         if 0 < store_timestamp_ms(view, 0) <= safe_ms:
             return file
@@ -233,7 +231,7 @@ def _scan_file(
     """Check a file's records from index `at` on, noting in the log where some of them start.
 
     `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
-    not accepted where `describe_fault` cannot tell. `on_piece` is called for each MiB or so.
+    not accepted where its own bytes do not tell. `on_piece` is called for each MiB or so.
     """
     records = 0
     last_ms = last_store_timestamp_ms
@@ -283,7 +281,7 @@ def _cut_at_lost_sector(
         before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
         if before_ms >= flushed_ms:
             return ScanEnd(
-                at=starts[number], records=number, fault=0, blank=False, last_store_timestamp_ms=before_ms
+                at=starts[number], records=number, fault=None, blank=False, last_store_timestamp_ms=before_ms
             )
     return None
 
@@ -305,16 +303,11 @@ def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
 
 def _has_text_in(view: memoryview, at: int, sector: int) -> bool:
     """Whether topic or properties of the checked record at `at` have a byte in that sector."""
-    size, magic, _, _, _, _, _, sys_flag, _ = HEAD.unpack_from(view, at)
-    body_at = at + BODY_AT_V4
-    body_at += _IPV6_EXTRA_BYTES * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
-    length_at = body_at + _I32.unpack_from(view, body_at - 4)[0]
-    topic_at = length_at + (2 if magic == MAGIC_V2 else 1)
-    topic_end = topic_at + (_I16.unpack_from(view, length_at)[0] if magic == MAGIC_V2 else view[length_at])
+    topic_at, topic_end = topic_span(view, at)
     sector_end = sector + SECTOR_BYTES
     return any(
         start < end and start < sector_end and sector < end
-        for start, end in ((topic_at, topic_end), (topic_end + 2, at + size))
+        for start, end in ((topic_at, topic_end), (topic_end + 2, at + claimed_bytes(view, at, len(view))))
     )
 
 
@@ -356,7 +349,7 @@ def _valid_record_behind(
         for piece in range(start, used, _SEARCH_BYTES):
             on_piece()
             piece_end = min(piece + _SEARCH_BYTES, used)
-            for magic_at in merge(*(_occurrences(file, magic, piece, piece_end) for magic in _MAGICS)):
+            for magic_at in merge(*(_occurrences(file, magic, piece, piece_end) for magic in _MAGIC_BYTES)):
                 at = magic_at - _MAGIC_AT
                 if (
                     check_record(file.view, at, file.size, file.start_offset + at) > 0

@@ -18,16 +18,16 @@ from trioha.store.commit_log import (
     RECORD_OVERHEAD_BYTES_MAX,
     CommitLog,
 )
-from trioha.store.record import (
+from trioha.store.record import RecordError
+from trioha.store.record_layout import (
     BLANK,
     BLANK_BYTES,
-    MAGIC_BLANK,
-    RECORD_BYTES_MIN,
-    RecordError,
-    describe_fault,
-    next_record_bytes,
+    FaultKind,
+    RecordFault,
+    ScanEnd,
+    scan_boundaries,
+    scan_records,
 )
-from trioha.store.scan import scan_boundaries, scan_records
 
 
 class ReplicaAppender:
@@ -83,7 +83,7 @@ class ReplicaAppender:
             if end.records:
                 self._append_records(data, first=cut, first_timestamp_ms=end.last_store_timestamp_ms)
                 return
-            self._keep(cut, is_blank=end.blank)
+            self._keep(cut, end)
         if self._blank_header:
             self._append_filler(data)
         elif data:
@@ -102,14 +102,14 @@ class ReplicaAppender:
                 last_store_timestamp_ms=max(first_timestamp_ms, end.last_store_timestamp_ms),
             )
         if end.at < len(data):
-            self._keep(data[end.at :], is_blank=end.blank)
+            self._keep(data[end.at :], end)
 
-    def _keep(self, rest: memoryview, *, is_blank: bool) -> None:
+    def _keep(self, rest: memoryview, end: ScanEnd) -> None:
         """What stands at the log's end and is no whole record: a blank, or the first bytes of a record."""
         log = self._log
         offset = log.max_offset
         file_end = offset - offset % log.file_bytes + log.file_bytes
-        if is_blank:
+        if end.blank:
             blank_bytes, _ = BLANK.unpack_from(rest)
             if blank_bytes != file_end - offset:
                 raise RecordError(
@@ -120,7 +120,8 @@ class ReplicaAppender:
             self._filler_offset = offset + BLANK_BYTES
             self._append_filler(rest[BLANK_BYTES:])
             return
-        self._wanted_bytes = self._check_partial(rest, offset=offset, file_end=file_end)
+        assert end.fault is not None
+        self._wanted_bytes = self._check_partial(end.fault, offset=offset, file_end=file_end)
         self._partial = bytearray(rest)
 
     def _append_filler(self, data: memoryview) -> None:
@@ -132,24 +133,20 @@ class ReplicaAppender:
             header, self._blank_header = self._blank_header, b""
             log.append_blank(header)
 
-    def _check_partial(self, rest: memoryview, *, offset: int, file_end: int) -> int:
-        """Bytes that the record needs which starts with `rest`; raises RecordError if none can."""
-        if len(rest) < BLANK_BYTES:
+    def _check_partial(self, fault: RecordFault, *, offset: int, file_end: int) -> int:
+        """Bytes that the record needs which `fault` says is not whole; raises RecordError if none can be."""
+        if fault.bytes_left < BLANK_BYTES:
             return BLANK_BYTES
-        claimed = next_record_bytes(rest, 0, len(rest))
-        if claimed <= len(rest) or claimed < RECORD_BYTES_MIN or claimed > file_end - offset:
-            reason = describe_fault(rest, 0, len(rest), offset)
-            if claimed > len(rest):
-                reason = f"the record has {claimed} bytes, its file {file_end - offset}"
-            raise RecordError(f"bad record at offset {offset}: {reason}")
-        if len(rest) >= BLANK_BYTES and BLANK.unpack_from(rest)[1] == MAGIC_BLANK:
-            return BLANK_BYTES
-        magic_fault = describe_fault(rest, 0, len(rest), offset)
-        if magic_fault.startswith("magic"):
-            raise RecordError(f"bad record at offset {offset}: {magic_fault}")
-        if claimed > self._record_bytes_max:
+        if fault.kind is not FaultKind.TRUNCATED:
+            raise RecordError(f"bad record at offset {offset}: {fault.reason}")
+        size = fault.found
+        if size > file_end - offset:
             raise RecordError(
-                f"record at offset {offset} says that it has {claimed} bytes, the most here are "
+                f"bad record at offset {offset}: the record has {size} bytes, its file {file_end - offset}"
+            )
+        if size > self._record_bytes_max:
+            raise RecordError(
+                f"record at offset {offset} says that it has {size} bytes, the most here are "
                 f"{self._record_bytes_max}; raise maxMessageSize here to its master's if that allows it"
             )
-        return claimed
+        return size

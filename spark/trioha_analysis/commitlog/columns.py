@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trioha.store.record import BORN_HOST_V6, MAGIC_V2, STORE_HOST_V6
-from trioha_analysis.commitlog.layout import HEADS, HOST_FLAGS, Indexes, gather
+from trioha.store.record_layout import BORN_HOST_V6, HOSTS_V6, MAGIC_V2, STORE_HOST_V6
+from trioha_analysis.commitlog.layout import HEADS, Indexes, gather
 from trioha_analysis.commitlog.walk import Columns
 
 TYPES: Final[Mapping[str, pa.DataType]] = {
@@ -155,7 +155,7 @@ _OTHERS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
     "properties": lambda rows: _slices(rows, rows.properties_at, rows.end),
 }
 assert set(_OTHERS) | set(_HEAD_FIELDS) | set(_HOST_FIELDS) == set(TYPES)
-assert set(HEADS) == {0, BORN_HOST_V6, STORE_HOST_V6, HOST_FLAGS}
+assert set(HEADS) == {0, BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6}
 
 
 def only_topics(rows: Columns, topics: frozenset[str]) -> Columns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trioha.errors import StoreError
-from trioha.store.record import check_record
+from trioha.store.record_layout import check_record
 from trioha_analysis.commitlog.files import RANGE_BYTES, LogFile, list_files, map_file, written_bytes
 from trioha_analysis.commitlog.walk import Columns, LogBytes, find_record, walk
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trioha.store.record import BORN_HOST_V6, STORE_HOST_V6
+from trioha.store.record_layout import BORN_HOST_V6, HOSTS_V6, STORE_HOST_V6
 
 Bytes = NDArray[np.uint8]
 Indexes = NDArray[np.int64]
@@ -40,13 +40,11 @@ def head_type(*, born_bytes: int, store_bytes: int) -> np.dtype[np.void]:
 
 HEAD_V4: Final = head_type(born_bytes=4, store_bytes=4)
 HEAD_BYTES_V4: Final = HEAD_V4.itemsize
-IPV6_EXTRA_BYTES: Final = 12
-HOST_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6
 HEADS: Final = {
     flags: head_type(
         born_bytes=16 if flags & BORN_HOST_V6 else 4, store_bytes=16 if flags & STORE_HOST_V6 else 4
     )
-    for flags in (0, BORN_HOST_V6, STORE_HOST_V6, HOST_FLAGS)
+    for flags in (0, BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6)
 }
 """By the bits of sysFlag that say which hosts are IPv6."""
 I16: Final = np.dtype(">i2")

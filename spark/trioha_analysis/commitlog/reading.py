@@ -9,7 +9,7 @@ import numpy as np
 from attrs import field, frozen
 
 from trioha.errors import StoreError
-from trioha.store.record import body_crc
+from trioha.store.record_layout import body_crc
 from trioha_analysis.commitlog.columns import only_topics
 from trioha_analysis.commitlog.files import (
     LogFile,

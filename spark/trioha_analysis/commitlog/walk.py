@@ -22,20 +22,20 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from trioha.store.record import (
+from trioha.store.record_layout import (
     BLANK,
     BLANK_BYTES,
+    HOSTS_V6,
+    IPV6_EXTRA_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
     TOPIC_BYTES_MAX_V1,
-    describe_fault,
+    find_fault,
 )
 from trioha_analysis.commitlog.layout import (
     HEAD_V4,
-    HOST_FLAGS,
-    IPV6_EXTRA_BYTES,
     Bytes,
     Indexes,
     gather,
@@ -175,7 +175,8 @@ def _gap(log: LogBytes, start: int, end: int) -> Gap:
         reason = "zeros where a record should start"
     else:
         view = log.data.data
-        reason = describe_fault(view, start, len(view), log.start_offset + start, check_crc=False)
+        fault = find_fault(view, start, len(view), log.start_offset + start, check_crc=False)
+        reason = fault.reason if fault else "a whole valid record"
     return Gap(log.start_offset + start, end - start, reason)
 
 
@@ -247,7 +248,7 @@ def _candidates(log: LogBytes, begin: int, end: int) -> Columns:
     good &= (total >= RECORD_BYTES_MIN) & (total <= size - start)
     if not good.all():
         start, heads, magic, total = start[good], heads[good], magic[good], total[good]
-    host_flags = heads["sys_flag"].astype(np.int32) & HOST_FLAGS
+    host_flags = heads["sys_flag"].astype(np.int32) & HOSTS_V6
     body_bytes = heads["body_bytes"].astype(np.int64)
     body_at = start + HEAD_V4.itemsize
     if host_flags.any():
