@@ -21,12 +21,18 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.aggregate import OWN_MAX_KINDS
-from trioha.recording.asking import asks
-from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
+from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
 from trioha.recording.histogram import Histogram
 from trioha.recording.invariants.event_batch import Columns, EventBatch
 from trioha.recording.invariants.waits import pair_waits
+from trioha.recording.state_arrays import (
+    Fields,
+    covered_at,
+    ends_connection,
+    log_end_before,
+    rising,
+    shows_request,
+)
 
 Ints = NDArray[np.int64]
 K = TypeVar("K")
@@ -37,12 +43,8 @@ NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
 """A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
-_TELLS_END: Final = np.zeros(256, np.bool_)
-_TELLS_END[OWN_MAX_KINDS] = True
 BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
 """How far before a part the begins of waits, and frames and acks, are looked for."""
-_WINDOW: Final = 4096
-"""Records that are looked through at a time for the first one of a kind."""
 _CELLS_MAX: Final = 4_000_000
 """Waits times connections that are looked at together."""
 
@@ -131,10 +133,8 @@ class AckTimesTable:
             acked = slice(*acks.bounds[group : group + 2].tolist())
             self._tracks.append(
                 (
-                    np.maximum.accumulate(frame_ends[sent]),
-                    np.append(frames["ts_ns"][sent], NEVER),
-                    np.maximum.accumulate(acks["offset"][acked]),
-                    np.append(acks["ts_ns"][acked], NEVER),
+                    *(frames["ts_ns"][sent], rising(frame_ends[sent])),
+                    *(acks["ts_ns"][acked], rising(acks["offset"][acked])),
                 )
             )
 
@@ -142,9 +142,9 @@ class AckTimesTable:
         """The journeys of some offsets (ends of records)."""
         sent = np.full((len(offsets), len(self._tracks)), NEVER, np.int64)
         acked = sent.copy()
-        for column, (frame_ends, sent_ns, acks, acked_ns) in enumerate(self._tracks):
-            sent[:, column] = sent_ns[np.searchsorted(frame_ends, offsets)]
-            acked[:, column] = acked_ns[np.searchsorted(acks, offsets)]
+        for column, (sent_ns, frame_ends, acked_ns, acks) in enumerate(self._tracks):
+            sent[:, column] = covered_at(sent_ns, frame_ends, offsets, never=NEVER)
+            acked[:, column] = covered_at(acked_ns, acks, offsets, never=NEVER)
         return AckTimes(self.conns, sent, acked)
 
 
@@ -206,20 +206,10 @@ def _began_ns(batch: EventBatch, ends: Ints) -> Ints:
     return began_ns
 
 
-def _log_end_before(columns: Columns) -> int:
-    """Where the node's log ended before these records, as the first one says that does; `NEVER` if none."""
-    count = len(columns["kind"])
-    for begin in range(0, count, _WINDOW):
-        some = slice(begin, begin + _WINDOW)
-        kind = columns["kind"][some]
-        is_put = kind == Kind.PUT
-        tells = np.flatnonzero(is_put | (_TELLS_END[kind] & (columns["conn"][some] != NO_CONNECTION)))
-        if len(tells):
-            at = begin + int(tells[0])
-            if is_put[tells[0]]:
-                return int(columns["offset"][at]) - int(columns["size"][at])
-            return int(columns["aux"][at])
-    return int(NEVER)
+def _log_end_before(records: Fields) -> int:
+    """As `log_end_before`; `NEVER` if no record has a log end."""
+    end = log_end_before(records)
+    return int(NEVER) if end < 0 else end
 
 
 def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
@@ -301,8 +291,7 @@ def _causes(
         released_ns[is_last] = acked_ns[is_last]
     flushed = batch.whole.stream((Kind.FLUSHED,))
     if batch.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
-        place = np.searchsorted(np.maximum.accumulate(flushed["offset"]), offsets)
-        flushed_ns = np.append(flushed["ts_ns"], NEVER)[place]
+        flushed_ns = covered_at(flushed["ts_ns"], flushed["offset"], offsets, never=NEVER)
         cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
     cause[status == PutStatus.FLUSH_DISK_TIMEOUT] = FLUSH
     cause[status == PutStatus.SLAVE_NOT_AVAILABLE] = NO_SLAVE
@@ -333,7 +322,7 @@ def _connections_before(batch: EventBatch, place: int) -> tuple[frozenset[int], 
     assert grouped.places is not None, "connections are sorted"
     asked = _asked_places(batch)
     ends = grouped.stream((Kind.CLOSED, Kind.STATE))
-    is_end = (ends["kind"] == Kind.CLOSED) | (ends["flags"] == HaState.SHUTDOWN)
+    is_end = ends_connection(ends["kind"], ends["flags"])
     return (
         frozenset(np.unique(batch.columns["conn"][asked[asked < place]]).tolist()),
         frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
@@ -349,6 +338,6 @@ def _asked_places(batch: EventBatch) -> Ints:
     """Places of the records that show that a connection had asked for the log; found once for each scene."""
     known = batch.found.get(_Asked)
     if not isinstance(known, _Asked):
-        shows = asks(batch.records) & (batch.columns["conn"] != NO_CONNECTION)
+        shows = shows_request(batch.records) & (batch.columns["conn"] != NO_CONNECTION)
         batch.found[_Asked] = known = _Asked(np.flatnonzero(shows))
     return known.places

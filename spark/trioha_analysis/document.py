@@ -10,9 +10,9 @@ from typing import Any
 
 from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, PutStatus
-from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
 from trioha.recording.invariants import Violation
+from trioha.recording.percentiles import Percentiles
 from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.reconnects import gap_rows, reconnect_rows, whose
 from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
@@ -68,7 +68,7 @@ def session_row(replay: SessionReplay) -> Row:
         "connections": len(replay.connections),
         "reconnects": replay.reconnects,
         "probes": sum(one.count for one in replay.probes),
-        "ackLatencyMs": percentiles_row(percentiles(latency_ns), per_ms=1_000_000),
+        "ackLatencyMs": percentiles_row(latency_ns.percentiles(), per_ms=1_000_000),
         "waitsOpen": node.waits_open,
     }
 
@@ -141,7 +141,7 @@ def cause_rows(replay: SessionReplay, links: Sequence[Link] = ()) -> list[Row]:
             "conn": None if conn == NO_CONNECTION else conn,
             "address": addresses.get(conn),
             "count": waited_us.total,
-            "waitedMs": percentiles_row(percentiles(waited_us), per_ms=1000),
+            "waitedMs": percentiles_row(waited_us.percentiles(), per_ms=1000),
         }
         for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
-from trioha.recording.asking import asks
 from trioha.recording.clocks import Link, links
-from trioha.recording.events import NO_CONNECTION, HaState, Kind, PutStatus
+from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import connection_state
+from trioha.recording.state_arrays import shows_request
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
-from trioha_analysis.state_at import connection_addresses, reason_name
+from trioha_analysis.state_at import connection_addresses
 
 Array = NDArray[np.void]
 Row = dict[str, Any]
@@ -168,9 +168,9 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
     snapshot = reader.snapshot_at(int(first["seq"]))
     open_conns = {}
     for conn, its_records in snapshot.connections():
-        if not asks(its_records).any():
-            continue
         at = connection_state(its_records, is_slave=False)
+        if not at.has_requested:
+            continue
         open_conns[conn] = at
         if at.state == HaState.TRANSFER:
             sentence = (
@@ -255,7 +255,7 @@ def _connection_steps(
     conns: list[int] = np.unique(records["conn"][records["conn"] != NO_CONNECTION]).tolist()
     for conn in conns:
         own = records["conn"] == conn
-        if conn not in open_conns and not asks(records[own]).any():
+        if conn not in open_conns and not shows_request(records[own]).any():
             continue
         peer = _peer(conn, addresses)
         frames = records[own & (kind == Kind.TRANSFER)]
@@ -275,7 +275,7 @@ def _connection_steps(
         if end_seq is not None:
             ends = ends[ends["seq"] < end_seq]
         for ended in ends:
-            reason = reason_name(int(ended["flags"]))
+            reason = code_name(CloseReason, int(ended["flags"]))
             verb = "ended" if ended["kind"] == Kind.CLOSED else "was refused"
             yield _Step(wall_of(int(ended["ts_ns"])), verb, f"{peer} {verb}: {reason}", conn)
 
@@ -370,5 +370,4 @@ def _peer(conn: int, addresses: dict[int, str]) -> str:
 
 
 def _status(end: np.void) -> str:
-    code = int(end["flags"])
-    return PutStatus(code).name if code in set(PutStatus) else str(code)
+    return code_name(PutStatus, int(end["flags"]))

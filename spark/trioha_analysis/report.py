@@ -19,7 +19,6 @@ from plotly import graph_objects, offline
 from trioha.errors import StoreError
 from trioha.recording.clocks import Link
 from trioha.recording.events import PutStatus
-from trioha.recording.figures import percentiles
 from trioha.recording.histogram import Histogram
 from trioha.recording.probes import probes_line
 from trioha.recording.time_series import TimeSeries
@@ -238,7 +237,7 @@ def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Any:
     addresses = {connection.figures.conn: connection for connection in replay.connections}
     statuses = sorted({status for status, _, _ in replay.causes.waited_us})
     for (status, cause, conn), waited_us in replay.causes.waited_us.items():
-        waited = percentiles(waited_us)
+        waited = waited_us.percentiles()
         assert waited is not None, "a cause is there because a wait had it"
         peer = addresses.get(conn)
         part = mostly.get(conn) if cause == ACK else None

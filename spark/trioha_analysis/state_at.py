@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trioha.errors import TriohaError
-from trioha.recording.asking import asks
-from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.events import HaState, Kind, code_name
 from trioha.recording.reader import find_sessions, peers_of
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import ConnectionState, connection_state
+from trioha.recording.state import known
 from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
     node = {
         **whose,
         "position": position,
-        "maxOffset": _known(snapshot.own_max_offset),
+        "maxOffset": known(snapshot.log_end_offset),
         "flushedOffset": snapshot.of_node(Kind.FLUSHED),
         "dispatchedOffset": snapshot.of_node(Kind.DISPATCHED),
     }
@@ -76,40 +76,28 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
     waiting = 0
     for conn, records in snapshot.connections():
         is_served = not session.is_slave or (conn in peers and peers[conn].role == "master")
-        if is_served and not asks(records).any():
+        at = connection_state(records, is_slave=session.is_slave)
+        if is_served and not at.has_requested:
             waiting += 1
             continue
-        at = connection_state(records, is_slave=session.is_slave)
         rows.append({**whose, "conn": conn, "address": addresses.get(conn), **_connection(at, ts_ns)})
     return {**node, "probes": waiting}, rows
 
 
 def _connection(at: ConnectionState, ts_ns: int) -> Row:
-    lag_bytes = None
-    if at.ack_offset >= 0:
-        lag_bytes = max(0, at.max_offset - at.ack_offset)
     return {
-        "state": HaState(at.state).name if at.state in set(HaState) else None,
-        "lagBytes": lag_bytes,
-        "heardMsAgo": None if at.heard_ts_ns < 0 else (ts_ns - at.heard_ts_ns) / 1e6,
-        "requestOffset": _known(at.request_offset),
-        "sentOffset": _known(at.sent_offset),
-        "ackOffset": _known(at.ack_offset),
-        "receivedOffset": _known(at.received_offset),
-        "reportedOffset": _known(at.reported_offset),
-        "maxOffset": _known(at.max_offset),
+        "state": None if at.state < 0 else code_name(HaState, at.state),
+        "lagBytes": at.lag_bytes,
+        "heardMsAgo": None if at.last_received_ts_ns < 0 else (ts_ns - at.last_received_ts_ns) / 1e6,
+        "requestOffset": known(at.request_offset),
+        "sentOffset": known(at.sent_offset),
+        "ackOffset": known(at.ack_offset),
+        "receivedOffset": known(at.received_offset),
+        "reportedOffset": known(at.reported_offset),
+        "maxOffset": known(at.max_offset),
     }
 
 
 def connection_addresses(reader: SessionReader) -> dict[int, str]:
     """The peer of each connection, as far as the session's facts name it."""
     return {conn: peer.address for conn, peer in peers_of(reader.facts).items() if peer.address is not None}
-
-
-def reason_name(code: int) -> str:
-    """Name of a `CloseReason`; a code that is new here is its number."""
-    return CloseReason(code).name if code in set(CloseReason) else str(code)
-
-
-def _known(offset: int) -> int | None:
-    return None if offset < 0 else offset

@@ -22,9 +22,9 @@ from trioha.cli import main
 from trioha.errors import TriohaError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
-from trioha.recording.figures import Percentiles
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.waits import pair_waits
+from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha_analysis.arrow_tables import LINKS_SCHEMA

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.recording.aggregate import Part, aggregate, combine
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
-from trioha.recording.figures import ConnectionResult, Percentiles, connection_result, node_result
+from trioha.recording.figures import ConnectionResult, connection_result, node_result
 from trioha.recording.histogram import Histogram
+from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import open_session, read_segments
 from trioha.recording.records import read_records, read_segment
 from trioha.recording.snapshot import Snapshot
@@ -159,7 +160,7 @@ def test_a_slave_that_set_its_log_aside_ends_where_its_new_one_does(empty_sessio
         parts = [aggregate(part, is_slave=True, grid=GRID) for part in (array[:cut], array[cut:])]
         node = combine(parts).node
         assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == (700, 700, 600), cut
-        assert parts[0].node.max_offset == Snapshot.nowhere(array.dtype).after(array[:cut])[0].own_max_offset
+        assert parts[0].node.max_offset == Snapshot.nowhere(array.dtype).after(array[:cut])[0].log_end_offset
 
 
 def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> None:

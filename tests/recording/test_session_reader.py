@@ -56,7 +56,7 @@ def test_state_at_any_position_is_that_of_all_events_before_it(
         found = reader.with_own_times(snapshot, position)
         kinds = ("kind", "flags", "conn", "offset", "aux", "size")
         assert plain(found.records, *kinds) == plain(whole.records, *kinds)
-        assert snapshot.own_max_offset == whole.own_max_offset
+        assert snapshot.log_end_offset == whole.log_end_offset
         if position <= 70:
             assert plain(found.records) == plain(whole.records)
         assert [(one.conn, one.seq) for one in reader.ended_between(0, position)] == [
@@ -129,7 +129,7 @@ def test_an_own_end_that_no_keyframe_tells_comes_from_the_segment_before(tmp_pat
     path = write_session(tmp_path / "s", events, role="SLAVE", segment_records=12)
     reader = tape_of(path)
     assert len(reader.segments) > 2
-    assert reader.snapshot_at(reader.end_seq).own_max_offset == 1300
+    assert reader.snapshot_at(reader.end_seq).log_end_offset == 1300
 
 
 def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
@@ -141,8 +141,14 @@ def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
     path = write_session(tmp_path / "s", events, segment_records=11)
     reader = tape_of(path)
     assert len(reader.segments) == 3
-    assert connection_state(reader.connection_snapshot(1, reader.end_seq), is_slave=False).heard_ts_ns == 10
-    assert connection_state(reader.connection_snapshot(2, reader.end_seq), is_slave=False).heard_ts_ns == 20
+    assert (
+        connection_state(reader.connection_snapshot(1, reader.end_seq), is_slave=False).last_received_ts_ns
+        == 10
+    )
+    assert (
+        connection_state(reader.connection_snapshot(2, reader.end_seq), is_slave=False).last_received_ts_ns
+        == 20
+    )
 
 
 @settings(max_examples=60)
@@ -224,7 +230,7 @@ def test_a_growing_session_is_followed_and_its_torn_end_is_none(tmp_path: Path) 
             assert reader.refresh()
             end = reader.end_seq
             expected, _ = Snapshot.nowhere(array.dtype).after(without_keyframes(array[:end]))
-            assert reader.snapshot_at(end).own_max_offset == expected.own_max_offset
+            assert reader.snapshot_at(end).log_end_offset == expected.log_end_offset
             assert plain(reader.snapshot_at(end).records, "kind", "offset") == plain(
                 expected.records, "kind", "offset"
             )

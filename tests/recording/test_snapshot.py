@@ -51,7 +51,7 @@ def test_standing_in_parts_is_the_standing_of_the_whole(
         ended += more
     whole, whole_ended = Snapshot.nowhere(array.dtype).after(array)
     assert snapshot.records.tobytes() == whole.records.tobytes()
-    assert snapshot.own_max_offset == whole.own_max_offset
+    assert snapshot.log_end_offset == whole.log_end_offset
     assert [(one.conn, one.seq, one.records.tobytes()) for one in ended] == [
         (one.conn, one.seq, one.records.tobytes()) for one in whole_ended
     ]
@@ -84,7 +84,7 @@ def test_standing_says_what_the_fold_of_all_events_says(empty_session: Path, see
             assert (None if getattr(said, name) < 0 else getattr(said, name)) == getattr(result, name), name
         if conn not in {one.conn for one in ended}:
             assert HaState(said.state).name == result.state
-    assert snapshot.own_max_offset == whole.node.max_offset
+    assert snapshot.log_end_offset == whole.node.max_offset
     assert snapshot.of_node(Kind.PUT) == (None if whole.node.put_offset < 0 else whole.node.put_offset)
 
 
@@ -93,10 +93,10 @@ def test_a_slave_that_lost_its_master_keeps_its_own_end_and_says_why(empty_sessi
     array = numbered(empty_session, events)
     snapshot, (ended,) = Snapshot.nowhere(array.dtype).after(array[:12])
     assert list(snapshot.connections()) == []
-    assert snapshot.own_max_offset == 1300
+    assert snapshot.log_end_offset == 1300
     said = connection_state(ended.records, is_slave=True)
     assert (ended.conn, ended.seq, said.close_reason, said.closed_ts_ns) == (1, 8, CloseReason.EOF, 90)
-    assert (said.received_offset, said.reported_offset, said.heard_ts_ns) == (1300, 1300, 70)
+    assert (said.received_offset, said.reported_offset, said.last_received_ts_ns) == (1300, 1300, 70)
     snapshot, _ = snapshot.after(array[12:])
     ((conn, records),) = snapshot.connections()
     said = connection_state(records, is_slave=True)

@@ -29,12 +29,11 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.asking import asks
-from trioha.recording.counters import UNKNOWN, ConnectionCounters, NodeCounters
-from trioha.recording.events import NO_CONNECTION, HaState, Kind, LinkEvent
+from trioha.recording.counters import ConnectionCounters, NodeCounters
+from trioha.recording.events import HaState, Kind, LinkEvent
 from trioha.recording.histogram import Histogram
 from trioha.recording.invariants.event_batch import (
-    HEARD,
+    HEARTBEAT_RECEIVED,
     Columns,
     EventBatch,
     EventStream,
@@ -43,26 +42,19 @@ from trioha.recording.invariants.event_batch import (
 )
 from trioha.recording.progress import Flow, Progress, no_flow
 from trioha.recording.snapshot import keyframes_to_events
+from trioha.recording.state import FRAME_KINDS, LOG_END_KINDS, STAGES, UNKNOWN
+from trioha.recording.state_arrays import (
+    Array,
+    Bools,
+    kind_mask,
+    last_log_end,
+    log_ends,
+    shows_request,
+)
 from trioha.recording.time_series import TimeGrid, TimeSeries
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Array = NDArray[np.void]
-
-OWN_MAX_KINDS: Final = np.array(
-    [
-        *(Kind.STATE, Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, Kind.ACK),
-        *(Kind.REFUSED, Kind.CLOSED, Kind.RECEIVED, Kind.REPORTED),
-    ]
-)
-"""Kinds whose aux is the node's own max offset."""
-_IS_OWN_MAX: Final = np.zeros(256, np.bool_)
-_IS_OWN_MAX[OWN_MAX_KINDS] = True
-_TELLS: Final = _IS_OWN_MAX.copy()
-_TELLS[HEARD] = True
-"""The same by code of a scene."""
-_WINDOW: Final = 4096
-"""Records that are looked through at a time for the last one of a kind."""
+_IS_OF_CONNECTION: Final = kind_mask((*LOG_END_KINDS, HEARTBEAT_RECEIVED))
+"""By code of an `EventBatch`: a LINK says nothing of its connection."""
 
 
 @frozen(eq=False)
@@ -139,8 +131,8 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
         records[is_key] = keyframes_to_events(raw[is_key])
         node = _stated_of_node(Columns(records[is_key])) + node
         batch = EventBatch(records, batch.setting, cold=False)
-    grouped = _telling(batch.connections)
-    asked = asks(batch.records)
+    grouped = _of_connections(batch.connections)
+    asked = shows_request(batch.records)
     probes = {} if batch.setting.is_slave else _probes(grouped, asked)
     connections = {
         conn: _aggregate_connection(grouped, group, asked, is_key, is_slave=batch.setting.is_slave, grid=grid)
@@ -169,12 +161,11 @@ def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
     return probes
 
 
-def _telling(grouped: GroupedEvents) -> GroupedEvents:
-    """The track without records that say nothing of their connection (a LINK)."""
-    tells = _TELLS[grouped.codes]
-    if tells.all():
+def _of_connections(grouped: GroupedEvents) -> GroupedEvents:
+    is_of_connection = _IS_OF_CONNECTION[grouped.codes]
+    if is_of_connection.all():
         return grouped
-    rows = np.flatnonzero(tells)
+    rows = np.flatnonzero(is_of_connection)
     begins = np.searchsorted(rows, np.append(grouped.begins, len(grouped.codes)))
     has_any = np.diff(begins) > 0
     assert grouped.places is not None, "a track of connections is sorted"
@@ -194,26 +185,8 @@ def _stated_of_node(stated: Columns) -> NodeCounters:
         flushed_offset=_last(offset[kind == Kind.FLUSHED]),
         dispatched_offset=_last(offset[kind == Kind.DISPATCHED]),
         # They are in the order of the connections: the largest is the latest.
-        max_offset=_largest(_own_max(stated, 0, len(kind))),
+        max_offset=_largest(log_ends(stated)[1]),
     )
-
-
-def _own_max(columns: Columns, begin: int, end: int) -> Ints:
-    """End of the node's log as each of the records from `begin` to before `end` names it that does."""
-    kind = columns["kind"][begin:end]
-    is_put = kind == Kind.PUT
-    names = is_put | (_IS_OWN_MAX[kind] & (columns["conn"][begin:end] != NO_CONNECTION))
-    own: Ints = np.where(is_put, columns["offset"][begin:end], columns["aux"][begin:end])[names]
-    return own
-
-
-def _last_own_max(columns: Columns) -> int:
-    """The last end of the node's log that any record names: most do, so it is looked for from the end."""
-    for end in range(len(columns["kind"]), 0, -_WINDOW):
-        own = _own_max(columns, max(0, end - _WINDOW), end)
-        if len(own):
-            return int(own[-1])
-    return UNKNOWN
 
 
 def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
@@ -237,7 +210,7 @@ def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
         put_offset=_last(puts["offset"]),
         flushed_offset=_last(flushed["offset"]),
         dispatched_offset=_last(dispatched["offset"]),
-        max_offset=_last_own_max(columns),
+        max_offset=last_log_end(columns),
         waits_begun=int(counts[Kind.WAIT_BEGIN]),
         waits={
             code: Histogram.of(waited_us[status == code])
@@ -287,28 +260,22 @@ def _aggregate_connection(
 
     frames = of(Kind.RECEIVED if is_slave else Kind.TRANSFER)
     acks, reports = of(Kind.ACK), of(Kind.REPORTED)
-    went_out, came_in = of(Kind.HEARTBEAT), of(HEARD)
+    went_out, came_in = of(Kind.HEARTBEAT), of(HEARTBEAT_RECEIVED)
     states, ended, requests = of(Kind.STATE), of(Kind.CLOSED), of(Kind.REQUESTED)
     frame_end = frames["offset"] + frames["size"]
-    # A heartbeat that goes out names what was sent (master) or reported (slave) last. What the slave had
-    # before the connection counts as sent: an ack never goes beyond what was sent.
-    told: dict[str, list[tuple[_Some, Ints]]] = {
-        "sent": [(frames, frame_end), (acks, acks["offset"]), (went_out, went_out["offset"])],
-        "ack": [(acks, acks["offset"])],
-    }
-    if is_slave:
-        told = {
-            "received": [(frames, frame_end)],
-            "reported": [(reports, reports["offset"]), (went_out, went_out["offset"])],
-        }
-    offsets = {name: max(_largest(values) for _, values in some) for name, some in told.items()}
-    series = {
-        name: reduce(
+    offsets: dict[str, int] = {}
+    series: dict[str, TimeSeries] = {}
+    for stage, kinds in STAGES[is_slave].items():
+        reached = [
+            (some, frame_end if kind in FRAME_KINDS else some["offset"])
+            for kind in kinds
+            for some in (of(kind),)
+        ]
+        offsets[stage] = max(_largest(values) for _, values in reached)
+        series[stage] = reduce(
             TimeSeries.__add__,
-            (TimeSeries.over(grid, ts_ns[rows.rows - begin], values) for rows, values in some),
+            (TimeSeries.over(grid, ts_ns[some.rows - begin], values) for some, values in reached),
         )
-        for name, some in told.items()
-    }
     shows = asked[grouped.places_of(begin, end)]
     counters = ConnectionCounters(
         first_ts_ns=int(ts_ns[0]),

@@ -1,6 +1,4 @@
-"""What a piece of a session's records says by itself: counts, marks, and how long the node's log was. Needs
-NumPy, keeps nothing.
-"""
+"""Counts and marks of a range of a session's records, without a look at earlier ones. Needs NumPy."""
 
 from __future__ import annotations
 
@@ -9,18 +7,11 @@ from typing import Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
-from trioha.recording.aggregate import OWN_MAX_KINDS
-from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
+from trioha.recording.events import Kind, PutStatus
+from trioha.recording.state_arrays import Array, kind_mask
 
-Array = NDArray[np.void]
-Ints = NDArray[np.int64]
-
-_IS_MARK: Final = np.zeros(256, np.bool_)
-_IS_MARK[[Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED]] = True
-_TELLS_MAX: Final = np.zeros(256, np.bool_)
-_TELLS_MAX[[*OWN_MAX_KINDS, Kind.PUT]] = True
+_IS_MARK: Final = kind_mask((Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED))
 
 
 @frozen
@@ -45,10 +36,10 @@ class Counts:
 
 
 def marks_of(records: Array, *, was_failing: bool = False) -> Array:
-    """The few of `records` that an operator cares about, in their order.
+    """The few of `records` that an operator looks for, in their order.
 
     STATE, REQUESTED, REFUSED, CLOSED, LINK, DROPPED; and of WAIT_END the failed ones, and the first good one
-    behind a failed one. `was_failing`: whether the last wait before these records failed.
+    after a failed one. `was_failing`: whether the last wait before these records failed.
     """
     kind = records["kind"]
     is_mark = _IS_MARK[kind]
@@ -73,16 +64,3 @@ def counts_of(records: Array) -> Counts:
     put_bytes = int(records["size"][kind == Kind.PUT].sum(dtype=np.int64)) if counts[Kind.PUT] else 0
     dropped = int(records["aux"][kind == Kind.DROPPED].sum()) if counts[Kind.DROPPED] else 0
     return Counts(int(counts[Kind.PUT]), put_bytes, int(counts[Kind.WAIT_BEGIN]), waits, dropped)
-
-
-def own_max_of(records: Array) -> tuple[Ints, Ints]:
-    """When the node's own log was how long, as `records` tell it: times and offsets, both of shape (n,)."""
-    kind = records["kind"]
-    # Whole columns, not whole records: those would be copied.
-    tells = np.flatnonzero(_TELLS_MAX[kind])
-    is_put = kind[tells] == Kind.PUT
-    has_connection = records["conn"][tells] != NO_CONNECTION
-    if not (is_put | has_connection).all():
-        tells, is_put = tells[is_put | has_connection], is_put[is_put | has_connection]
-    own: Ints = np.where(is_put, records["offset"][tells], records["aux"][tells])
-    return records["ts_ns"][tells], own

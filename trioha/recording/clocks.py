@@ -24,14 +24,12 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.asking import asks
 from trioha.recording.events import NO_CONNECTION, Kind
-from trioha.recording.figures import Percentiles, percentiles
 from trioha.recording.histogram import Histogram
+from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import named_peers
 from trioha.recording.session_reader import SessionReader
-
-Ints = NDArray[np.int64]
+from trioha.recording.state_arrays import Ints, first_covering, kind_mask, shows_request
 
 KEPT_MAX: Final = 5_000
 """Frames, and acks, of a connection that are compared: its first ones."""
@@ -170,7 +168,7 @@ def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDAr
         records = reader.records_between(seq, seq + BEGIN_RECORDS)
         records = records[records["conn"] == conn]
         # A probe is no connection to look at.
-        found += bool(asks(records).any())
+        found += bool(shows_request(records).any())
         yield records
         if found >= connections_max:
             return
@@ -178,11 +176,10 @@ def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDAr
 
 def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _Track]:
     """The begin of each connection; about 100 ns a record."""
-    is_wanted = np.zeros(256, np.bool_)
     frame_kind, ack_kind = Kind.TRANSFER, Kind.ACK
     if reader.session.is_slave:
         frame_kind, ack_kind = Kind.RECEIVED, Kind.REPORTED
-    is_wanted[[frame_kind, ack_kind]] = True
+    is_wanted = kind_mask((frame_kind, ack_kind))
     tracks: dict[int, _Track] = {}
     full: list[int] = []
     for piece in _pieces(reader, connections_max):
@@ -208,7 +205,7 @@ def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
     # The first report is the request: the master notes it as an ack too, but later.
     _, at, there = np.intersect1d(acked[1], reported[1], return_indices=True)
     back_ns = acked[0][at] - reported[0][there]
-    place = np.searchsorted(np.maximum.accumulate(reported[1]), received[1] + received[2])
+    place = first_covering(reported[1], received[1] + received[2])
     covered = place < len(reported[1])
     link = Link(
         *(master, conn, slave, other, len(out_ns)),
@@ -233,7 +230,7 @@ def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
 
 def _spread(passed_ns: Ints) -> Percentiles | None:
     """Clocks that drift may make a time negative: that is none."""
-    return percentiles(Histogram.of(np.maximum(passed_ns, 0)))
+    return Histogram.of(np.maximum(passed_ns, 0)).percentiles()
 
 
 def _joined(reader: SessionReader, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:

@@ -7,15 +7,12 @@ that is not its master's, and begins a new one): the final one is the last.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from attrs import field, frozen
 
 from trioha.recording.histogram import Histogram
+from trioha.recording.state import UNKNOWN
 from trioha.recording.time_series import TimeSeries
-
-UNKNOWN: Final = -1
-"""No offset, time or code yet."""
 
 
 @frozen(eq=False)

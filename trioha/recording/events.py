@@ -151,8 +151,16 @@ class CloseReason(IntEnum):
     """A fault of this program ended the connection."""
 
 
+def code_name(names: type[IntEnum], code: int) -> str:
+    """Name of a code of a record; a code that is new here is shown by its number."""
+    try:
+        return names(code).name
+    except ValueError:
+        return str(code)
+
+
 class EventSink(Protocol):
-    """Whoever is told what happens. Telling never blocks and never fails."""
+    """Receives events as they happen: a recorder, or nothing. Its methods never block and never fail."""
 
     def emit(
         self,
@@ -171,7 +179,7 @@ class EventSink(Protocol):
 
 
 class NoSink:
-    """Listens to nobody: what a node uses when it does not record."""
+    """Discards events: the sink of a node that does not record."""
 
     def emit(
         self,

@@ -8,27 +8,11 @@ from attrs import frozen
 
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.counters import NodeCounters
-from trioha.recording.events import CloseReason, HaState, PutStatus
+from trioha.recording.events import CloseReason, HaState, PutStatus, code_name
 from trioha.recording.histogram import Histogram
+from trioha.recording.percentiles import Percentiles
+from trioha.recording.state import known
 from trioha.recording.time_series import TimeGrid, TimeSeries
-
-
-@frozen
-class Percentiles:
-    """A distribution in three figures."""
-
-    p50: int
-    p99: int
-    max: int
-
-
-def percentiles(histogram: Histogram) -> Percentiles | None:
-    """None of a distribution without any value. One whose values all have no weight is its largest value."""
-    if histogram.max_value < 0:
-        return None
-    p50, p99 = histogram.percentile(50), histogram.percentile(99)
-    largest = histogram.max_value
-    return Percentiles(largest if p50 is None else p50, largest if p99 is None else p99, largest)
 
 
 @frozen(eq=False)
@@ -79,25 +63,25 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
     return ConnectionResult(
         conn=conn,
         first_ts_ns=counters.first_ts_ns,
-        asked_ts_ns=_known(counters.asked_ts_ns),
+        asked_ts_ns=known(counters.asked_ts_ns),
         last_ts_ns=counters.last_ts_ns,
-        closed_ts_ns=_known(counters.closed_ts_ns),
-        state=_name(HaState, counters.state),
-        close_reason=_name(CloseReason, counters.close_reason),
+        closed_ts_ns=known(counters.closed_ts_ns),
+        state=None if counters.state < 0 else code_name(HaState, counters.state),
+        close_reason=(None if counters.close_reason < 0 else code_name(CloseReason, counters.close_reason)),
         frames=counters.frames,
         body_bytes=counters.body_bytes,
         heartbeats_sent=counters.heartbeats_sent,
         heartbeats_received=counters.heartbeats_received,
         acks=counters.acks,
         refused=counters.refused,
-        max_offset=_known(counters.max_offset),
-        request_offset=_known(counters.request_offset),
-        sent_offset=_known(counters.sent_offset),
-        ack_offset=_known(counters.ack_offset),
-        received_offset=_known(counters.received_offset),
-        reported_offset=_known(counters.reported_offset),
-        lag_bytes=percentiles(progress.lag),
-        ack_latency_ns=percentiles(progress.latency),
+        max_offset=known(counters.max_offset),
+        request_offset=known(counters.request_offset),
+        sent_offset=known(counters.sent_offset),
+        ack_offset=known(counters.ack_offset),
+        received_offset=known(counters.received_offset),
+        reported_offset=known(counters.reported_offset),
+        lag_bytes=progress.lag.percentiles(),
+        ack_latency_ns=progress.latency.percentiles(),
         unacknowledged_frames=len(progress.flying_ts_ns),
         ack_latency_histogram=progress.latency,
         series={
@@ -149,36 +133,22 @@ def node_result(counters: NodeCounters) -> NodeResult:
     """The figures of the node of a whole session."""
     waits = []
     for status, histogram in counters.waits.items():
-        waited = percentiles(histogram)
+        waited = histogram.percentiles()
         assert waited is not None, "a status is there because a wait ended with it"
-        waits.append(WaitResult(_name(PutStatus, status) or str(status), histogram.total, waited, histogram))
+        waits.append(WaitResult(code_name(PutStatus, status), histogram.total, waited, histogram))
     return NodeResult(
         events=counters.events,
         dropped=counters.dropped,
-        first_ts_ns=_known(counters.first_ts_ns),
-        last_ts_ns=_known(counters.last_ts_ns),
+        first_ts_ns=known(counters.first_ts_ns),
+        last_ts_ns=known(counters.last_ts_ns),
         puts=counters.puts,
         put_bytes=counters.put_bytes,
-        put_offset=_known(counters.put_offset),
-        flushed_offset=_known(counters.flushed_offset),
-        dispatched_offset=_known(counters.dispatched_offset),
-        max_offset=_known(counters.max_offset),
+        put_offset=known(counters.put_offset),
+        flushed_offset=known(counters.flushed_offset),
+        dispatched_offset=known(counters.dispatched_offset),
+        max_offset=known(counters.max_offset),
         waits=tuple(waits),
         waits_open=max(0, counters.waits_begun - sum(wait.count for wait in waits)),
         connects=counters.connects,
         kinds=counters.kinds,
     )
-
-
-def _known(value: int) -> int | None:
-    return None if value < 0 else value
-
-
-def _name(names: type[HaState | CloseReason | PutStatus], code: int) -> str | None:
-    """Name of a code; a code that is new here is its number."""
-    if code < 0:
-        return None
-    try:
-        return names(code).name
-    except ValueError:
-        return str(code)

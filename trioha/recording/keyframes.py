@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, HaState, Kind
+from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
+from trioha.recording.state import END_STATES
 
 _CONNECTION_KINDS: Final = frozenset(
     map(
@@ -28,8 +29,6 @@ _CONNECTION_KINDS: Final = frozenset(
 _NODE_KINDS: Final = frozenset(map(int, (Kind.PUT, Kind.FLUSHED, Kind.DISPATCHED)))
 FLAGS_IN_SIZE: Final = frozenset(map(int, (Kind.STATE, Kind.HEARTBEAT)))
 """Kinds whose flags a KEYFRAME carries in `size`."""
-_NO_STATE: Final = frozenset(map(int, (HaState.READY, HaState.SHUTDOWN)))
-"""States in which there is no connection."""
 
 
 class Mirror:
@@ -53,7 +52,7 @@ class Mirror:
             if conn == 0xFFFF_FFFF:
                 if kind in _NODE_KINDS:
                     self._keep(NO_CONNECTION, kind, records, index)
-            elif kind == Kind.CLOSED or (kind == Kind.STATE and (word >> 8 & 0xFF) in _NO_STATE):
+            elif kind == Kind.CLOSED or (kind == Kind.STATE and (word >> 8 & 0xFF) in END_STATES):
                 self._last.pop(conn, None)
             elif kind in _CONNECTION_KINDS:
                 # The direction of a heartbeat, which `flags` holds, makes it another one.

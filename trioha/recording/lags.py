@@ -13,16 +13,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from trioha.recording.aggregate import OWN_MAX_KINDS
-from trioha.recording.counters import UNKNOWN
-from trioha.recording.events import NO_CONNECTION, HaState, Kind
+from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.snapshot import Snapshot
+from trioha.recording.state import LOG_END_KINDS, UNKNOWN
+from trioha.recording.state_arrays import Array, Bools, Ints, ends_connection, kind_mask, lag_bytes
 
-Array = NDArray[np.void]
-Ints = NDArray[np.int64]
-
-_COUNTS = np.zeros(256, np.bool_)
-_COUNTS[OWN_MAX_KINDS] = True
+_IS_OF_CONNECTION = kind_mask(LOG_END_KINDS)
 
 
 @frozen(eq=False)
@@ -42,7 +38,7 @@ class Lags:
     """Ack offset just after it."""
     snapshot: Ints
     """Lag in bytes just after the connection's event before these, UNKNOWN if there is none."""
-    closed: NDArray[np.bool_]
+    closed: Bools
     """Whether the connection ends here."""
 
     @property
@@ -58,13 +54,12 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
     moment at which that end met the ack before.
     """
     kind = records["kind"]
-    place = np.flatnonzero(_COUNTS[kind] & (records["conn"] != NO_CONNECTION))
-    # The state behind a connection's end is no event of it any more.
+    place = np.flatnonzero(_IS_OF_CONNECTION[kind] & (records["conn"] != NO_CONNECTION))
+    # The state after a connection's end says nothing of its lag.
     states = np.flatnonzero(kind[place] == Kind.STATE)
-    flags = records["flags"][place[states]]
-    over = states[(flags == HaState.SHUTDOWN) | (flags == HaState.READY)]
-    if len(over):
-        place = np.delete(place, over)
+    ended = states[ends_connection(kind[place[states]], records["flags"][place[states]])]
+    if len(ended):
+        place = np.delete(place, ended)
     conns, codes = _dense(records["conn"][place])
     order = np.argsort(codes, kind="stable")
     place, codes = place[order], codes[order].astype(np.int64)
@@ -80,8 +75,7 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
     max_offset = records["aux"][place]
     ack_before = np.where(is_first, known_ack[codes], np.roll(ack, 1))
     max_offset = np.maximum(max_offset, np.where(is_first, known_max[codes], UNKNOWN))
-    before = np.where(ack_before >= 0, np.maximum(max_offset - ack_before, 0), UNKNOWN)
-    after = np.where(ack >= 0, np.maximum(max_offset - ack, 0), UNKNOWN)
+    before, after = lag_bytes(max_offset, ack_before), lag_bytes(max_offset, ack)
     if is_sampled:
         before = np.where((ack_before >= 0) & (ack != ack_before), after, before)
     return Lags(
@@ -92,7 +86,7 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
         after=after,
         ack_before=ack_before,
         ack_after=ack,
-        snapshot=np.where(known_ack >= 0, np.maximum(known_max - known_ack, 0), UNKNOWN)[codes],
+        snapshot=lag_bytes(known_max, known_ack)[codes],
         closed=own == Kind.CLOSED,
     )
 

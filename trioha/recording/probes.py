@@ -18,7 +18,7 @@ from typing import Final
 from attrs import frozen
 
 from trioha.numbers import NATURAL64, parse_int
-from trioha.recording.events import CloseReason
+from trioha.recording.events import CloseReason, code_name
 from trioha.recording.reader import Fact
 
 UNKNOWN_HOST: Final = "unknown"
@@ -57,7 +57,11 @@ def probe_counts(
             if isinstance(host, str) and isinstance(reason, str):
                 counted[host, reason] = count
     found = Counter(counted)
-    found.update(Counter((hosts.get(conn) or UNKNOWN_HOST, _name(code)) for conn, code in ended.items()))
+    found.update(
+        Counter(
+            (hosts.get(conn) or UNKNOWN_HOST, code_name(CloseReason, code)) for conn, code in ended.items()
+        )
+    )
     counts = [ProbeCount(host, reason, count) for (host, reason), count in found.items() if count]
     return sorted(counts, key=_most_first)
 
@@ -73,10 +77,6 @@ def probes_line(counts: Iterable[ProbeCount]) -> str:
         named.append(f"others {sum(one.count for one in every[HOSTS_SHOWN:]):,}")
     what = "probe (a connection" if total == 1 else "probes (connections"
     return f"{total:,} {what} that asked for nothing): {', '.join(named)}"
-
-
-def _name(code: int) -> str:
-    return CloseReason(code).name if code in set(CloseReason) else str(code)
 
 
 def _most_first(one: ProbeCount) -> tuple[int, str, str]:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 from attrs import evolve, field, frozen
-from numpy.typing import NDArray
 
-from trioha.recording.counters import UNKNOWN
 from trioha.recording.histogram import Histogram
+from trioha.recording.state import UNKNOWN
+from trioha.recording.state_arrays import Ints, first_covering, lag_bytes, rising
 from trioha.recording.time_series import TimeGrid, TimeSeries
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @frozen(eq=False)
@@ -107,13 +104,13 @@ class Progress:
         closed = bool(len(flow.ends))
         if closed:
             flow = flow.cut(0, int(flow.ends[0]) + 1)
-        max_offset = _rising(flow.max_offset, self.max_offset)
-        ack_offset = _rising(flow.ack_offset, self.ack_offset)
+        max_offset = rising(flow.max_offset, self.max_offset)
+        ack_offset = rising(flow.ack_offset, self.ack_offset)
         lag, lag_series = self._lag(flow, max_offset, ack_offset, grid)
 
         sent_ts_ns = np.concatenate((self.flying_ts_ns, flow.ts_ns[flow.frames]))
         end_offset = np.concatenate((self.flying_end_offset, flow.end_offset))
-        place = np.searchsorted(ack_offset, end_offset)
+        place = first_covering(ack_offset, end_offset)
         arrived = place < len(ack_offset)
         acked_ts_ns = flow.ts_ns[flow.acks[place[arrived]]]
         # Recorded clocks may be wrong in a damaged session; a negative time is none.
@@ -147,9 +144,9 @@ class Progress:
         last_ts_ns = self.last_ts_ns if self.last_ts_ns >= 0 else flow.ts_ns[0]
         passed_ns = np.maximum(np.diff(flow.ts_ns, prepend=last_ts_ns)[begin:], 0)
         before_max = np.append(self.max_offset, max_offset)[begin:-1]
-        # An observed lag may be negative in a damaged session only.
-        at_begin = np.maximum(before_max - before_ack, 0)
-        at_end = np.maximum(max_offset[begin:] - before_ack, 0)
+        # The end of the log is unknown in a damaged session only.
+        at_begin = np.maximum(lag_bytes(before_max, before_ack), 0)
+        at_end = np.maximum(lag_bytes(max_offset[begin:], before_ack), 0)
         first = 0
         if self.ack_offset < 0:
             first = 1
@@ -166,10 +163,3 @@ class Progress:
             lag_series=self.lag_series + later.lag_series,
             latency_series=self.latency_series + later.latency_series,
         )
-
-
-def _rising(offsets: Ints, known: int) -> Ints:
-    """The largest of `known` and of the offsets so far, at each offset."""
-    if len(offsets) and offsets[0] >= known and (offsets[1:] >= offsets[:-1]).all():
-        return offsets
-    return np.maximum.accumulate(np.maximum(offsets, known))

@@ -16,11 +16,12 @@ import numpy as np
 from attrs import define, field, frozen
 
 from trioha.errors import StoreError
-from trioha.recording.batch_stats import Array, Counts
+from trioha.recording.batch_stats import Counts
 from trioha.recording.events import Kind
 from trioha.recording.reader import Damage, Segment, Segments, Session, read_segments
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.snapshot import Ended, Identity, Snapshot, identity, last_of
+from trioha.recording.state_arrays import Array
 
 CHUNK_RECORDS: Final = 65_536
 """Records that are read at a time: 3 MiB."""

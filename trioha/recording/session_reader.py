@@ -25,14 +25,15 @@ import numpy as np
 from attrs import evolve
 
 from trioha.errors import StoreError
-from trioha.recording.batch_stats import Array, Counts, counts_of, own_max_of
-from trioha.recording.counters import UNKNOWN
+from trioha.recording.batch_stats import Counts, counts_of
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Damage, Fact, Segment, Session, open_session, read_facts
 from trioha.recording.records import read_segment
 from trioha.recording.segment_cache import CHUNK_RECORDS, Chunk, SegmentCache
 from trioha.recording.snapshot import Ended, Snapshot, identity
+from trioha.recording.state import UNKNOWN
+from trioha.recording.state_arrays import Array, log_ends
 
 _KEYFRAME_HOPS_MAX: Final = 2
 """How many segments back a connection's last word is looked for."""
@@ -221,11 +222,11 @@ class SessionReader:
             snapshot = self._chunks.end_of(index)
         else:
             snapshot, _ = snapshot.after(self._chunks.before(index, number, position))
-        while snapshot.own_max_offset == UNKNOWN and index > 0:
+        while snapshot.log_end_offset == UNKNOWN and index > 0:
             # Nothing of the segment tells it: no connection was open at its begin.
             index -= 1
             earlier = self._chunks.end_of(index)
-            snapshot = evolve(snapshot, own_max_offset=earlier.own_max_offset)
+            snapshot = evolve(snapshot, log_end_offset=earlier.log_end_offset)
         return snapshot
 
     def connection_snapshot(self, conn: int, position: int) -> Array:
@@ -277,22 +278,22 @@ class SessionReader:
             return None
         end, number = self._chunks.place(position)
         index = end
-        while index > 0 and self._chunks.passed_to(index, 0).snapshot[0].own_max_offset > offset:
+        while index > 0 and self._chunks.passed_to(index, 0).snapshot[0].log_end_offset > offset:
             index -= 1
             number = self._chunks.whole(index)
         snapshot = self._chunks.passed_to(index, number).snapshot
         # The chunk at whose begin it was not yet beyond, and at whose end it was.
-        chunk = max(0, bisect_right(snapshot, offset, hi=number + 1, key=_own_max_offset) - 1)
+        chunk = max(0, bisect_right(snapshot, offset, hi=number + 1, key=_log_end_offset) - 1)
         for later, inside in self._chunks.places(
             self.segments[index].base_seq + chunk * self._chunks.chunk_records, position
         ):
             records = self._chunks.before(later, inside, position)
-            ts_ns, own = own_max_of(records)
-            beyond = np.flatnonzero(own > offset)
+            ends_at, ends = log_ends(records)
+            beyond = np.flatnonzero(ends > offset)
             if len(beyond):
-                return int(ts_ns[beyond[0]])
+                return int(records["ts_ns"][ends_at[beyond[0]]])
         # Told by KEYFRAMEs only: what came before the first segment that is there.
-        return self.first_ts_ns if self._chunks.passed_to(0, 0).snapshot[0].own_max_offset > offset else None
+        return self.first_ts_ns if self._chunks.passed_to(0, 0).snapshot[0].log_end_offset > offset else None
 
     def knows_all_before(self, position: int) -> bool:
         """Whether everything before `position` was passed (`scan`)."""
@@ -357,5 +358,5 @@ class SessionReader:
             )
 
 
-def _own_max_offset(snapshot: Snapshot) -> int:
-    return snapshot.own_max_offset
+def _log_end_offset(snapshot: Snapshot) -> int:
+    return snapshot.log_end_offset

@@ -15,15 +15,21 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 import numpy as np
-from attrs import evolve, field, frozen
-from numpy.typing import NDArray
+from attrs import evolve, frozen
 
-from trioha.recording.counters import UNKNOWN
-from trioha.recording.events import NO_CONNECTION, Direction, HaState, Kind
+from trioha.recording.events import NO_CONNECTION, Direction, Kind
 from trioha.recording.keyframes import FLAGS_IN_SIZE
+from trioha.recording.state import (
+    PEER_KINDS,
+    STAGES,
+    UNKNOWN,
+    known,
+    lag_bytes,
+    reached_offset,
+    shows_request,
+)
+from trioha.recording.state_arrays import Array, Ints, ends_connection, last_log_end, log_ends
 
-Array = NDArray[np.void]
-Ints = NDArray[np.int64]
 Identity = tuple[int, int, int]
 """Connection, kind, and direction of a heartbeat."""
 
@@ -50,6 +56,15 @@ _CONNECTION_SLOTS: Final = {
 _SLOT_OF_KIND: Final = np.zeros(256, np.int64)
 for _kind, _slot in (*_NODE_SLOTS.items(), *_CONNECTION_SLOTS.items()):
     _SLOT_OF_KIND[_kind] = _slot
+_FIELDS_OF_KIND: Final = {
+    is_slave: {
+        int(kind): tuple(f"{stage}_offset" for stage, its_kinds in stages.items() if kind in its_kinds)
+        for kinds in stages.values()
+        for kind in kinds
+    }
+    for is_slave, stages in STAGES.items()
+}
+"""Fields of a `ConnectionState` that records of a kind raise."""
 _CODES_MAX: Final = 1 << 22
 """Largest table of codes; connection numbers farther apart are renumbered first."""
 
@@ -70,8 +85,8 @@ class Snapshot:
     """Last records, in the order of connection and kind; KEYFRAMEs are what they stand for."""
 
     records: Array
-    own_max_offset: int = UNKNOWN
-    """End of the node's own log as the last event names it that does."""
+    log_end_offset: int = UNKNOWN
+    """End of the node's log as the last record that has it names it."""
 
     @classmethod
     def nowhere(cls, dtype: np.dtype[np.void]) -> Snapshot:
@@ -84,9 +99,8 @@ class Snapshot:
         records = keyframes_to_events(keyframes)
         snapshot, _ = cls.nowhere(records.dtype).after(records)
         # They are in the order of the connections: the largest is the latest.
-        puts = records["kind"] == Kind.PUT
-        own = np.where(puts, records["offset"], records["aux"])[puts | (records["conn"] != NO_CONNECTION)]
-        return evolve(snapshot, own_max_offset=int(own.max(initial=UNKNOWN)))
+        _, ends = log_ends(records)
+        return evolve(snapshot, log_end_offset=int(ends.max(initial=UNKNOWN)))
 
     def after(self, records: Array) -> tuple[Snapshot, tuple[Ended, ...]]:
         """Where everything stands after `records`, which come next, and the connections that ended in them.
@@ -96,11 +110,9 @@ class Snapshot:
         if not len(records):
             return self, ()
         conns, slots, places = _last_places(records)
-        own_max_offset = self.own_max_offset
-        tells = (conns != NO_CONNECTION) | (slots == _NODE_SLOTS[Kind.PUT])
-        if tells.any():
-            latest = records[places[tells].max()]
-            own_max_offset = int(latest["offset"] if latest["kind"] == Kind.PUT else latest["aux"])
+        log_end_offset = last_log_end(records)
+        if log_end_offset == UNKNOWN:
+            log_end_offset = self.log_end_offset
         every = np.concatenate((self.records, records[places]))
         keys = np.concatenate((_keys_of(self.records), conns * _SLOTS + slots))
         # Of what stood before, at place -1, and of what is new, the later one stands.
@@ -127,7 +139,7 @@ class Snapshot:
             ended.sort(key=_seq)
         if gone.any():
             every = every[~gone]
-        return Snapshot(every, own_max_offset), tuple(ended)
+        return Snapshot(every, log_end_offset), tuple(ended)
 
     def connections(self) -> Iterator[tuple[int, Array]]:
         """The standing of each open connection, by its number."""
@@ -145,7 +157,7 @@ class Snapshot:
 
 @frozen
 class ConnectionState:
-    """What a connection's standing says. Offsets are `UNKNOWN` if there is none."""
+    """State of a connection. Offsets and times are `UNKNOWN` if there is none."""
 
     state: int = UNKNOWN
     """`HaState`."""
@@ -161,27 +173,42 @@ class ConnectionState:
     received_offset: int = UNKNOWN
     reported_offset: int = UNKNOWN
     last_ts_ns: int = UNKNOWN
-    """Last event of any kind that stands."""
-    heard_ts_ns: int = UNKNOWN
-    """Last event that shows the peer alive: an ACK, a frame or a heartbeat received, a first report."""
-    last_seqs: tuple[int, ...] = field(default=(), repr=False)
-    """Seq of each record, to tell keyframes from events."""
+    """Time of the last record."""
+    last_received_ts_ns: int = UNKNOWN
+    """Time of the last record that shows the peer alive: an ACK, a frame or heartbeat received, a request."""
+    has_requested: bool = False
+    """Whether the log was requested on it: otherwise it may be a probe."""
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Lag of a master's connection at its last record; None before the first ack."""
+        return lag_bytes(known(self.max_offset), known(self.ack_offset))
 
 
 def connection_state(records: Array, *, is_slave: bool) -> ConnectionState:
-    """What the standing `records` of one connection say; the rules are those of
-    `trioha.recording.aggregate`."""
+    """State of one connection by its last records, as `trioha.recording.aggregate` has it by all of them."""
     found: dict[str, int] = {}
+    has_requested = False
 
     def raise_to(name: str, value: int) -> None:
         found[name] = max(found.get(name, UNKNOWN), value)
 
-    names = ("ts_ns", "seq", "kind", "flags", "offset", "aux", "size")
-    columns = [records[name].tolist() for name in names]
-    for ts_ns, _, kind, flags, offset, aux, size in zip(*columns, strict=True):
+    names = ("ts_ns", "kind", "flags", "offset", "aux", "size")
+    fields_of = _FIELDS_OF_KIND[is_slave]
+    for ts_ns, kind, flags, offset, aux, size in zip(
+        *(records[name].tolist() for name in names), strict=True
+    ):
         raise_to("last_ts_ns", ts_ns)
         raise_to("max_offset", aux)
-        heard = kind in {Kind.ACK, Kind.RECEIVED, Kind.REQUESTED}
+        has_requested = has_requested or shows_request(kind, flags=flags, offset=offset)
+        is_received = kind in PEER_KINDS
+        if kind == Kind.HEARTBEAT and flags != Direction.SENT:
+            is_received = True
+        else:
+            for name in fields_of.get(kind, ()):
+                raise_to(name, reached_offset(kind, offset=offset, size=size))
+        if is_received:
+            raise_to("last_received_ts_ns", ts_ns)
         match kind:
             case Kind.STATE:
                 found["state"] = flags
@@ -189,22 +216,7 @@ def connection_state(records: Array, *, is_slave: bool) -> ConnectionState:
                 found["request_offset"], found["request_max_offset"] = offset, aux
             case Kind.CLOSED:
                 found["close_reason"], found["closed_ts_ns"] = flags, ts_ns
-            case Kind.TRANSFER if not is_slave:
-                raise_to("sent_offset", offset + size)
-            case Kind.ACK if not is_slave:
-                raise_to("sent_offset", offset)
-                raise_to("ack_offset", offset)
-            case Kind.RECEIVED if is_slave:
-                raise_to("received_offset", offset + size)
-            case Kind.REPORTED if is_slave:
-                raise_to("reported_offset", offset)
-            case Kind.HEARTBEAT if flags == Direction.SENT:
-                raise_to("reported_offset" if is_slave else "sent_offset", offset)
-            case Kind.HEARTBEAT:
-                heard = True
-        if heard:
-            raise_to("heard_ts_ns", ts_ns)
-    return ConnectionState(**found, last_seqs=tuple(columns[1]))
+    return ConnectionState(**found, has_requested=has_requested)
 
 
 def keyframes_to_events(keyframes: Array) -> Array:
@@ -242,10 +254,8 @@ def _last_places(records: Array) -> tuple[Ints, Ints, Ints]:
     fix = np.flatnonzero((slots == _STATE) | (slots == _HEARTBEAT))
     if len(fix):
         flags = records["flags"][fix]
-        is_state = slots[fix] == _STATE
-        ends = is_state & ((flags == HaState.READY) | (flags == HaState.SHUTDOWN))
-        slots[fix[ends]] = _ENDING
-        slots[fix[~is_state & (flags != Direction.SENT)]] = _HEARTBEAT_IN
+        slots[fix[ends_connection(kind[fix], flags)]] = _ENDING
+        slots[fix[(kind[fix] == Kind.HEARTBEAT) & (flags != Direction.SENT)]] = _HEARTBEAT_IN
     codes = records["conn"].astype(np.int64)
     lowest = int(codes.min())
     known: Ints | None = None

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from attrs import define, field
 
-from trioha.recording.batch_stats import Array, Ints, own_max_of
+from trioha.recording.state_arrays import Array, Ints, log_ends
 from trioha_monitor.replay.replay_timeline import SessionRun
 
 UNKNOWN: Final = -1
@@ -82,9 +82,10 @@ class LogEndHistory:
 
     def take_in(self, records: Array) -> None:
         """Take in the records that come next."""
-        ts_ns, own = own_max_of(records)
+        places, own = log_ends(records)
         if not len(own):
             return
+        ts_ns = records["ts_ns"][places]
         buckets = self.buckets(ts_ns)
         curve = self.curve
         if curve is None:

@@ -38,7 +38,7 @@ class Moment:
     @property
     def own_max(self) -> int | None:
         """End of the node's own log."""
-        own_max = self.snapshot.own_max_offset
+        own_max = self.snapshot.log_end_offset
         return None if own_max < 0 else own_max
 
 

@@ -18,10 +18,11 @@ from functools import partial
 import numpy as np
 from attrs import evolve
 
-from trioha.recording.batch_stats import Ints, marks_of
+from trioha.recording.batch_stats import marks_of
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.lags import Lags, lags
 from trioha.recording.segment_cache import Chunk
+from trioha.recording.state_arrays import Ints
 from trioha_monitor.replay.histories import UNKNOWN, LagHistory, LogEndHistory
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, ReplayTimeline, SessionRun
 from trioha_monitor.replay.rows import Twins

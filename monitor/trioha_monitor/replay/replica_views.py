@@ -89,7 +89,9 @@ class ReplicaViews:
                 and (at_ns <= run.end_ns or not run.reader.ended_in_order),
                 # A monitor sees what was acknowledged, not when somebody spoke.
                 last_received_s=(
-                    age_s(run, said.heard_ts_ns, at_ns) if is_connected and not run.is_sampled else None
+                    age_s(run, said.last_received_ts_ns, at_ns)
+                    if is_connected and not run.is_sampled
+                    else None
                 ),
                 min_offset=_int(run.sample_at(at_ns).get("min_offset")),
                 complaint=complaint,

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from trioha.recording.batch_stats import Ints
 from trioha.recording.lags import lags
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.snapshot import connection_state
+from trioha.recording.state_arrays import Ints
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import ReplayTimeline, SessionRun
 from trioha_monitor.replay.seek_expression import AtLag
@@ -108,7 +108,7 @@ def _crossings(run: SessionRun, until: AtLag, chunk: Chunk) -> Ints:
         wanted = {conn for conn, address in run.addresses.items() if until.of in address}
         known = np.isin(found.conn, list(wanted))
     is_first = np.diff(found.conn, prepend=-1) != 0
-    snapshot = np.where(is_first, chunk.snapshot.own_max_offset - found.ack_before, np.roll(found.after, 1))
+    snapshot = np.where(is_first, chunk.snapshot.log_end_offset - found.ack_before, np.roll(found.after, 1))
     was = (found.ack_before >= 0) & holds(np.maximum(snapshot, 0), until.limit)
     before = (found.before >= 0) & holds(found.before, until.limit)
     after = (found.after >= 0) & holds(found.after, until.limit) & ~found.closed
@@ -124,8 +124,8 @@ def _crossings(run: SessionRun, until: AtLag, chunk: Chunk) -> Ints:
         ack = connection_state(records, is_slave=False).ack_offset
         if ack < 0 or (wanted is not None and conn not in wanted):
             continue
-        earlier = last_after.get(conn, max(0, chunk.snapshot.own_max_offset - ack))
-        if holds(max(0, end.own_max_offset - ack), until.limit) and not holds(earlier, until.limit):
+        earlier = last_after.get(conn, max(0, chunk.snapshot.log_end_offset - ack))
+        if holds(max(0, end.log_end_offset - ack), until.limit) and not holds(earlier, until.limit):
             passed_ns = run.reader.max_passed_ns(ack + limit, last_seq)
             if passed_ns is not None:
                 moments.append(passed_ns)

@@ -37,7 +37,7 @@ def side_of(moments: Moments, moment: Moment) -> SlaveView:
         state=name_of(HaState, HaState.READY if said is None or said.state < 0 else said.state),
         reported_offset=None if said is None else known(said.reported_offset),
         received_bytes_per_s=rate,
-        read_age_s=None if said is None or run.is_sampled else age_s(run, said.heard_ts_ns, at_ns),
+        read_age_s=None if said is None or run.is_sampled else age_s(run, said.last_received_ts_ns, at_ns),
         reconnects=max(0, len(begun) - 1),
         is_observer=None,
         complaint=complaint_of(moments, moment),

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from trioha.recording.batch_stats import Array
 from trioha.recording.events import NO_CONNECTION, CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.lags import Lags
+from trioha.recording.state_arrays import Array
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, SessionRun
 from trioha_monitor.series import Severity
 from trioha_monitor.units import format_bytes

@@ -8,8 +8,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from trioha.recording.invariants.event_batch import Array, EventBatch, SessionSettings
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.findings import Findings
+from trioha.recording.state_arrays import Array
 
 
 @frozen(eq=False)

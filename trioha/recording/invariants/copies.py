@@ -22,9 +22,10 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import Kind, PutStatus
-from trioha.recording.invariants.event_batch import Array, Bools, EventBatch, Ints, SessionSettings
+from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.findings import Findings
 from trioha.recording.invariants.waits import pair_waits
+from trioha.recording.state_arrays import Array, Bools, Ints
 
 UNKNOWN: Final = -1
 CLOSED: Final = -2

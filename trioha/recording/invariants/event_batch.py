@@ -14,12 +14,9 @@ from trioha.recording.events import NO_CONNECTION, Direction, Kind
 from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Session
 from trioha.recording.snapshot import keyframes_to_events
+from trioha.recording.state_arrays import Array, Bools, Ints
 
-Array = NDArray[np.void]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-HEARD: Final = 128
+HEARTBEAT_RECEIVED: Final = 128
 """Code of a HEARTBEAT that was received; every other code is the record's kind."""
 _RADIX_KEYS: Final = 1 << 16
 """Keys within so many are sorted in linear time."""
@@ -182,10 +179,10 @@ class EventBatch:
 
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
-        """Kind of each of `records`, or `HEARD`."""
+        """Kind of each of `records`, or `HEARTBEAT_RECEIVED`."""
         codes: NDArray[np.uint8] = self.columns["kind"].astype(np.uint8)
         beats = np.flatnonzero(codes == Kind.HEARTBEAT)
-        codes[beats[self.columns["flags"][beats] != Direction.SENT]] = HEARD
+        codes[beats[self.columns["flags"][beats] != Direction.SENT]] = HEARTBEAT_RECEIVED
         return codes
 
     @cached_property

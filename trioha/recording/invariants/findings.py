@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
-Array = NDArray[np.void]
+from trioha.recording.state_arrays import Array
 
 FOUND_MAX: Final = 1000
 """Violations of one rule that are kept, the earliest ones; the others are counted."""

@@ -20,16 +20,9 @@ from typing import Final
 import numpy as np
 from attrs import field, frozen
 
-from trioha.recording.invariants.event_batch import (
-    Array,
-    Bools,
-    Columns,
-    EventBatch,
-    EventStream,
-    Ints,
-    SessionSettings,
-)
+from trioha.recording.invariants.event_batch import Columns, EventBatch, EventStream, SessionSettings
 from trioha.recording.invariants.findings import Findings
+from trioha.recording.state_arrays import Array, Bools, Ints
 
 _FEW: Final = 1000
 """For so few records nothing is worked out for all of them."""

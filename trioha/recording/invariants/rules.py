@@ -17,9 +17,10 @@ from attrs import field, frozen
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.recording.invariants.adjacent_events import AdjacentEventRule
 from trioha.recording.invariants.copies import CopiesRule
-from trioha.recording.invariants.event_batch import HEARD, Bools, Columns, EventBatch, SessionSettings
+from trioha.recording.invariants.event_batch import HEARTBEAT_RECEIVED, Columns, EventBatch, SessionSettings
 from trioha.recording.invariants.findings import Findings
 from trioha.recording.invariants.preceding_events import PrecedingEventRule
+from trioha.recording.state_arrays import Bools
 
 ASK_FOR_ALL: Final = 1
 """First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
@@ -77,7 +78,7 @@ class Invariant:
 _MASTER: Final = frozenset({"master"})
 _SLAVE: Final = frozenset({"slave"})
 _OF_CONNECTION: Final = (
-    *(Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, HEARD, Kind.ACK, Kind.REFUSED, Kind.CLOSED),
+    *(Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT, HEARTBEAT_RECEIVED, Kind.ACK, Kind.REFUSED, Kind.CLOSED),
     *(Kind.RECEIVED, Kind.REPORTED),
 )
 
@@ -376,7 +377,7 @@ INVARIANTS: Final = (
         PrecedingEventRule(
             _closed_early,
             checks=(Kind.CLOSED,),
-            sets=(Kind.STATE, Kind.REQUESTED, Kind.ACK, HEARD, Kind.RECEIVED),
+            sets=(Kind.STATE, Kind.REQUESTED, Kind.ACK, HEARTBEAT_RECEIVED, Kind.RECEIVED),
             key="conn",
         ),
         lambda new, old, setting: (
@@ -391,8 +392,8 @@ INVARIANTS: Final = (
         Severity.WARNING,
         PrecedingEventRule(
             _silent_too_long,
-            checks=(Kind.ACK, HEARD, Kind.RECEIVED, Kind.CLOSED),
-            sets=(Kind.REQUESTED, Kind.ACK, HEARD, Kind.RECEIVED),
+            checks=(Kind.ACK, HEARTBEAT_RECEIVED, Kind.RECEIVED, Kind.CLOSED),
+            sets=(Kind.REQUESTED, Kind.ACK, HEARTBEAT_RECEIVED, Kind.RECEIVED),
             key="conn",
         ),
         lambda new, old, setting: (

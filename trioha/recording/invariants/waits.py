@@ -6,7 +6,8 @@ import numpy as np
 from attrs import frozen
 
 from trioha.recording.events import Kind
-from trioha.recording.invariants.event_batch import EventBatch, Ints, stable_order
+from trioha.recording.invariants.event_batch import EventBatch, stable_order
+from trioha.recording.state_arrays import Ints
 
 
 @frozen(eq=False)
