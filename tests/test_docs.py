@@ -123,8 +123,8 @@ def all_names_in(path):
     assigned = {
         target.id
         for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
     return (
