@@ -1,8 +1,12 @@
-"""How measured values are distributed: what a status says of ack latencies and frame sizes."""
+"""Percentiles of measured values: ack latencies, frame sizes, lag, waiting times.
+
+The rule is nearest rank: a percentile is a value that was measured, never a mean of two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 from attrs import frozen
@@ -18,7 +22,7 @@ class Distribution(Generic[Number]):
     p99: Number
     largest: Number
     count: int
-    """How many values were measured."""
+    """How many values were measured; of weighted ones the total weight."""
 
     def divided_by(self, divisor: float) -> Distribution[float]:
         """The same distribution in a unit that is `divisor` times as large."""
@@ -26,13 +30,14 @@ class Distribution(Generic[Number]):
 
 
 def distribution_of(values: Collection[float], *, per_unit: float = 1.0) -> Distribution[int] | None:
-    """The distribution of `values`, each multiplied by `per_unit` and rounded; None for no values.
-
-    A percentile is the smallest value that at least so many percent of all do not exceed.
-    """
+    """The distribution of `values`, each multiplied by `per_unit` and rounded; None for no values."""
     if not values:
         return None
-    in_order = sorted(values)
-    count = len(in_order)
-    p50, p99 = (round(in_order[-(-count * percent // 100) - 1] * per_unit) for percent in (50, 99))
-    return Distribution(p50, p99, round(in_order[-1] * per_unit), count)
+    ordered = sorted(values)
+    p50, p99, largest = (round(nearest_rank(ordered, part) * per_unit) for part in (0.5, 0.99, 1.0))
+    return Distribution(p50, p99, largest, len(ordered))
+
+
+def nearest_rank(ordered: Sequence[Number], part: float) -> Number:
+    """The smallest of the ascending values, at least one, that `part` (0 to 1) of them do not exceed."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]

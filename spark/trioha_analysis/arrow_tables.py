@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from trioha.errors import StoreError
 from trioha.recording.clocks import Link
-from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent
+from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent, code_name
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.seconds import seconds_table
@@ -183,4 +183,4 @@ def _what(kind: int, flags: int) -> str | None:
     names = _NAMES.get(Kind(kind))
     if names is None:
         return None
-    return names(flags).name if flags in set(names) else str(flags)
+    return code_name(names, flags)

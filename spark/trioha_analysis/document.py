@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trioha.distribution import Distribution
 from trioha.recording.clocks import Link
-from trioha.recording.events import NO_CONNECTION, PutStatus
+from trioha.recording.events import NO_CONNECTION, PutStatus, code_name
 from trioha.recording.histogram import Histogram
 from trioha.recording.invariants import Violation
-from trioha.recording.percentiles import Percentiles
 from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.reconnects import gap_rows, reconnect_rows, whose
 from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
@@ -68,7 +68,7 @@ def session_row(replay: SessionReplay) -> Row:
         "connections": len(replay.connections),
         "reconnects": replay.reconnects,
         "probes": sum(one.count for one in replay.probes),
-        "ackLatencyMs": percentiles_row(latency_ns.percentiles(), per_ms=1_000_000),
+        "ackLatencyMs": percentiles_row(latency_ns.distribution(), per_ms=1_000_000),
         "waitsOpen": node.waits_open,
     }
 
@@ -135,13 +135,13 @@ def cause_rows(replay: SessionReplay, links: Sequence[Link] = ()) -> list[Row]:
     return [
         {
             **whose(replay),
-            "status": PutStatus(status).name if status in set(PutStatus) else str(status),
+            "status": code_name(PutStatus, status),
             "cause": CAUSES[cause],
             "ackMostly": mostly.get(conn) if cause == ACK else None,
             "conn": None if conn == NO_CONNECTION else conn,
             "address": addresses.get(conn),
             "count": waited_us.total,
-            "waitedMs": percentiles_row(waited_us.percentiles(), per_ms=1000),
+            "waitedMs": percentiles_row(waited_us.distribution(), per_ms=1000),
         }
         for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]
@@ -211,13 +211,13 @@ def _seq(violation: Violation) -> int:
     return violation.seq
 
 
-def percentiles_row(found: Percentiles | None, *, per_ms: int | None = None) -> dict[str, float] | None:
+def percentiles_row(found: Distribution[int] | None, *, per_ms: int | None = None) -> dict[str, float] | None:
     """`p50`, `p99` and `max`: as they are, or in ms if `per_ms` says how many of their units are one."""
     if found is None:
         return None
     if per_ms is None:
-        return {"p50": found.p50, "p99": found.p99, "max": found.max}
-    return {"p50": found.p50 / per_ms, "p99": found.p99 / per_ms, "max": found.max / per_ms}
+        return {"p50": found.p50, "p99": found.p99, "max": found.largest}
+    return {"p50": found.p50 / per_ms, "p99": found.p99 / per_ms, "max": found.largest / per_ms}
 
 
 def _ms(ns: int) -> float:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
@@ -20,11 +19,10 @@ from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, P
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import connection_state
-from trioha.recording.state_arrays import shows_request
+from trioha.recording.state_arrays import Array, reached_offsets, shows_request
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
 from trioha_analysis.state_at import connection_addresses
 
-Array = NDArray[np.void]
 Row = dict[str, Any]
 
 AFTERWARDS_RECORDS_MAX: Final = 1_000_000
@@ -259,7 +257,7 @@ def _connection_steps(
             continue
         peer = _peer(conn, addresses)
         frames = records[own & (kind == Kind.TRANSFER)]
-        frames = frames[frames["offset"] + frames["size"] >= end_offset]
+        frames = frames[reached_offsets(frames) >= end_offset]
         if len(frames) and frames["offset"][0] < end_offset:
             frame = frames[0]
             sentence = (
@@ -292,8 +290,7 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
             (Kind.REPORTED, "reported", "reported it"),
         ):
             of_kind = own[own["kind"] == kind]
-            reach = of_kind["offset"] + (of_kind["size"] if kind == Kind.RECEIVED else 0)
-            enough = of_kind[reach >= end_offset]
+            enough = of_kind[reached_offsets(of_kind) >= end_offset]
             # A connection that came with the bytes says nothing of how they came.
             if kind == Kind.RECEIVED:
                 enough = enough[enough["offset"] < end_offset]

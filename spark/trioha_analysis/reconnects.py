@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from trioha.recording.events import CloseReason, Kind
+from trioha.recording.events import CloseReason, Kind, code_name
 from trioha_analysis.replay_result import Reconnect, SessionReplay
 
 Row = dict[str, Any]
@@ -77,7 +77,7 @@ def gap_rows(replay: SessionReplay) -> list[Row]:
             "seq": seq,
             "conn": conn,
             "address": addresses.get(conn),
-            "reason": CloseReason(flags).name if flags in set(CloseReason) else str(flags),
+            "reason": code_name(CloseReason, flags),
             "offset": offset,
             "maxOffset": own,
             "sentence": SENTENCES.get(flags, "refused {offset}; the own log ends at {own}").format(

@@ -18,9 +18,10 @@ from plotly import graph_objects, offline
 
 from trioha.errors import StoreError
 from trioha.recording.clocks import Link
-from trioha.recording.events import PutStatus
+from trioha.recording.events import PutStatus, code_name
 from trioha.recording.histogram import Histogram
 from trioha.recording.probes import probes_line
+from trioha.recording.state_arrays import first_covering, lag_bytes
 from trioha.recording.time_series import TimeSeries
 from trioha.recording.times import offset_ns, zone_text
 from trioha_analysis.causes import ACK, CAUSES
@@ -203,7 +204,7 @@ def _lag_curve(replay: SessionReplay, connection: ConnectionReplay) -> TimeSerie
         series.values[np.searchsorted(series.steps, worst.steps, side="right") - 1]
         for series in (_risen(replay, series["max"]), _risen(replay, series["ack"]))
     ]
-    left = np.maximum(at_end[0] - at_end[1], 0)
+    left = lag_bytes(at_end[0], at_end[1])
     quiet = np.flatnonzero(np.diff(worst.steps) > 1)
     return worst + TimeSeries(worst.steps[quiet] + 1, left[quiet])
 
@@ -237,7 +238,7 @@ def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Any:
     addresses = {connection.figures.conn: connection for connection in replay.connections}
     statuses = sorted({status for status, _, _ in replay.causes.waited_us})
     for (status, cause, conn), waited_us in replay.causes.waited_us.items():
-        waited = waited_us.percentiles()
+        waited = waited_us.distribution()
         assert waited is not None, "a cause is there because a wait had it"
         peer = addresses.get(conn)
         part = mostly.get(conn) if cause == ACK else None
@@ -250,7 +251,7 @@ def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Any:
                 orientation="h",
                 text=name,
                 hovertext=f"{name}: {waited_us.total:,} puts, ms p50 {waited.p50 / 1000:,.3f}, "
-                f"p99 {waited.p99 / 1000:,.3f}, max {waited.max / 1000:,.3f}",
+                f"p99 {waited.p99 / 1000:,.3f}, max {waited.largest / 1000:,.3f}",
                 hoverinfo="text",
                 marker={"color": _CAUSE_COLORS[CAUSES[cause]], "line": {"color": "white", "width": 1}},
                 showlegend=False,
@@ -267,7 +268,6 @@ def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> An
     if replay.session.is_slave or not acked:
         return None
     own = sum((one.figures.series["max"] for one in replay.connections), TimeSeries())
-    maxima = np.maximum.accumulate(own.values)
     begin = min(max(0, one.figures.request_offset or 0) for one in acked)
     end = max(int(one.figures.series["ack"].values.max()) for one in acked)
     pieces = np.unique(np.linspace(begin, end, HEAT_PIECES + 1).astype(np.int64))
@@ -278,10 +278,13 @@ def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> An
     rows = []
     for one in acked:
         ack = one.figures.series["ack"]
-        acks = np.maximum.accumulate(ack.values)
-        stored, arrived = np.searchsorted(maxima, ends), np.searchsorted(acks, ends)
+        stored, arrived = first_covering(own.values, ends), first_covering(ack.values, ends)
         # What the slave had when it came was acknowledged before.
-        known = (arrived < len(acks)) & (stored < len(maxima)) & (ends > (one.figures.request_offset or 0))
+        known = (
+            (arrived < len(ack.values))
+            & (stored < len(own.values))
+            & (ends > (one.figures.request_offset or 0))
+        )
         waited = np.full(len(ends), np.nan)
         waited[known] = (ack.steps[arrived[known]] - own.steps[stored[known]]).clip(min=0) * step_s
         rows.append([None if np.isnan(value) else float(value) for value in waited])
@@ -304,7 +307,7 @@ def _heat_figure(replay: SessionReplay, shown: Sequence[ConnectionReplay]) -> An
 
 
 def _status(code: int) -> str:
-    return PutStatus(code).name if code in set(PutStatus) else str(code)
+    return code_name(PutStatus, code)
 
 
 def _add_bars(

@@ -14,14 +14,12 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from trioha.recording.events import HaState, Kind
+from trioha.recording.events import HaState, Kind, code_name
+from trioha.recording.state_arrays import Ints, first_beyond, rising
 from trioha.recording.time_series import TimeSeries
 from trioha_analysis.parts import EVENTS_MAX
 from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
-
-Ints = NDArray[np.int64]
 
 SECOND_NS: Final = 10**9
 NEVER_NS: Final = np.iinfo(np.int64).max
@@ -76,7 +74,7 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
     columns = {
         name: _at(
             seconds,
-            *_worst(second_of(series[name].steps), np.maximum.accumulate(series[name].values)),
+            *_worst(second_of(series[name].steps), rising(series[name].values)),
             carried=True,
         )
         for name in _OF_OFFSETS
@@ -151,20 +149,19 @@ def _ends(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints) ->
 
 def _ages_before_acks(ack: TimeSeries, own: TimeSeries, step_ns: int) -> tuple[Ints, Ints]:
     """How long the oldest byte had been owed when an ack came: the ack's step and the age in ns."""
-    acks, maxima = np.maximum.accumulate(ack.values), np.maximum.accumulate(own.values)
+    acks = rising(ack.values)
     rose = np.flatnonzero(np.diff(acks) > 0) + 1
-    stored = np.searchsorted(maxima, acks[rose - 1], side="right")
-    known = stored < len(maxima)
+    stored = first_beyond(own.values, acks[rose - 1])
+    known = stored < len(own.values)
     rose, stored = rose[known], stored[known]
     return ack.steps[rose], np.maximum(ack.steps[rose] - own.steps[stored] - 1, 0) * step_ns
 
 
 def _ages_at(ack_offset: Ints, own: TimeSeries, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
     """How long the oldest byte behind each of `ack_offset` was owed at `ends_ns` (wall clock), in ns."""
-    maxima = np.maximum.accumulate(own.values)
-    stored = np.searchsorted(maxima, ack_offset, side="right")
+    stored = first_beyond(own.values, ack_offset)
     stored_ns = begin_ns + (np.append(own.steps, 0)[stored] + 1) * step_ns
-    ages: Ints = np.where((ack_offset < 0) | (stored == len(maxima)), 0, ends_ns - stored_ns)
+    ages: Ints = np.where((ack_offset < 0) | (stored == len(own.values)), 0, ends_ns - stored_ns)
     return ages
 
 
@@ -174,7 +171,7 @@ def _states(replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints) 
     wall_of = replay.session.wall_of
     known_to_ns = wall_of(int(events["ts_ns"][-1])) if len(events) >= EVENTS_MAX else NEVER_NS
     own = events[(events["conn"] == connection.figures.conn) & (events["kind"] == Kind.STATE)]
-    names = [HaState(flags).name if flags in set(HaState) else str(flags) for flags in own["flags"].tolist()]
+    names = [code_name(HaState, flags) for flags in own["flags"].tolist()]
     place = np.searchsorted(wall_of(own["ts_ns"].astype(np.int64)), ends_ns, side="right")
     place[ends_ns > known_to_ns] = 0
     return pa.array([names[at - 1] if at else None for at in place.tolist()], pa.string())

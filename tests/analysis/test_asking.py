@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from tests.recording.sessions import WALL_NS, Event, MasterModel, as_array, write_session
 from trioha.cli import main
+from trioha.distribution import Distribution
 from trioha.errors import TriohaError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.waits import pair_waits
-from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha_analysis.arrow_tables import LINKS_SCHEMA
@@ -228,7 +228,7 @@ def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back
         # A percentile is at most a thousandth above the true one.
         assert tuple(row[name].values()) == pytest.approx(expected, rel=1e-3), name
     assert link.ack_mostly == "slave"
-    assert evolve(link, slave_ns=Percentiles(p50=MS, p99=MS, max=MS)).ack_mostly == "network"
+    assert evolve(link, slave_ns=Distribution(MS, MS, MS, 1)).ack_mostly == "network"
 
 
 def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
+from trioha.distribution import Distribution
 from trioha.recording.aggregate import Part, aggregate, combine
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha.recording.figures import ConnectionResult, connection_result, node_result
 from trioha.recording.histogram import Histogram
-from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import open_session, read_segments
 from trioha.recording.records import read_records, read_segment
 from trioha.recording.snapshot import Snapshot
@@ -95,9 +95,10 @@ def test_lag_and_latency_of_a_connection_are_those_counted_by_hand(empty_session
     by_lag = dict(zip(lag.uppers().tolist(), lag.weights.tolist(), strict=True))
     # 400 in 50..60; 500 in 60..100; 250 in 100..160; 0 in 160..1000; 600 in 1000..1040; 0 in 1040..1050.
     assert by_lag == {0: 850, 250: 60, 400: 10, 500: 40, 600: 40}
-    assert result.lag_bytes == Percentiles(p50=0, p99=600, max=600)
+    assert result.lag_bytes is not None
+    assert (result.lag_bytes.p50, result.lag_bytes.p99, result.lag_bytes.largest) == (0, 600, 600)
     # The frames took 40, 90 and 40 ns.
-    assert result.ack_latency_ns == Percentiles(p50=40, p99=90, max=90)
+    assert result.ack_latency_ns == Distribution(40, 90, 90, 3)
     assert (result.frames, result.body_bytes, result.acks) == (3, 1100, 4)
     assert (result.request_offset, result.sent_offset, result.ack_offset, result.max_offset) == (
         600,
@@ -119,7 +120,8 @@ def test_slave_that_hangs_counts_as_behind_by_what_was_put_meanwhile(empty_sessi
         Event(1000, Kind.CLOSED, conn=1, offset=100, aux=1010, flags=CloseReason.HOUSEKEEPING),
     ]
     result = figures_of(empty_session, events, 1)
-    assert result.lag_bytes == Percentiles(p50=910, p99=910, max=910)
+    assert result.lag_bytes is not None
+    assert (result.lag_bytes.p50, result.lag_bytes.p99, result.lag_bytes.largest) == (910, 910, 910)
     assert result.ack_latency_ns is None
     assert result.unacknowledged_frames == 1
     assert result.ack_offset == 100
@@ -171,8 +173,8 @@ def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> No
     events += [Event(901, Kind.DROPPED, aux=17), Event(902, 99, offset=1)]
     node = node_result(aggregate(as_array(empty_session, events), is_slave=False, grid=GRID).node)
     assert [(wait.status, wait.count, wait.waited_us) for wait in node.waits] == [
-        ("PUT_OK", 100, Percentiles(50, 99, 100)),
-        ("FLUSH_SLAVE_TIMEOUT", 1, Percentiles(3_000_123, 3_000_123, 3_000_123)),
+        ("PUT_OK", 100, Distribution(50, 99, 100, 100)),
+        ("FLUSH_SLAVE_TIMEOUT", 1, Distribution(3_000_123, 3_000_123, 3_000_123, 1)),
     ]
     assert node.waits_open == 1
     assert node.dropped == 17
@@ -217,7 +219,7 @@ def test_fold_says_what_the_model_knows(empty_session: Path, seed: int, steps: i
         assert result.ack_latency_histogram.total == len(slave.latencies_ns)
         if slave.latencies_ns:
             assert result.ack_latency_ns is not None
-            assert result.ack_latency_ns.max == max(slave.latencies_ns)
+            assert result.ack_latency_ns.largest == max(slave.latencies_ns)
             # The percentile is that of the sorted times, at most 0.1 % above it.
             exact = sorted(slave.latencies_ns)[(len(slave.latencies_ns) + 1) // 2 - 1]
             assert exact <= result.ack_latency_ns.p50 <= exact * 1.001

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
+from trioha.distribution import nearest_rank
 from trioha.recording import state, state_arrays
 from trioha.recording.aggregate import aggregate
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus, code_name
 from trioha.recording.figures import node_result
 from trioha.recording.histogram import Histogram
-from trioha.recording.percentiles import nearest_rank
 from trioha.recording.snapshot import Snapshot, connection_state
 from trioha.recording.state import UNKNOWN
 from trioha.recording.time_series import TimeGrid

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
+from trioha.distribution import nearest_rank
 from trioha.errors import ConfigError, PeerError
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address, parse_address
@@ -265,9 +266,7 @@ def percentiles_ms(latencies_ns: array[int]) -> dict[str, float]:
     if not latencies_ns:
         return {}
     ordered = sorted(latencies_ns)
-    return {
-        name: ordered[max(0, math.ceil(part * len(ordered)) - 1)] / 1e6 for name, part in PERCENTILES.items()
-    }
+    return {name: nearest_rank(ordered, part) / 1e6 for name, part in PERCENTILES.items()}
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -24,9 +24,9 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
+from trioha.distribution import Distribution
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.histogram import Histogram
-from trioha.recording.percentiles import Percentiles
 from trioha.recording.reader import named_peers
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.state_arrays import Ints, first_covering, kind_mask, shows_request
@@ -54,12 +54,12 @@ class Link:
     """How far the slave's wall clock is ahead of the master's; None if only one way is known."""
     uncertain_ns: int | None
     """The true difference is not farther from `ahead_ns` than this."""
-    there_ns: Percentiles | None
+    there_ns: Distribution[int] | None
     """From a frame's TRANSFER to its RECEIVED; None if the clocks are not known. Like the two below, of the
     first `KEPT_MAX` frames or acks."""
-    slave_ns: Percentiles | None
+    slave_ns: Distribution[int] | None
     """From a frame's RECEIVED to the first REPORTED at or beyond its end."""
-    back_ns: Percentiles | None
+    back_ns: Distribution[int] | None
     """From a REPORTED to its ACK; None if the clocks are not known."""
 
     @property
@@ -228,9 +228,9 @@ def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
     return link, len(out_ns) + len(back_ns)
 
 
-def _spread(passed_ns: Ints) -> Percentiles | None:
+def _spread(passed_ns: Ints) -> Distribution[int] | None:
     """Clocks that drift may make a time negative: that is none."""
-    return Histogram.of(np.maximum(passed_ns, 0)).percentiles()
+    return Histogram.of(np.maximum(passed_ns, 0)).distribution()
 
 
 def _joined(reader: SessionReader, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from trioha.distribution import Distribution
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.counters import NodeCounters
 from trioha.recording.events import CloseReason, HaState, PutStatus, code_name
 from trioha.recording.histogram import Histogram
-from trioha.recording.percentiles import Percentiles
 from trioha.recording.state import known
 from trioha.recording.time_series import TimeGrid, TimeSeries
 
@@ -46,9 +46,9 @@ class ConnectionResult:
     ack_offset: int | None
     received_offset: int | None
     reported_offset: int | None
-    lag_bytes: Percentiles | None
+    lag_bytes: Distribution[int] | None
     """Weighted by time."""
-    ack_latency_ns: Percentiles | None
+    ack_latency_ns: Distribution[int] | None
     unacknowledged_frames: int
     ack_latency_histogram: Histogram
     """In ns."""
@@ -80,8 +80,8 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
         ack_offset=known(counters.ack_offset),
         received_offset=known(counters.received_offset),
         reported_offset=known(counters.reported_offset),
-        lag_bytes=progress.lag.percentiles(),
-        ack_latency_ns=progress.latency.percentiles(),
+        lag_bytes=progress.lag.distribution(),
+        ack_latency_ns=progress.latency.distribution(),
         unacknowledged_frames=len(progress.flying_ts_ns),
         ack_latency_histogram=progress.latency,
         series={
@@ -103,7 +103,7 @@ class WaitResult:
     status: str
     """`PutStatus`, by name."""
     count: int
-    waited_us: Percentiles
+    waited_us: Distribution[int]
     histogram: Histogram
     """In us."""
 
@@ -133,7 +133,7 @@ def node_result(counters: NodeCounters) -> NodeResult:
     """The figures of the node of a whole session."""
     waits = []
     for status, histogram in counters.waits.items():
-        waited = histogram.percentiles()
+        waited = histogram.distribution()
         assert waited is not None, "a status is there because a wait ended with it"
         waits.append(WaitResult(code_name(PutStatus, status), histogram.total, waited, histogram))
     return NodeResult(

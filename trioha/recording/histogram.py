@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.percentiles import Percentiles
+from trioha.distribution import Distribution
 
 Ints = NDArray[np.int64]
 
@@ -98,13 +98,15 @@ class Histogram:
         place = int(np.searchsorted(sums, sums[-1] * (percent / 100)))
         return min(int(_upper(self.buckets[place : place + 1])[0]), self.max_value)
 
-    def percentiles(self) -> Percentiles | None:
+    def distribution(self) -> Distribution[int] | None:
         """None without any value; values of which none has a weight have their largest one as percentiles."""
         if self.max_value < 0:
             return None
         p50, p99 = self.percentile(50), self.percentile(99)
         largest = self.max_value
-        return Percentiles(largest if p50 is None else p50, largest if p99 is None else p99, largest)
+        return Distribution(
+            largest if p50 is None else p50, largest if p99 is None else p99, largest, self.total
+        )
 
     def uppers(self) -> Ints:
         """Largest value of each bucket that has weight; shape (n,)."""

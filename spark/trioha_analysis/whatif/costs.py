@@ -25,8 +25,9 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import Kind
+from trioha.recording.state_arrays import Array, Ints, first_covering
 from trioha_analysis.whatif.spread import NOTHING, Floats, Spread
-from trioha_analysis.whatif.trace import Array, Ints, Trace, ack_delays_s
+from trioha_analysis.whatif.trace import Trace, ack_delays_s
 
 BUSY_FACTOR: Final = 10
 ENOUGH: Final = 30
@@ -258,7 +259,7 @@ def _flights(records: Array) -> list[_Flights]:
         is_ack = own & (steps["kind"] == Kind.ACK)
         acks, idle = steps[is_ack], idle_before[is_ack]
         ends = frames["offset"] + frames["size"]
-        place = np.searchsorted(acks["offset"], ends)
+        place = first_covering(acks["offset"], ends)
         known = place < len(acks)
         frames, ends, place = frames[known], ends[known], place[known]
         if not len(frames):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,9 +9,11 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from trioha.recording.events import PutStatus
+from trioha.distribution import nearest_rank
+from trioha.recording.events import PutStatus, code_name
+from trioha.recording.state_arrays import covered_at
 from trioha_analysis.whatif.kernel import Outcome
-from trioha_analysis.whatif.trace import NO_END, STATUS_NAMES, Trace
+from trioha_analysis.whatif.trace import NO_END, Trace
 
 Floats = NDArray[np.float64]
 
@@ -63,7 +64,7 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
         puts=sum(len(one.put_s) for one in outcomes),
         seconds=sum(float(np.ptp(one.put_s)) for one in outcomes if len(one.put_s)),
         statuses={
-            STATUS_NAMES.get(code, str(code)): count
+            code_name(PutStatus, code): count
             for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
         },
         latency_ms=percentiles(waited * 1e3),
@@ -76,10 +77,8 @@ def percentiles(values: Floats) -> dict[str, float] | None:
     """`PERCENTILES` by nearest rank; None of nothing."""
     if not len(values):
         return None
-    ordered = np.sort(values)
-    return {
-        name: float(ordered[max(0, math.ceil(part * len(ordered)) - 1)]) for name, part in PERCENTILES.items()
-    }
+    ordered: list[float] = np.sort(values).tolist()
+    return {name: nearest_rank(ordered, part) for name, part in PERCENTILES.items()}
 
 
 def outcome_of(trace: Trace) -> Outcome:
@@ -114,8 +113,7 @@ def _lags(outcome: Outcome) -> tuple[Floats, Floats]:
     for ack_s, ack_offset in zip(outcome.ack_s, outcome.ack_offset, strict=True):
         if not len(ack_s):
             continue
-        covering = np.searchsorted(ack_offset, end_offset)
-        acked = np.append(ack_s, np.nan)[covering] - put_s
+        acked = covered_at(ack_s, ack_offset, end_offset, never=np.nan) - put_s
         last = np.searchsorted(ack_s, put_s, side="right") - 1
         # Before its first ack a slave had what it begins with.
         lacks = end_offset - np.where(last >= 0, ack_offset[np.maximum(last, 0)], end_offset[:1] * 0)

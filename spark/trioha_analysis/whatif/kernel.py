@@ -16,7 +16,6 @@ dispatcher; processes that share cores.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from trioha.config.model import AckMode
 from trioha.recording.events import PutStatus
+from trioha.recording.state import first_beyond
 from trioha_analysis.whatif.costs import Costs
 from trioha_analysis.whatif.queues import HEADER_BYTES, TIMES, Clock, Disk, Slave, SlaveTimes, Worker
 from trioha_analysis.whatif.scenario import Scenario
@@ -223,7 +223,7 @@ class _Simulation:
         lag_bytes = self._appended_offset - slave.ack_offset
         if lag_bytes <= 0:
             return True
-        oldest = bisect_right(self._ends, slave.ack_offset)
+        oldest = first_beyond(self._ends, slave.ack_offset)
         return self._rule.is_in_sync(
             lag_bytes=lag_bytes,
             now_ns=_ns(self._clock.now_s),

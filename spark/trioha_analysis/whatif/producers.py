@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
+from trioha.recording.state_arrays import Ints
 from trioha_analysis.whatif.spread import NOTHING, Floats, Spread
-from trioha_analysis.whatif.trace import NO_END, Ints, Trace
+from trioha_analysis.whatif.trace import NO_END, Trace
 
 ENOUGH: Final = 30
 CLOSED_SLOPE_MIN: Final = 0.5

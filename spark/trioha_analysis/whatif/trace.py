@@ -9,12 +9,10 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
+from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.reader import Segment, Session, read_segments
 from trioha.recording.records import read_segment, record_dtype
-
-Ints = NDArray[np.int64]
-Array = NDArray[np.void]
+from trioha.recording.state_arrays import Array, Ints, covered_at
 
 WINDOW_RECORDS: Final = 150_000
 """Records of a stretch: 7 MB."""
@@ -118,10 +116,6 @@ def ack_delays_s(trace: Trace) -> list[NDArray[np.float64]]:
     """For each connection the time in s from each put's append to its ack; nan where it has none here."""
     delays = []
     for ts_ns, offset in zip(trace.ack_ts_ns, trace.ack_offset, strict=True):
-        covering = np.searchsorted(offset, trace.put_end_offset)
-        acked_s = np.append(ts_ns.astype(np.float64), np.nan)[covering]
-        delays.append((acked_s - trace.put_ts_ns) / 1e9)
+        acked_ns = covered_at(ts_ns.astype(np.float64), offset, trace.put_end_offset, never=np.nan)
+        delays.append((acked_ns - trace.put_ts_ns) / 1e9)
     return delays
-
-
-STATUS_NAMES: Final = {int(status): status.name for status in PutStatus}
