@@ -12,9 +12,10 @@ from tests.store.dispatching import RECORDED_QUEUES, batch_topics, files_below
 from tests.store.support import STORES, VECTORS, copy_store, expected
 from trioha.errors import StoreError
 from trioha.store.batch_consume_queue import BatchConsumeQueue
-from trioha.store.consume_queue import BLANK_SIZE, ConsumeQueue, Entry, leading_valid, rounded_file_bytes
+from trioha.store.consume_queue import ConsumeQueue, rounded_file_bytes
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
-from trioha.store.fixed_entry_files import FileCache
+from trioha.store.entry_queue import BLANK_SIZE, Entry, leading_valid
+from trioha.store.file_cache import FileCache
 
 PER_FILE = 5
 RECORD = 100
@@ -263,7 +264,7 @@ def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_pa
     queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(file_bytes=100))
     fill(queues.find_or_make("A", 0), 7)
     fill(queues.find_or_make("B", 3), 1)
-    work = queues.take_dirty()
+    work = queues.sync_work()
     assert set(work.left) >= {
         tmp_path / "consumequeue/A/0" / f"{100:020d}",
         tmp_path / "consumequeue/B/3",
@@ -272,7 +273,7 @@ def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_pa
     }
     queues.delete("B")
     work.run()
-    assert queues.take_dirty().left == ()
+    assert queues.sync_work().left == ()
     assert sorted(path.name for path in (tmp_path / "consumequeue/A/0").iterdir()) == [
         f"{0:020d}",
         f"{100:020d}",

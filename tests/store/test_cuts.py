@@ -8,7 +8,7 @@ from tests.store.dispatching import RECORDED_INDEX
 from tests.store.support import FILE_BYTES, HOST, message, open_log, open_store
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.fixed_entry_files import FileCache
+from trioha.store.file_cache import FileCache
 from trioha.store.index_file import IndexFile
 from trioha.store.mapped_file import MappedFile, _written_end
 from trioha.store.record import Record, encode_record
@@ -210,7 +210,7 @@ def test_damage_behind_what_is_checked_is_cut_or_refused_as_ever(tmp_path, monke
         open_store(tmp_path)
 
 
-@pytest.mark.parametrize("module", ["fixed_entry_files", "index_file"])
+@pytest.mark.parametrize("module", ["file_cache", "index_file"])
 def test_a_file_has_its_length_before_it_has_its_name(tmp_path, monkeypatch, module):
     """RocketMQ 4.9 loads no store with a file of another length: a kill in between must not leave one."""
     truncate, named = os.ftruncate, []
@@ -221,11 +221,11 @@ def test_a_file_has_its_length_before_it_has_its_name(tmp_path, monkeypatch, mod
 
     monkeypatch.setattr(f"trioha.store.{module}.os.ftruncate", look_and_truncate)
     path = tmp_path / "20260101000000000"
-    if module == "fixed_entry_files":
+    if module == "file_cache":
         cache = FileCache()
         cache.create(path, size=400)
         cache.close()
     else:
         IndexFile.create(path, RECORDED_INDEX).close()
     assert named == [[]]
-    assert path.stat().st_size == (400 if module == "fixed_entry_files" else RECORDED_INDEX.file_bytes)
+    assert path.stat().st_size == (400 if module == "file_cache" else RECORDED_INDEX.file_bytes)

@@ -110,7 +110,7 @@ def test_after_an_unclean_stop_unsafe_files_are_deleted_and_their_begin_is_told(
     last_begin = whole.files[2].begin_physical_offset
     full_until = whole.files[1].end_timestamp_ms
     assert whole.files[1].is_full
-    assert whole.take_dirty().index_msg_timestamp_ms == full_until
+    assert whole.full_until_ms == full_until
     whole.close()
     index, redispatch = IndexService.open(root, RECORDED_INDEX, safe_until_ms=full_until)
     assert redispatch == last_begin

@@ -16,7 +16,7 @@ from trioha.net.descriptors import (
     divide,
     open_descriptors,
 )
-from trioha.store.fixed_entry_files import OPEN_FILES_MAX
+from trioha.store.file_cache import OPEN_FILES_MAX
 
 PROCESS_DESCRIPTORS: Final = 8
 """Standard streams, trio's epoll and its wake-up sockets: where open descriptors cannot be counted."""

@@ -27,7 +27,7 @@ from isal.isal_zlib import crc32
 from trioha.errors import StoreError
 from trioha.store.consume_queues import QUEUES_MAX, topic_fault
 from trioha.store.inner import INNER_BATCH, Inner, MultiDispatch, QueueKey, give_offsets
-from trioha.store.mapped_file import FILE_NAME_DIGITS, FileSync, MappedFile
+from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Host, offset_message_id
 from trioha.store.record_layout import (
@@ -47,7 +47,7 @@ from trioha.store.record_layout import (
     starts_blank,
     store_timestamp_ms,
 )
-from trioha.store.syncing import sync_directory
+from trioha.store.syncing import SyncWork, sync_data, sync_directory
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -155,7 +155,7 @@ class CommitLog:
         self._offered: MappedFile | None = None
         self._held: list[MappedFile] = []
         """Files with a descriptor: the last one, and those with bytes that are not on disk."""
-        self._syncs: list[FileSync] = []
+        self._syncs: list[SyncWork] = []
         """Syncs that were asked for and have not run yet."""
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each topic and queue that has messages."""
@@ -629,18 +629,20 @@ class CommitLog:
             directory.rename(self.directory)
             raise
 
-    def sync_work(self, start_offset: int, end_offset: int) -> FileSync:
+    def sync_work(self, start_offset: int, end_offset: int) -> SyncWork:
         """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk.
 
         It needs no new descriptor for bytes that are not flushed: their files have theirs.
         """
-        self._syncs = [sync for sync in self._syncs if not sync.is_closed]
-        sync = FileSync(
-            file for file in self._files if file.start_offset < end_offset and start_offset < file.end_offset
-        )
-        self._syncs.append(sync)
+        self._syncs = [work for work in self._syncs if work.left]
+        work = SyncWork(sync_data)
+        # From here on, so that `close` finds it if a file gives no descriptor.
+        self._syncs.append(work)
+        for file in self._files:
+            if file.start_offset < end_offset and start_offset < file.end_offset:
+                work.add(file.path, file.share())
         self._release_flushed()
-        return sync
+        return work
 
     def _release_flushed(self) -> None:
         """Give up the descriptors of files that are full and on disk: no write or sync comes any more."""
@@ -662,8 +664,8 @@ class CommitLog:
 
         No sync may be running; those that were asked for and never ran are given up.
         """
-        for sync in self._syncs:
-            sync.close()
+        for work in self._syncs:
+            work.close()
         self._syncs.clear()
         offered, self._offered = self._offered, None
         if offered is not None:

@@ -19,7 +19,8 @@ from trioha.errors import StoreError
 from trioha.store import batch_consume_queue, consume_queue
 from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.consume_queue import ConsumeQueue
-from trioha.store.fixed_entry_files import OPEN_FILES_MAX, FileCache, SyncWork
+from trioha.store.file_cache import OPEN_FILES_MAX, FileCache
+from trioha.store.syncing import SyncWork
 
 log = structlog.get_logger(__name__)
 
@@ -229,12 +230,12 @@ class ConsumeQueues:
         for key in [key for key in self._queues if key[0] == topic]:
             self._queues.pop(key).destroy()
 
-    def take_dirty(self) -> SyncWork:
+    def sync_work(self) -> SyncWork:
         """All writes since the last call, to be put on disk by a worker thread (`SyncWork.run`)."""
-        return self._cache.take_dirty()
+        return self._cache.sync_work()
 
     def give_back(self, work: SyncWork) -> None:
-        """What `work` has left is to be synced with the next one."""
+        """Sync what `work` has left with the next one."""
         self._cache.give_back(work)
 
     def close(self) -> None:

@@ -9,167 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trioha.errors import StoreError
-from trioha.net.border import is_shortage
-from trioha.store.mapped_file import FILE_NAME_DIGITS, create_atomically, file_name, hint_at
-from trioha.store.syncing import SharedDescriptor, sync_whole
+from trioha.store.file_cache import FileCache
+from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name, hint_at
 
-OPEN_FILES_MAX = 256
-"""File descriptors that all queues of a store share."""
 _ZERO_CHECK_BYTES = 64 * 1024
-_GIVEN_UP = 8
-"""Files that are closed when a sync found no descriptor."""
 _WRITE_BYTES = 256 * 1024
 """Written at once at most, where blanks make a batch long."""
-
-
-class SyncWork:
-    """Files and directories with writes that are not on disk yet, taken at one moment by the writing thread.
-
-    Of files that are open it holds the descriptors, so they are synced whatever becomes of them; it gives
-    them back as it runs, or by `close`. The others it opens, and leaves out what the system has no descriptor
-    for: they are in `left` afterwards, for the next time.
-    """
-
-    def __init__(
-        self, paths: Iterable[Path], *, opened: Mapping[Path, SharedDescriptor] | None = None
-    ) -> None:
-        """`opened` are descriptors, some of them of these paths; this shares those."""
-        self._left: dict[Path, SharedDescriptor | None] = dict.fromkeys(paths)
-        for path, descriptor in (opened or {}).items():
-            if path in self._left:
-                self._left[path] = descriptor.share()
-
-    @property
-    def left(self) -> tuple[Path, ...]:
-        """What is not on disk yet: everything before `run`."""
-        return tuple(self._left)
-
-    def run(self) -> None:
-        """Put them on disk; one that has been deleted meanwhile is left out.
-
-        Blocks: for a worker thread. Raises OSError; what a failed sync leaves is unknown, so nothing may be
-        promised after it.
-        """
-        for path, descriptor in tuple(self._left.items()):
-            try:
-                fd = descriptor.fd if descriptor is not None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                del self._left[path]
-                continue
-            except OSError as error:
-                if is_shortage(error):
-                    continue
-                raise
-            try:
-                sync_whole(fd)
-            finally:
-                if descriptor is None:
-                    os.close(fd)
-            del self._left[path]
-            if descriptor is not None:
-                descriptor.release()
-
-    def close(self) -> None:
-        """Give back the descriptors of what is left, which it is no longer to sync."""
-        for path, descriptor in self._left.items():
-            if descriptor is not None:
-                self._left[path] = None
-                descriptor.release()
-
-
-class FileCache:
-    """Open files by path, at most `open_files_max`; the one used longest ago is closed for the next.
-
-    Where the system has no descriptor for one more, there may be fewer. It also knows which files have been
-    written since the last `take_dirty`.
-    """
-
-    def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
-        assert open_files_max >= 1
-        self._open_files_max = open_files_max
-        self._opened: dict[Path, SharedDescriptor] = {}
-        self._dirty: dict[Path, None] = {}
-
-    @property
-    def open_files(self) -> int:
-        """How many files are open now."""
-        return len(self._opened)
-
-    def fd(self, path: Path) -> int:
-        """Descriptor of an existing file, good until the next call. Raises OSError."""
-        descriptor = self._opened.pop(path, None)
-        if descriptor is None:
-            descriptor = SharedDescriptor(self._with_room(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC)))
-        self._opened[path] = descriptor
-        return descriptor.fd
-
-    def create(self, path: Path, *, size: int) -> int:
-        """Make a sparse file of `size` zeros, and its folders. Raises OSError, leaving no file.
-
-        FileExistsError if there is one already.
-        """
-        self._make_folders(path.parent)
-        fd = self._with_room(lambda: create_atomically(path, lambda fd: os.ftruncate(fd, size)))
-        self._opened[path] = SharedDescriptor(fd)
-        # A file is there after a power cut only if its folder's entry is.
-        self._dirty |= dict.fromkeys((path, path.parent))
-        return fd
-
-    def _make_folders(self, folder: Path) -> None:
-        if folder.exists():
-            return
-        self._make_folders(folder.parent)
-        folder.mkdir(exist_ok=True)
-        # Also if the file cannot be made then: who makes it later finds the folder there.
-        self._dirty |= dict.fromkeys((folder, folder.parent))
-
-    def _with_room(self, open_: Callable[[], int]) -> int:
-        """What `open_` gives, with other files closed as far as it takes. Raises OSError."""
-        while len(self._opened) >= self._open_files_max:
-            self._close_oldest()
-        while True:
-            try:
-                return open_()
-            except OSError as error:
-                if not is_shortage(error) or not self._opened:
-                    raise
-                self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        self._opened.pop(next(iter(self._opened))).release()
-
-    def mark_dirty(self, path: Path) -> None:
-        """`path` has writes that are not on disk."""
-        self._dirty[path] = None
-
-    def take_dirty(self) -> SyncWork:
-        """All that was written since the last call."""
-        work = SyncWork(self._dirty, opened=self._opened)
-        self._dirty.clear()
-        return work
-
-    def give_back(self, work: SyncWork) -> None:
-        """What `work` has left is to be synced with the next one, which is to find a descriptor for it."""
-        work.close()
-        self._dirty = dict.fromkeys(work.left) | self._dirty
-        for _ in range(min(_GIVEN_UP, len(self._opened)) if work.left else 0):
-            self._close_oldest()
-
-    def forget(self, path: Path) -> None:
-        """Close `path` and drop its dirt: it is being deleted."""
-        descriptor = self._opened.pop(path, None)
-        if descriptor is not None:
-            descriptor.release()
-        self._dirty.pop(path, None)
-
-    def close(self) -> None:
-        """Close all files."""
-        while self._opened:
-            self._close_oldest()
 
 
 class FixedEntryFiles:
@@ -240,17 +89,12 @@ class FixedEntryFiles:
         return tuple(self._paths)
 
     @property
-    def has_several(self) -> bool:
-        """Whether there is a file beside the last one."""
-        return len(self._paths) > 1
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is no entry."""
         return self.start == self.end
 
-    def append(self, pieces: Sequence[bytes], *, start: int | None = None) -> None:
-        """Write whole entries at the end: `pieces`, one behind the other. After an error none of them counts.
+    def append(self, chunks: Sequence[bytes], *, start: int | None = None) -> None:
+        """Write whole entries at the end: `chunks`, one after the other. After an error none of them counts.
 
         An empty queue may begin at `start`, a multiple of the file length, instead of where it is.
         """
@@ -261,14 +105,14 @@ class FixedEntryFiles:
         try:
             if self._spare is not None:
                 self._remove_spare()
-            for data in _joined(pieces):
+            for data in _joined(chunks):
                 assert len(data) % self.entry_bytes == 0
                 done = 0
                 while done < len(data):
                     file_start = end - end % self.file_bytes
                     at = end - file_start
                     part = min(len(data) - done, self.file_bytes - at)
-                    piece = data if part == len(data) else data[done : done + part]
+                    unwritten = data if part == len(data) else data[done : done + part]
                     found = self._paths.get(file_start) or made.get(file_start)
                     if found is None:
                         path = self.directory / file_name(file_start)
@@ -278,10 +122,10 @@ class FixedEntryFiles:
                         path = found
                         fd = self._cache.fd(path)
                     self._cache.mark_dirty(path)
-                    while piece:
-                        wrote = os.pwrite(fd, piece, at)
+                    while unwritten:
+                        wrote = os.pwrite(fd, unwritten, at)
                         at += wrote
-                        piece = piece[wrote:]
+                        unwritten = unwritten[wrote:]
                     end += part
                     done += part
         except OSError as error:
@@ -389,16 +233,16 @@ class FixedEntryFiles:
         del self._paths[start]
 
 
-def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """The pieces in few, but not long ones: blanks before a queue's first entry may be millions of bytes."""
-    if sum(map(len, pieces)) <= _WRITE_BYTES:
-        yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
+    """The chunks in few, but not long ones: blanks before a queue's first entry may be millions of bytes."""
+    if sum(map(len, chunks)) <= _WRITE_BYTES:
+        yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
         return
     gathered: list[bytes] = []
     size = 0
-    for piece in pieces:
-        gathered.append(piece)
-        size += len(piece)
+    for chunk in chunks:
+        gathered.append(chunk)
+        size += len(chunk)
         if size >= _WRITE_BYTES:
             yield b"".join(gathered)
             gathered.clear()

@@ -14,11 +14,10 @@ from itertools import compress, islice, takewhile
 from pathlib import Path
 
 import structlog
-from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.fixed_entry_files import SyncWork
 from trioha.store.index_file import IndexFile, IndexShape, key_hashes
+from trioha.store.syncing import SyncWork
 from trioha.store.tags import java_hashes
 
 log = structlog.get_logger(__name__)
@@ -30,15 +29,6 @@ MESSAGES_MAX = 64
 _NAME_FORMAT = "%Y%m%d%H%M%S%f"
 _MICROSECOND_DIGITS_CUT = 3
 _FOR_EVER_MS = (1 << 63) - 1
-
-
-@frozen
-class IndexSync:
-    """Index files with changes that are not on disk yet."""
-
-    work: SyncWork
-    index_msg_timestamp_ms: int
-    """What the checkpoint may say once `work` has run: the end of the last full file, 0 if none is full."""
 
 
 def _now_ms() -> int:
@@ -60,7 +50,7 @@ class IndexService:
         self.shape = shape
         self._files = files
         self._now_ms = now_ms
-        self._unsynced: dict[Path, None] = {}
+        self._unsynced = SyncWork()
         self._last_record_keys: int | None = None if files else 0
         """Keys that the record at `end_physical_offset` has in the index; None if that is not known."""
 
@@ -118,7 +108,7 @@ class IndexService:
         # From the end on, so that an error leaves no hole.
         for file in reversed(self._files[index:]):
             log.info("index file is built again", file=file.path.name)
-            self._unsynced.pop(file.path, None)
+            self._unsynced.forget(file.path)
             file.remove()
             self._files.pop()
             self._last_record_keys = None if self._files else 0
@@ -192,7 +182,7 @@ class IndexService:
             part = slice(done, done + file.room)
             offsets = physical_offsets[part]
             file.put(hashes[part], offsets, store_timestamps_ms[part])
-            self._unsynced[file.path] = None
+            self._unsynced.add(file.path)
             self._count_last_keys(offsets, before=end_before)
             end_before = offsets[-1]
             done += len(offsets)
@@ -241,7 +231,8 @@ class IndexService:
         )
         self._files.append(file)
         # A file is there after a power cut only if its directory's entry is.
-        self._unsynced |= dict.fromkeys((file.path, self.directory, self.directory.parent))
+        for path in (file.path, self.directory, self.directory.parent):
+            self._unsynced.add(path)
         return file
 
     def _next_name(self) -> str:
@@ -282,23 +273,25 @@ class IndexService:
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
             file = self._files[0]
             file.remove()
-            self._unsynced.pop(file.path, None)
+            self._unsynced.forget(file.path)
             del self._files[0]
             deleted += 1
         return deleted
 
-    def take_dirty(self) -> IndexSync:
+    @property
+    def full_until_ms(self) -> int:
+        """What the checkpoint may say once all is on disk: the end of the last full file, 0 if none is."""
+        return max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
+
+    def sync_work(self) -> SyncWork:
         """What has changed since the last call, to be put on disk by a worker thread."""
-        opened = {file.path: file.descriptor for file in self._files if file.descriptor is not None}
-        work = SyncWork(self._unsynced, opened=opened)
-        self._unsynced.clear()
-        full_until_ms = max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
-        return IndexSync(work=work, index_msg_timestamp_ms=full_until_ms)
+        work, self._unsynced = self._unsynced, SyncWork()
+        work.share({file.path: file.descriptor for file in self._files if file.descriptor is not None})
+        return work
 
     def give_back(self, work: SyncWork) -> None:
-        """What `work` has left is to be synced with the next one."""
-        work.close()
-        self._unsynced = dict.fromkeys(work.left) | self._unsynced
+        """Sync what `work` has left with the next one."""
+        self._unsynced.prepend(work)
 
     def close(self) -> None:
         """Close all files. Sync first."""

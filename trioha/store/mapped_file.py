@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -215,41 +215,6 @@ class MappedFile:
         except OSError as error:
             raise StoreError(f"cannot be deleted: {error.strerror}", path=self.path) from error
         self.close()
-
-
-class FileSync:
-    """Files to put on disk in a worker thread, whatever becomes of them meanwhile: closed, moved, deleted.
-
-    It holds their descriptors from the start, so it opens nothing. `run` or `close` gives them back.
-    """
-
-    def __init__(self, files: Iterable[MappedFile]) -> None:
-        """Called by the owner of the files."""
-        self._descriptors: list[SharedDescriptor] = []
-        try:
-            for file in files:
-                self._descriptors.append(file.share())
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has run, or never will."""
-        return not self._descriptors
-
-    def run(self) -> None:
-        """Put all dirty pages on disk. Blocks. Raises OSError."""
-        try:
-            for descriptor in self._descriptors:
-                sync_data(descriptor.fd)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Give back the descriptors, if it was not to be run after all."""
-        while self._descriptors:
-            self._descriptors.pop().release()
 
 
 def hint_at(error: OSError) -> str:

@@ -24,7 +24,6 @@ from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
-from trioha.store.fixed_entry_files import SyncWork
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock
@@ -33,6 +32,7 @@ from trioha.store.queue_manifest import load_queue_manifest, save_queue_manifest
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
+from trioha.store.syncing import SyncWork
 from trioha.store.topic_types import batch_topics
 
 log = structlog.get_logger(__name__)
@@ -289,38 +289,37 @@ class MessageStore:
         There may be more files of queues than descriptors. What none can be opened for stays for the next
         call, and until then the checkpoint says nothing new. So does all of a call's work that never ran.
         """
-        self._take_back_sync()
+        self._reclaim_unsynced()
         logics_ms = self.dispatcher.last_store_timestamp_ms
-        index = self.index.take_dirty()
-        queues = self.queues.take_dirty()
+        full_until_ms = self.index.full_until_ms
+        index = self.index.sync_work()
+        queues = self.queues.sync_work()
         deletions = self.queues.deletions
-        has_writes = bool(queues.left or index.work.left)
+        has_writes = bool(queues.left or index.left)
         if not has_writes and self._listed_deletions == deletions:
             return None
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
         if not has_writes and names == self._listed_queues:
             self._listed_deletions = deletions
             return None
-        self._queue_sync = queues, index.work
+        self._queue_sync = queues, index
 
         def sync() -> None:
             queues.run()
-            index.work.run()
-            if left := len(queues.left) + len(index.work.left):
+            index.run()
+            if left := len(queues.left) + len(index.left):
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return
             if names != self._listed_queues:
                 self._save_queue_manifest(names, deletions=deletions)
             self._save_checkpoint(
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
-                index_msg_timestamp_ms=max(
-                    index.index_msg_timestamp_ms, self._checkpoint.index_msg_timestamp_ms
-                ),
+                index_msg_timestamp_ms=max(full_until_ms, self._checkpoint.index_msg_timestamp_ms),
             )
 
         return sync
 
-    def _take_back_sync(self) -> bool:
+    def _reclaim_unsynced(self) -> bool:
         """Note what the last `queue_sync_work` has not put on disk for the next one; whether there is any."""
         if self._queue_sync is None:
             return False
@@ -386,7 +385,7 @@ class MessageStore:
             log_.flushed.advance(log_.max_offset)
             if (sync_queues := self.queue_sync_work()) is not None:
                 sync_queues()
-            synced = not self._take_back_sync()
+            synced = not self._reclaim_unsynced()
             self._save_checkpoint(
                 physic_msg_timestamp_ms=max(
                     log_.last_store_timestamp_ms, self._checkpoint.physic_msg_timestamp_ms

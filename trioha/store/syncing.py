@@ -14,9 +14,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Final
+
+from trioha.net.border import is_shortage
 
 _REFUSES_FULL_SYNC: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY))
 
@@ -87,3 +90,74 @@ class SharedDescriptor:
                 return
             fd, self.fd = self.fd, -1
         os.close(fd)
+
+
+class SyncWork:
+    """Files and directories with writes that are not on disk yet.
+
+    The writing thread collects them, and lends the descriptors of those that are open: they are synced also
+    if they are closed, moved or deleted meanwhile. Then a worker thread calls `run`. It opens the others, and
+    leaves out those that the system has no descriptor for: they are in `left` afterwards, for the next time.
+    """
+
+    def __init__(self, sync: Callable[[int], None] = sync_whole) -> None:
+        """`sync` puts an open file on disk: `sync_whole` or `sync_data`."""
+        self._sync = sync
+        self._left: dict[Path, SharedDescriptor | None] = {}
+
+    @property
+    def left(self) -> tuple[Path, ...]:
+        """What is not on disk yet: everything before `run`."""
+        return tuple(self._left)
+
+    def add(self, path: Path, descriptor: SharedDescriptor | None = None) -> None:
+        """Also sync `path`; `descriptor` is a share of it, released when that is done."""
+        if descriptor is not None or path not in self._left:
+            self._left[path] = descriptor
+
+    def forget(self, path: Path) -> None:
+        """Do not sync `path`, for which no descriptor was lent: it is being deleted."""
+        self._left.pop(path, None)
+
+    def share(self, opened: Mapping[Path, SharedDescriptor]) -> None:
+        """Lend those of the descriptors that are of these paths."""
+        for path, descriptor in opened.items():
+            if path in self._left:
+                self._left[path] = descriptor.share()
+
+    def prepend(self, earlier: SyncWork) -> None:
+        """Sync first what `earlier` has left, without the descriptors that were lent to it."""
+        earlier.close()
+        self._left = dict.fromkeys(earlier._left) | self._left
+
+    def run(self) -> None:
+        """Put all on disk; a path that has been deleted meanwhile is left out.
+
+        Blocks: for a worker thread. Raises OSError; what a failed sync leaves is unknown, so nothing may be
+        promised after it.
+        """
+        for path, descriptor in tuple(self._left.items()):
+            try:
+                fd = descriptor.fd if descriptor is not None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                del self._left[path]
+                continue
+            except OSError as error:
+                if is_shortage(error):
+                    continue
+                raise
+            try:
+                self._sync(fd)
+            finally:
+                if descriptor is None:
+                    os.close(fd)
+            del self._left[path]
+            if descriptor is not None:
+                descriptor.release()
+
+    def close(self) -> None:
+        """Release the descriptors of what is left."""
+        for path, descriptor in self._left.items():
+            if descriptor is not None:
+                self._left[path] = None
+                descriptor.release()
