@@ -24,6 +24,7 @@ EXIT_INTERRUPTED: Final = 130
 
 COMMANDS: Final = {
     "node": "Run a master or a slave.",
+    "namesrv": "Run a name server.",
     "load": "Send messages to a broker and measure it.",
     "status": "Show the replication of running brokers.",
     "inspect": "Print the records of a store.",

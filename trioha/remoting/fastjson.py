@@ -21,6 +21,7 @@ DEPTH_MAX = 64
 
 _strict = JSONDecoder(strict=False)
 _encode_nested = JSONEncoder(separators=(",", ":")).encode
+_encode_text = JSONEncoder(ensure_ascii=False).encode
 _SHOWN_CHARS_MAX = 40
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_$.+-]+")
@@ -208,3 +209,25 @@ def _as_key(value: object) -> object:
     if isinstance(value, list):
         return tuple(_as_key(item) for item in value)
     return value
+
+
+def format_json(value: object, *, bare_keys: bool) -> str:
+    """`value` as fastjson writes it: compact; integer keys without quotes if `bare_keys` (spec remoting 1.5).
+
+    `value` is made of dicts with keys of text or integers, lists, texts, numbers, booleans and None.
+    """
+    if isinstance(value, dict):
+        members = (
+            f"{_format_key(key, bare=bare_keys)}:{format_json(member, bare_keys=bare_keys)}"
+            for key, member in value.items()
+        )
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(format_json(item, bare_keys=bare_keys) for item in value) + "]"
+    return _encode_text(value)
+
+
+def _format_key(key: object, *, bare: bool) -> str:
+    if isinstance(key, int):
+        return str(key) if bare else f'"{key}"'
+    return _encode_text(key)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -68,6 +68,8 @@ class RemotingServer:
         self._is_draining = False
         self._one_less = trio.Event()
         """Set when a connection has ended."""
+        self.on_closed: Callable[[Peer], None] | None = None
+        """Called once for each connection that was served, when it has ended; must not wait."""
 
     def push(self, connection: int, frame: bytes) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -207,6 +209,8 @@ class RemotingServer:
             finally:
                 del self._connections[peer.connection]
                 self._one_less.set()
+                if self.on_closed is not None:
+                    self.on_closed(peer)
 
 
 async def serve(

@@ -1,0 +1,83 @@
+"""`trioha namesrv` as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+
+pytestmark = pytest.mark.process
+
+
+@contextmanager
+def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process, and what its `ready` line says."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trioha", "namesrv", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        try:
+            word, *pairs = process.stdout.readline().split() or [""]
+            assert word == "ready", process.stderr.read()
+            yield process, dict(pair.split("=", 1) for pair in pairs)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "kv" / "kvConfig.json"
+    arguments = ("--port", "0", "-p", f"kvConfigPath={path}", "-p", "bindAddress=127.0.0.1")
+
+    async def ask(address: str, code: int, **fields: str) -> dict[str, str]:
+        async with open_client(address) as client:
+            answer = await client.request(request(code, ext_fields=fields))
+        assert answer.code == 0
+        return dict(answer.ext_fields)
+
+    with name_server(*arguments) as (process, ready):
+        assert ready["kv_config"] == str(path)
+        trio.run(lambda: ask(ready["listen"], RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="v"))
+        process.send_signal(number)
+        assert process.wait(10) == 0
+    assert json.loads(path.read_text()) == {"configTable": {"N": {"k": "v"}}}
+    with name_server(*arguments) as (process, ready):
+        told = trio.run(lambda: ask(ready["listen"], RequestCode.GET_KV_CONFIG, namespace="N", key="k"))
+        process.terminate()
+        assert process.wait(10) == 0
+    assert told == {"value": "v"}
+
+
+def test_what_it_cannot_use_is_one_line(tmp_path: Path) -> None:
+    damaged = tmp_path / "kvConfig.json"
+    damaged.write_text("{")
+    for arguments, reason in (
+        (["--port", "70000"], "listenPort: 70000 is out of range"),
+        (["-c", str(tmp_path / "none.conf")], "none.conf: cannot be read"),
+        (["--port", "0", "-p", f"kvConfigPath={damaged}"], "is damaged"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "trioha", "namesrv", *arguments],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        assert reason in done.stderr
+        assert "Traceback" not in done.stderr

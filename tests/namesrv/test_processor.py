@@ -1,0 +1,264 @@
+"""Requests of a name server that no recording has, answered as real ones of 4.9.7 and 5.3.3 were seen to."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from struct import pack
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.namesrv.values import Asked, identity, register, topics
+from tests.remoting.values import json_values
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode, ResponseCode, Version
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.registration import body_crc, encode_registration
+
+C = RequestCode
+WHO = {"brokerName": "broker-a", "brokerAddr": "h:1", "clusterName": "C", "brokerId": "0"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Asked:
+    return Asked(tmp_path)
+
+
+def body_of(answer: RemotingCommand) -> object:
+    return parse_json(answer.body)
+
+
+async def test_what_is_known_of_nothing(server: Asked) -> None:
+    async def asked(code: int, **fields: str) -> tuple[int, object]:
+        answer = await server.ask(code, version=479, **fields)
+        return answer.code, body_of(answer) if answer.body else None
+
+    assert await asked(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == (0, {"topicList": []})
+    assert await asked(C.GET_SYSTEM_TOPIC_LIST_FROM_NS) == (0, {"topicList": []})
+    assert await asked(C.GET_TOPICS_BY_CLUSTER, cluster="X") == (0, {"topicList": []})
+    assert await asked(C.GET_BROKER_CLUSTER_INFO) == (0, {"brokerAddrTable": {}, "clusterAddrTable": {}})
+    assert await asked(C.BROKER_HEARTBEAT, clusterName="C", brokerName="z", brokerAddr="q:1") == (0, None)
+    assert await asked(C.DELETE_TOPIC_IN_NAMESRV, topic="T") == (0, None)
+    assert await asked(C.DELETE_KV_CONFIG, namespace="N", key="k") == (0, None)
+    assert await asked(C.UNREGISTER_BROKER, **WHO) == (0, None)
+
+
+async def test_a_registration_is_checked_before_it_counts(server: Asked) -> None:
+    body = encode_registration(topics("T", "U"))
+
+    async def asked(data: bytes = body, **fields: str) -> tuple[int, str | None]:
+        answer = await server.ask(C.REGISTER_BROKER, data, **{**WHO, "haServerAddr": "h:2", **fields})
+        return answer.code, answer.remark
+
+    assert await asked(bodyCrc32="1") == (1, "crc32 not match")
+    assert (await asked(b"{nonsense"))[0] == 1
+    assert (await asked(b"x\x9c" + b"\0" * 20, compressed="true"))[0] == 1
+    assert (await asked(brokerId="-1"))[0] == 1
+    assert (await asked(brokerName="n" * 300))[0] == 1
+    assert (await asked(haServerAddr="h" * 300))[0] == 1
+    assert server.registry.live == ()
+    missing = await server.ask(C.REGISTER_BROKER, body, brokerAddr="h:1")
+    assert (missing.code, missing.remark) == (1, "the request has no clusterName")
+    assert await asked(bodyCrc32=str(body_crc(body))) == (0, None)
+    assert await asked() == (0, None)
+    assert set(server.registry.topics) == {"T", "U"}
+
+
+async def test_a_broker_may_register_without_a_body(server: Asked) -> None:
+    assert (await server.ask(C.REGISTER_BROKER, **WHO)).code == 0
+    assert [live.identity.address for live in server.registry.live] == ["h:1"]
+
+
+async def test_a_timeout_that_a_broker_asks_for_is_its_own(server: Asked) -> None:
+    await server.ask(C.REGISTER_BROKER, **WHO, heartbeatTimeoutMillis="3000")
+    server.clock.now_s += 3.1
+    assert [gone.address for gone in server.registry.expire()] == ["h:1"]
+    await server.ask(C.REGISTER_BROKER, **WHO)
+    heartbeat = {name: WHO[name] for name in ("clusterName", "brokerAddr", "brokerName")}
+    await server.ask(C.BROKER_HEARTBEAT, **heartbeat, heartbeatTimeoutMills="1000")
+    server.clock.now_s += 1.1
+    assert [gone.address for gone in server.registry.expire()] == ["h:1"]
+
+
+async def test_ordered_topics_are_told_to_brokers_and_clients(tmp_path: Path) -> None:
+    server = Asked(tmp_path)
+    await server.ask(C.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+    told = await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **WHO)
+    silent = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")
+    await server.ask(C.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true\nunknown=x\n")
+    route = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")
+    other = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="U")
+    await server.ask(C.UPDATE_NAMESRV_CONFIG, b"returnOrderTopicConfigToBroker=false")
+    untold = await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **WHO)
+
+    assert body_of(told) == {"table": {"T": "broker-a:4"}}
+    assert b"orderTopicConf" not in bytes(silent.body) + bytes(other.body)
+    assert json.loads(bytes(route.body))["orderTopicConf"] == "broker-a:4"
+    assert bytes(untold.body) == b""
+
+
+async def test_the_last_value_of_a_namespace_leaves_it_empty(server: Asked) -> None:
+    await server.ask(C.PUT_KV_CONFIG, namespace="N", key="k", value="v")
+    await server.ask(C.DELETE_KV_CONFIG, namespace="N", key="k")
+    assert body_of(await server.ask(C.GET_KVLIST_BY_NAMESPACE, namespace="N")) == {"table": {}}
+    assert (await server.ask(C.GET_KV_CONFIG, namespace="N", key="k")).code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_client_of_a_zone_gets_the_brokers_of_its_zone(server: Asked) -> None:
+    for name, zone in (("z1", "east"), ("z2", "west"), ("z3", "")):
+        fields = {"brokerName": name, "brokerAddr": f"{name}:1", "__ZONE_NAME": zone}
+        await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **{**WHO, **fields})
+
+    async def brokers(**fields: str) -> list[str]:
+        answer = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479, **fields)
+        route = json.loads(bytes(answer.body))
+        names = [group["brokerName"] for group in route["brokerDatas"]]
+        assert [data["brokerName"] for data in route["queueDatas"]] == names
+        return names
+
+    assert await brokers(__ZONE_MODE="true", __ZONE_NAME="EAST") == ["z1"]
+    assert await brokers(__ZONE_MODE="true", __ZONE_NAME="north") == []
+    assert await brokers(__ZONE_NAME="east") == ["z1", "z2", "z3"]
+    # A slave without its master is for all.
+    register(server.registry, identity(1, name="z4"), topics("T", "U"), acting_master=False)
+    assert await brokers(__ZONE_MODE="true", __ZONE_NAME="west") == ["z2", "z4"]
+
+
+async def test_a_slave_may_act_as_master_where_that_is_enabled(tmp_path: Path) -> None:
+    server = Asked(tmp_path, support_acting_master=True)
+    register(server.registry, identity(1), topics("T", "U"), acting_master=True)
+    answer = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479)
+    (group,) = json.loads(bytes(answer.body))["brokerDatas"]
+    assert group["brokerAddrs"] == {"0": "broker-a:10912"}
+    assert group["enableActingMaster"] is True
+
+
+async def test_write_permission_is_wiped_and_given_back(server: Asked) -> None:
+    register(server.registry, identity(), topics("T", "U"))
+    wiped = await server.ask(C.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
+    added = await server.ask(C.ADD_WRITE_PERM_OF_BROKER, brokerName="broker-a")
+    unknown = await server.ask(C.WIPE_WRITE_PERM_OF_BROKER, brokerName="zz")
+    assert wiped.ext_fields == {"wipeTopicCount": "2"}
+    assert added.ext_fields == {"addTopicCount": "2"}
+    assert unknown.ext_fields == {"wipeTopicCount": "0"}
+
+
+async def test_unit_topics_are_listed_by_their_flags(server: Asked) -> None:
+    register(server.registry, identity(), topics("T0"))
+    for flags in (1, 2, 3):
+        register(server.registry, identity(), topics(f"T{flags}", sys_flag=flags, counter=1 + flags))
+
+    async def listed(code: int) -> object:
+        return body_of(await server.ask(code))
+
+    assert await listed(C.GET_UNIT_TOPIC_LIST) == {"topicList": ["T1", "T3"]}
+    assert await listed(C.GET_HAS_UNIT_SUB_TOPIC_LIST) == {"topicList": ["T2", "T3"]}
+    assert await listed(C.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == {"topicList": ["T2"]}
+
+
+async def test_a_topic_is_registered_and_deleted_alone(server: Asked) -> None:
+    register(server.registry, identity(), topics("T", "U"))
+    data = {"brokerName": "broker-a", "perm": 6, "readQueueNums": 4, "topicSysFlag": 0, "writeQueueNums": 4}
+    body = json.dumps({"queueDatas": [data, {"brokerName": "zz"}, 7], "brokerDatas": []}).encode()
+    assert (await server.ask(C.REGISTER_TOPIC_IN_NAMESRV, body, topic="S")).code == 0
+    route = json.loads(bytes((await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="S")).body))
+    assert route["queueDatas"] == [data]
+    await server.ask(C.DELETE_TOPIC_IN_NAMESRV, topic="S", clusterName="Elsewhere")
+    assert (await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="S")).code == 0
+    await server.ask(C.DELETE_TOPIC_IN_NAMESRV, topic="S", clusterName="Cluster")
+    assert (await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="S")).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"kvConfigPath=/x", ResponseCode.NO_PERMISSION),
+        (b"configStorePath=/x", ResponseCode.NO_PERMISSION),
+        (b"listenPort=1234", ResponseCode.NO_PERMISSION),
+        (b"orderMessageEnable=true\nscanNotActiveBrokerInterval=abc", ResponseCode.SYSTEM_ERROR),
+        (b"x" * 70_000, ResponseCode.SYSTEM_ERROR),
+        (b"", ResponseCode.SUCCESS),
+    ],
+)
+async def test_settings_that_cannot_be_changed_change_nothing(server: Asked, body: bytes, code: int) -> None:
+    before = await server.ask(C.GET_NAMESRV_CONFIG)
+    assert (await server.ask(C.UPDATE_NAMESRV_CONFIG, body)).code == code
+    assert bytes((await server.ask(C.GET_NAMESRV_CONFIG)).body) == bytes(before.body)
+    assert b"orderMessageEnable=false\n" in bytes(before.body)
+
+
+async def test_a_compressed_body_is_read_also_if_it_is_denied(server: Asked) -> None:
+    """Brokers of 5.3.3 compress their body and say that they did not."""
+
+    def part(text: str) -> bytes:
+        return pack(">i", len(text)) + text.encode()
+
+    mapping = '{"bname":"broker-a","currIdMap":{0:0,1:1},"epoch":1,"topic":"T","totalQueues":2}'
+    whole = (
+        part('{"counter":3,"stateVersion":0,"timestamp":7}')
+        + pack(">i", 2)
+        + part("T 4 8 6 SINGLE_TAG {}")
+        + part('U 1 1 4 SINGLE_TAG {"+cleanup.policy":"x y"}')
+        + part("[]")
+        + pack(">i", 1)
+        + part(mapping)
+    )
+    body = zlib.compress(whole, 9)
+    answer = await server.ask(C.REGISTER_BROKER, body, version=479, **WHO, compressed="false")
+    assert (answer.code, answer.remark) == (0, None)
+    route = json.loads(bytes((await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479)).body))
+    assert route["queueDatas"] == [
+        {"brokerName": "broker-a", "perm": 6, "readQueueNums": 4, "topicSysFlag": 0, "writeQueueNums": 8}
+    ]
+    assert route["topicQueueMappingByBroker"]["broker-a"]["currIdMap"] == {"0": 0, "1": 1}
+    for end in range(1, len(whole)):
+        cut = await server.ask(C.REGISTER_BROKER, zlib.compress(whole[:end]), version=479, **WHO)
+        assert cut.code in {0, 1}
+
+
+async def test_a_body_that_inflates_without_end_is_refused(server: Asked) -> None:
+    bomb = zlib.compress(bytes(40 * 1024 * 1024), 9)
+    assert len(bomb) < 100_000
+    answer = await server.ask(C.REGISTER_BROKER, bomb, **WHO, compressed="true")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "larger than" in (answer.remark or "")
+
+
+FIELDS = st.sampled_from(
+    ["brokerName", "brokerAddr", "clusterName", "brokerId", "topic", "namespace", "key", "value", "cluster",
+     "bodyCrc32", "compressed", "heartbeatTimeoutMillis", "enableActingMaster", "haServerAddr"]
+)  # fmt: skip
+NAMES = st.text(st.characters(exclude_categories=[]), max_size=6) | st.sampled_from(
+    ["0", "1", "-1", "true", "C"]
+)
+TABLES = st.sampled_from(
+    ["topicConfigSerializeWrapper", "topicConfigTable", "dataVersion", "counter", "timestamp", "T", "perm",
+     "readQueueNums", "filterServerList", "topicQueueMappingInfoMap", "queueDatas", "brokerName"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    code=st.sampled_from(sorted(code for code in C if code in {*range(100, 107), 205, 206, 216, 217, 219, 224,
+                                304, 311, 318, 319, 322, 327, 901, 904})),
+    fields=st.dictionaries(FIELDS, NAMES, max_size=8),
+    complete=st.booleans(),
+    body=json_values(TABLES).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60),
+    version=st.sampled_from([0, int(Version.V4_9_7), int(Version.V5_3_3)]),
+)  # fmt: skip
+def test_whatever_is_asked_gets_an_answer_that_a_frame_can_hold(
+    *, tmp_path: Path, code: int, fields: dict[str, str], complete: bool, body: bytes, version: int
+) -> None:
+    async def main() -> None:
+        server = Asked(tmp_path)
+        register(server.registry, identity(), topics("T", "U"))
+        asked = {**(WHO | {"topic": "T", "namespace": "N", "key": "k"} if complete else {}), **fields}
+        answer = await server.ask(code, body, version=version, **asked)
+        assert encode(answer)
+
+    trio.run(main)

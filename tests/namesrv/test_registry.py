@@ -1,0 +1,296 @@
+"""The tables of a name server, and the rules by which registrations change them (spec remoting 3.1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.namesrv.values import Clock, identity, register, topics
+from trioha.errors import RemoteProtocolError
+from trioha.namesrv.registry import (
+    MasterAddresses,
+    QueueData,
+    Registry,
+    RegistryFullError,
+    RegistryLimits,
+)
+from trioha.remoting.registration import Registration
+
+MASTER = identity(0)
+SLAVE = identity(1)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> Registry:
+    return Registry(clock=clock)
+
+
+def addresses(registry: Registry, name: str = "broker-a") -> dict[int, str]:
+    return next((group.addresses for group in registry.groups if group.broker_name == name), {})
+
+
+def perms(registry: Registry, topic: str) -> dict[str, int]:
+    route = registry.route(topic)
+    return {} if route is None else {name: data.perm for name, data in route.queues.items()}
+
+
+def test_a_slave_learns_where_its_master_is(registry: Registry) -> None:
+    alone = register(registry, SLAVE, topics("T", "U"))
+    own = register(registry, MASTER, topics("T", "U"))
+    told = register(registry, SLAVE, topics("T", "U"))
+
+    assert (alone, own) == (MasterAddresses(), MasterAddresses())
+    assert told == MasterAddresses("broker-a:10911", "broker-a:10911-ha")
+    assert addresses(registry) == {0: "broker-a:10911", 1: "broker-a:10912"}
+    assert registry.clusters == {"Cluster": ("broker-a",)}
+
+
+def test_an_address_has_one_id_in_its_group(registry: Registry) -> None:
+    register(registry, MASTER, topics("T"))
+    register(registry, identity(2, address=MASTER.address), topics("T"))
+    assert addresses(registry) == {2: MASTER.address}
+
+
+def test_only_the_masters_topics_count(registry: Registry) -> None:
+    register(registry, SLAVE, topics("T"))
+    assert registry.route("T") is None
+    register(registry, MASTER, topics("T"))
+    register(registry, SLAVE, topics("T", "U", counter=9))
+    assert registry.topics == ("T",)
+
+
+def test_a_registration_adds_topics_and_keeps_those_that_it_lacks(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U"))
+    register(registry, MASTER, topics("V", counter=2))
+    assert registry.topics == ("T", "U", "V")
+    # Of the same table: one that got lost on its way.
+    register(registry, MASTER, topics("W", counter=2))
+    assert "W" in registry.topics
+
+
+def test_a_topic_changes_only_with_the_data_version(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", write_queues=4))
+    register(registry, MASTER, topics("T", write_queues=8))
+    same = registry.route("T")
+    register(registry, MASTER, topics("T", write_queues=8, counter=2))
+    changed = registry.route("T")
+
+    assert same is not None
+    assert changed is not None
+    assert same.queues == {"broker-a": QueueData(4, 4, 6, 0)}
+    assert changed.queues == {"broker-a": QueueData(4, 8, 6, 0)}
+
+
+def test_a_wiped_write_permission_outlives_registrations_of_the_same_table(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U"))
+    assert registry.wipe_write_perm("broker-a") == 2
+    register(registry, MASTER, topics("T", "U"))
+    assert perms(registry, "T") == {"broker-a": 4}
+    assert registry.add_write_perm("broker-a") == 2
+    assert perms(registry, "T") == {"broker-a": 6}
+    assert registry.wipe_write_perm("unknown") == 0
+
+
+def test_absent_topics_are_deleted_where_that_is_asked_for(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U"))
+    register(registry, identity(name="broker-b"), topics("U", "V"))
+    register(registry, MASTER, topics("T", "W", counter=2), deletes_absent=True)
+    assert perms(registry, "U") == {"broker-b": 6}
+    assert set(registry.topics) == {"T", "U", "V", "W"}
+
+
+@pytest.mark.parametrize(("names", "is_taken"), [((), True), (("T",), False), (("T", "U"), True)])
+def test_a_broker_of_version_5_cannot_begin_with_one_topic(
+    registry: Registry, names: tuple[str, ...], is_taken: bool
+) -> None:
+    # An incremental registration that a name server gets after its restart must not stand for all topics.
+    told = register(registry, MASTER, topics(*names), refuses_single_topic=True)
+    assert (told is not None) is is_taken
+    assert (registry.live != ()) is is_taken
+    assert (registry.groups != ()) is is_taken
+    assert registry.topics == (names if is_taken else ())
+
+
+def test_an_id_stays_with_the_address_of_the_later_state_version(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U", state=5))
+    register(registry, identity(0, address="old:1"), topics("T", "U", state=4, counter=9))
+    assert addresses(registry) == {0: MASTER.address}
+    register(registry, identity(0, address="new:1"), topics("T", "U", state=6))
+    assert addresses(registry) == {0: "new:1"}
+
+
+@pytest.mark.parametrize(("acting", "perm"), [(None, None), (False, 6), (True, 4)])
+def test_the_lowest_slave_registers_topics_if_it_says_whether_it_may_act_as_master(
+    registry: Registry, acting: bool | None, perm: int | None
+) -> None:
+    register(registry, SLAVE, topics("T", "U"), acting_master=acting)
+    register(registry, identity(2), topics("V", "W"), acting_master=acting)
+    assert perms(registry, "T") == ({} if perm is None else {"broker-a": perm})
+    assert registry.route("V") is None
+
+
+@pytest.mark.parametrize(("acting", "perm"), [(False, 6), (True, 4)])
+def test_a_group_that_lost_its_master_is_read_only_if_a_slave_acts(
+    registry: Registry, acting: bool, perm: int
+) -> None:
+    register(registry, MASTER, topics("T", "U"), acting_master=acting)
+    register(registry, SLAVE, topics("T", "U"), acting_master=acting)
+    registry.unregister(MASTER)
+    assert perms(registry, "T") == {"broker-a": perm}
+
+    plain, shown = registry.route("T"), registry.route("T", acting_masters=True)
+    assert plain is not None
+    assert shown is not None
+    assert [group.addresses for group in plain.groups] == [{1: SLAVE.address}]
+    assert [group.addresses for group in shown.groups] == [{0 if acting else 1: SLAVE.address}]
+    assert addresses(registry) == {1: SLAVE.address}
+
+
+def test_the_topic_of_members_names_no_acting_master(registry: Registry) -> None:
+    topic = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
+    register(registry, SLAVE, topics(topic, "T"), acting_master=True)
+    route = registry.route(topic, acting_masters=True)
+    assert route is not None
+    assert [group.addresses for group in route.groups] == [{1: SLAVE.address}]
+
+
+def test_topics_go_with_the_last_broker_of_their_group(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U"))
+    register(registry, SLAVE, topics("T", "U"))
+    register(registry, identity(name="broker-b"), topics("T"))
+    assert registry.unregister(MASTER)
+    assert perms(registry, "T") == {"broker-a": 6, "broker-b": 6}
+    assert registry.unregister(SLAVE)
+    assert not registry.unregister(SLAVE)
+    assert perms(registry, "T") == {"broker-b": 6}
+    assert registry.topics == ("T",)
+    assert registry.clusters == {"Cluster": ("broker-b",)}
+
+
+def test_a_silent_broker_is_removed_after_its_timeout(registry: Registry, clock: Clock) -> None:
+    register(registry, MASTER, topics("T"))
+    register(registry, SLAVE, topics("T"), timeout_s=10.0)
+    clock.now_s += 10.0
+    assert registry.expire() == ()
+    clock.now_s += 0.1
+    assert registry.expire() == (SLAVE,)
+    clock.now_s += 109.9
+    assert registry.expire() == ()
+    clock.now_s += 0.1
+    assert registry.expire() == (MASTER,)
+    assert (registry.live, registry.groups, registry.topics, registry.clusters) == ((), (), (), {})
+
+
+def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry: Registry, clock: Clock) -> None:
+    version = topics().data_version
+    for who in (MASTER, SLAVE, identity(2)):
+        register(registry, who, topics("T"))
+    clock.now_s += 100
+    registry.heartbeat(cluster_name="Cluster", address=MASTER.address)
+    registry.heartbeat(cluster_name="Elsewhere", address=SLAVE.address)
+    same = registry.query_data_version(identity(2), version)
+    changed = registry.query_data_version(SLAVE, topics(counter=7).data_version)
+    clock.now_s += 100
+
+    assert same == (False, version)
+    assert changed == (True, version)
+    assert registry.expire() == (SLAVE,)
+    assert registry.query_data_version(SLAVE, version) == (True, None)
+
+
+def test_a_heartbeat_may_change_the_timeout(registry: Registry, clock: Clock) -> None:
+    register(registry, MASTER, topics("T"))
+    registry.heartbeat(cluster_name="Cluster", address=MASTER.address, timeout_s=1.0)
+    clock.now_s += 1.1
+    assert registry.expire() == (MASTER,)
+
+
+def test_a_closed_connection_takes_all_brokers_that_registered_on_it(registry: Registry) -> None:
+    register(registry, MASTER, topics("T"), connection=1)
+    register(registry, SLAVE, topics("T"), connection=1)
+    register(registry, identity(name="broker-b"), topics("T"), connection=2)
+    # It has registered anew on another one.
+    register(registry, SLAVE, topics("T"), connection=3)
+    assert registry.connection_closed(1) == (MASTER,)
+    assert registry.connection_closed(1) == ()
+    assert addresses(registry) == {1: SLAVE.address}
+
+
+def test_a_deleted_topic_is_gone_in_one_cluster_or_in_all(registry: Registry) -> None:
+    register(registry, MASTER, topics("T", "U"))
+    register(registry, identity(name="broker-b", cluster="Other"), topics("T", "U"))
+    registry.delete_topic("T", cluster="Nowhere")
+    registry.delete_topic("T", cluster="Other")
+    registry.delete_topic("U")
+    registry.delete_topic("unknown")
+    assert perms(registry, "T") == {"broker-a": 6}
+    assert registry.topics == ("T",)
+
+
+def test_topics_are_listed_by_cluster_and_by_flags(registry: Registry) -> None:
+    register(registry, MASTER, topics("T"))
+    register(registry, MASTER, topics("unit", sys_flag=1, counter=2))
+    register(registry, identity(name="broker-b", cluster="Other"), topics("sub", sys_flag=2))
+    assert registry.topics_of_cluster("Cluster") == ("T", "unit")
+    assert registry.topics_of_cluster("Other") == ("sub",)
+    assert registry.topics_of_cluster("Nowhere") == ()
+    assert registry.topics_by_flags(lambda flags: flags & 1 != 0) == ("unit",)
+    assert registry.system_topics() == (("Cluster", "broker-a", "Other", "broker-b"), MASTER.address)
+
+
+def test_a_topic_may_be_registered_alone_for_brokers_that_are_known(registry: Registry) -> None:
+    register(registry, MASTER, topics("T"))
+    registry.set_topic("S", {"broker-a": QueueData(1, 1, 6, 0), "unknown": QueueData(1, 1, 6, 0)})
+    registry.set_topic("nowhere", {"unknown": QueueData(1, 1, 6, 0)})
+    assert perms(registry, "S") == {"broker-a": 6}
+    assert registry.route("nowhere") is None
+
+
+def test_queue_mappings_go_with_their_topic(registry: Registry) -> None:
+    table = topics("T", "U")
+    register(registry, MASTER, Registration(table.data_version, table.topics, mappings={"T": {"epoch": 1}}))
+    route = registry.route("T")
+    assert route is not None
+    assert route.mappings == {"broker-a": {"epoch": 1}}
+    registry.delete_topic("T")
+    register(registry, MASTER, topics("T"))
+    route = registry.route("T")
+    assert route is not None
+    assert route.mappings == {}
+
+
+def test_what_exceeds_a_limit_changes_nothing() -> None:
+    registry = Registry(
+        clock=Clock(), limits=RegistryLimits(brokers_max=2, topics_max=5, mapping_bytes_max=20)
+    )
+    register(registry, MASTER, topics("A", "B", "C"))
+    with pytest.raises(RegistryFullError, match="3 new topics are too many"):
+        register(registry, identity(name="broker-b"), topics("A", "B", "C"))
+    register(registry, identity(name="broker-b"), topics("A", "B"))
+    with pytest.raises(RegistryFullError, match="takes 2 brokers"):
+        register(registry, SLAVE, topics("A"))
+    with pytest.raises(RegistryFullError, match="topics"):
+        registry.set_topic("S", {"broker-a": QueueData(1, 1, 6, 0)})
+    table = topics("A", counter=3)
+    mapped = Registration(table.data_version, table.topics, mappings={"A": {"x": "y" * 20}})
+    with pytest.raises(RegistryFullError, match="mappings"):
+        register(registry, MASTER, mapped)
+    # Those that are known may go on, and what is deleted makes room.
+    register(registry, MASTER, topics("A", "B", "C", counter=2))
+    registry.delete_topic("A")
+    register(registry, MASTER, topics("D", counter=3))
+    assert addresses(registry) == {0: MASTER.address}
+    assert len(registry.live) == 2
+
+
+@pytest.mark.parametrize("name", ["", "n" * 256, "\ud800"])
+def test_names_that_cannot_be_are_refused(name: str) -> None:
+    for fields in ({"name": name}, {"cluster": name}):
+        with pytest.raises(RemoteProtocolError, match="name of the"):
+            identity(address="h:1", **fields)
+    with pytest.raises(RemoteProtocolError, match="negative"):
+        identity(-1)

@@ -1,0 +1,503 @@
+"""What a name server knows of brokers and topics. No sockets, no tasks: a clock is all it asks for.
+
+Theory of operation. Four tables, which change together:
+
+| table | from | to |
+|---|---|---|
+| live brokers | cluster and address | when it was last heard of, its DataVersion, its connection |
+| groups | broker name | cluster, and address by broker id: 0 is the master |
+| clusters | cluster | broker names |
+| topics | topic, broker name | numbers of queues, permission |
+
+A broker registers with its topics every 30 s, and with those that changed as soon as they do. So topics are
+merged, never replaced, and a topic that is known is updated only where the broker's DataVersion has changed:
+a write permission that was wiped here survives registrations (rules (a) to (f) of spec remoting 3.1). Only
+the master's topics count; those of a slave do where it has the lowest id of its group, as its acting master.
+
+A broker is removed when it unregisters, when the connection that it registered on is closed, and when it has
+been silent for its timeout (`expire`). With the last broker of a group go the group's topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from attrs import Factory, define, evolve, field, frozen
+from attrs.validators import ge
+
+from trioha.errors import RemoteProtocolError
+from trioha.remoting.registration import (
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    Registration,
+    TopicConfig,
+    check_name,
+)
+
+MASTER_ID: Final = 0
+BROKER_TIMEOUT_S: Final = 120.0
+"""Silence after which a broker is removed, where it asked for no other."""
+UNIT: Final = 1
+UNIT_SUBSCRIPTION: Final = 2
+SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""Of the topic by which brokers find their group's members: it never names an acting master."""
+
+
+class RegistryFullError(Exception):
+    """A registration that exceeds a limit of the registry; nothing of it was taken."""
+
+
+@frozen
+class RegistryLimits:
+    """How much a registry holds."""
+
+    brokers_max: int = field(default=1024, validator=ge(1))
+    """Live brokers of all clusters."""
+    topics_max: int = field(default=200_000, validator=ge(1))
+    """Topics, counted once for each broker name that has them. Each takes some 500 bytes."""
+    mapping_bytes_max: int = field(default=32 * 1024 * 1024, validator=ge(0))
+    """Queue mappings of static topics: the characters of their JSON."""
+
+
+@frozen
+class BrokerIdentity:
+    """Who a broker says it is."""
+
+    cluster_name: str
+    broker_name: str
+    """Shared by a master and its slaves."""
+    address: str
+    """`host:port` for clients."""
+    broker_id: int
+    """0 is the master."""
+
+    def __attrs_post_init__(self) -> None:
+        check_name(self.cluster_name, "cluster")
+        check_name(self.broker_name, "broker")
+        check_name(self.address, "address")
+        if self.broker_id < 0:
+            raise RemoteProtocolError(f"broker id {self.broker_id} is negative")
+
+
+@frozen
+class BrokerRequest:
+    """One registration."""
+
+    identity: BrokerIdentity
+    ha_address: str
+    """`host:port` for slaves."""
+    connection: int
+    """Number of the connection that it came on: when that is closed, the broker is removed."""
+    acting_master: bool | None = None
+    """enableActingMaster; None of a broker that does not send it, as RocketMQ 4."""
+    timeout_s: float = BROKER_TIMEOUT_S
+    """Silence after which the broker is removed."""
+    zone_name: str = ""
+    refuses_single_topic: bool = False
+    """Refuse a first registration with exactly one topic, as RocketMQ 5 does (rule (d))."""
+
+
+@frozen
+class MasterAddresses:
+    """What a slave is answered: None where its group has no live master."""
+
+    address: str | None = None
+    ha_address: str | None = None
+
+
+@define
+class LiveBroker:
+    """A broker that is heard of."""
+
+    identity: BrokerIdentity
+    ha_address: str
+    data_version: DataVersion
+    connection: int
+    timeout_s: float
+    updated_s: float
+    """When it was last heard of, on the registry's clock."""
+    filter_servers: tuple[str, ...] = ()
+
+
+@define
+class BrokerGroup:
+    """A master and its slaves."""
+
+    broker_name: str
+    cluster_name: str
+    addresses: dict[int, str] = Factory(dict)
+    """`host:port` by broker id."""
+    acting_master: bool = False
+    """Whether a slave may serve in the master's place."""
+    zone_name: str = ""
+
+
+@frozen
+class QueueData:
+    """A topic on the brokers of one name."""
+
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int
+
+
+@frozen
+class Route:
+    """Where a topic's queues are."""
+
+    groups: tuple[BrokerGroup, ...]
+    """Copies: they may be changed."""
+    queues: Mapping[str, QueueData]
+    """By broker name."""
+    filter_servers: Mapping[str, tuple[str, ...]]
+    """By broker address."""
+    mappings: Mapping[str, Mapping[Any, Any]]
+    """TopicQueueMappingInfo by broker name."""
+
+
+class Registry:
+    """The tables of one name server."""
+
+    def __init__(self, *, clock: Callable[[], float], limits: RegistryLimits | None = None) -> None:
+        """`clock` gives seconds and never goes back."""
+        self._clock = clock
+        self._limits = limits or RegistryLimits()
+        self._live: dict[tuple[str, str], LiveBroker] = {}
+        """By cluster and address."""
+        self._groups: dict[str, BrokerGroup] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._queue_datas = 0
+        """Entries of all topics. Invariant: the sum of their lengths."""
+        self._mappings: dict[str, dict[str, Mapping[Any, Any]]] = {}
+        """TopicQueueMappingInfo by topic and broker name."""
+        self._mapping_bytes = 0
+
+    # -- brokers ---------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> tuple[LiveBroker, ...]:
+        """Brokers that are heard of, the longest known first."""
+        return tuple(self._live.values())
+
+    @property
+    def groups(self) -> tuple[BrokerGroup, ...]:
+        """Groups with a live broker; not to be changed."""
+        return tuple(self._groups.values())
+
+    @property
+    def clusters(self) -> dict[str, tuple[str, ...]]:
+        """Broker names by cluster."""
+        return {cluster: tuple(names) for cluster, names in self._clusters.items()}
+
+    @property
+    def topic_count(self) -> int:
+        """Number of topics."""
+        return len(self._topics)
+
+    def register(
+        self, request: BrokerRequest, registration: Registration, *, deletes_absent: bool = False
+    ) -> MasterAddresses | None:
+        """Take a broker and its topics; None if it is refused for its single topic.
+
+        `deletes_absent`: topics that a changed registration lacks are deleted (RocketMQ 5's
+        deleteTopicWithBrokerRegistration). Raises RegistryFullError.
+        """
+        identity = request.identity
+        group = self._groups.get(identity.broker_name)
+        known = {} if group is None else group.addresses
+        key = (identity.cluster_name, identity.address)
+        self._check_room(key, identity.broker_name, registration)
+        if self._is_outdated(identity, known, registration.data_version):
+            return MasterAddresses()
+        known = {
+            broker_id: address
+            for broker_id, address in known.items()
+            if address != identity.address or broker_id == identity.broker_id
+        }
+        is_first = identity.broker_id not in known
+        if is_first and request.refuses_single_topic and len(registration.topics) == 1:
+            return None
+        if group is None:
+            group = self._groups[identity.broker_name] = BrokerGroup(
+                identity.broker_name, identity.cluster_name
+            )
+        self._clusters.setdefault(identity.cluster_name, {})[identity.broker_name] = None
+        known[identity.broker_id] = identity.address
+        group.addresses = dict(sorted(known.items()))
+        group.acting_master = request.acting_master is True
+        group.zone_name = request.zone_name
+        live = self._live.get(key)
+        is_changed = live is None or is_first or live.data_version != registration.data_version
+        self._take_topics(
+            group,
+            request,
+            registration,
+            is_changed=is_changed,
+            deletes_absent=deletes_absent and not is_first,
+        )
+        self._live[key] = LiveBroker(
+            identity,
+            request.ha_address,
+            registration.data_version,
+            request.connection,
+            request.timeout_s,
+            self._clock(),
+            registration.filter_servers,
+        )
+        return self._master_of(identity, group)
+
+    def _check_room(self, key: tuple[str, str], broker_name: str, registration: Registration) -> None:
+        if key not in self._live and len(self._live) >= self._limits.brokers_max:
+            raise RegistryFullError(f"this name server takes {self._limits.brokers_max} brokers")
+        new = sum(broker_name not in self._topics.get(name, ()) for name in registration.topics)
+        if self._queue_datas + new > self._limits.topics_max:
+            raise RegistryFullError(
+                f"{new} new topics are too many: this name server takes {self._limits.topics_max} of all "
+                f"brokers and has {self._queue_datas}"
+            )
+        new_bytes = sum(len(repr(mapping)) for mapping in registration.mappings.values())
+        if self._mapping_bytes + new_bytes > self._limits.mapping_bytes_max:
+            raise RegistryFullError("the queue mappings of static topics are too large")
+
+    def _is_outdated(
+        self, identity: BrokerIdentity, known: Mapping[int, str], data_version: DataVersion
+    ) -> bool:
+        """Whether another broker has that id by a later decision of the controller (rule (e))."""
+        holder = known.get(identity.broker_id)
+        if holder is None or holder == identity.address:
+            return False
+        live = self._live.get((identity.cluster_name, holder))
+        return live is not None and live.data_version.state_version > data_version.state_version
+
+    def _take_topics(
+        self,
+        group: BrokerGroup,
+        request: BrokerRequest,
+        registration: Registration,
+        *,
+        is_changed: bool,
+        deletes_absent: bool,
+    ) -> None:
+        broker_id = request.identity.broker_id
+        is_prime_slave = (
+            request.acting_master is not None and broker_id != MASTER_ID and broker_id == min(group.addresses)
+        )
+        if broker_id != MASTER_ID and not is_prime_slave:
+            return
+        name = group.broker_name
+        if deletes_absent and is_changed and not registration.mappings:
+            for topic in [topic for topic, by_name in self._topics.items() if name in by_name]:
+                if topic not in registration.topics:
+                    self._drop_topic(topic, name)
+        for topic, config in registration.topics.items():
+            by_name = self._topics.setdefault(topic, {})
+            if not is_changed and name in by_name:
+                continue
+            self._queue_datas += name not in by_name
+            perm = config.perm
+            if is_prime_slave and group.acting_master:
+                perm &= ~PERM_WRITE
+            by_name[name] = _queue_data(config, perm)
+        if is_changed:
+            for topic, mapping in registration.mappings.items():
+                if name not in self._topics.get(topic, {}):
+                    continue
+                self._forget_mapping(topic, name)
+                self._mappings.setdefault(topic, {})[name] = mapping
+                self._mapping_bytes += len(repr(mapping))
+
+    def _master_of(self, identity: BrokerIdentity, group: BrokerGroup) -> MasterAddresses:
+        if identity.broker_id == MASTER_ID:
+            return MasterAddresses()
+        address = group.addresses.get(MASTER_ID)
+        live = None if address is None else self._live.get((identity.cluster_name, address))
+        return MasterAddresses() if live is None else MasterAddresses(address, live.ha_address)
+
+    def unregister(self, identity: BrokerIdentity) -> bool:
+        """Remove a broker; whether it was known."""
+        return self._remove((identity.cluster_name, identity.address))
+
+    def heartbeat(self, *, cluster_name: str, address: str, timeout_s: float | None = None) -> None:
+        """The broker is there; one that is not known stays so."""
+        live = self._live.get((cluster_name, address))
+        if live is not None:
+            live.updated_s = self._clock()
+            if timeout_s is not None:
+                live.timeout_s = timeout_s
+
+    def query_data_version(
+        self, identity: BrokerIdentity, asked: DataVersion | None
+    ) -> tuple[bool, DataVersion | None]:
+        """Whether the broker's table has changed since it registered, and the version that it had then.
+
+        A broker whose table has not is there.
+        """
+        live = self._live.get((identity.cluster_name, identity.address))
+        if live is None:
+            return True, None
+        is_changed = live.data_version != asked
+        if not is_changed:
+            live.updated_s = self._clock()
+        return is_changed, live.data_version
+
+    def connection_closed(self, connection: int) -> tuple[BrokerIdentity, ...]:
+        """Remove the brokers that registered last on this connection, and return them."""
+        return self._remove_all(key for key, live in self._live.items() if live.connection == connection)
+
+    def expire(self) -> tuple[BrokerIdentity, ...]:
+        """Remove the brokers that have been silent for longer than their timeout, and return them."""
+        now_s = self._clock()
+        return self._remove_all(
+            key for key, live in self._live.items() if live.updated_s + live.timeout_s < now_s
+        )
+
+    def _remove_all(self, keys: Iterator[tuple[str, str]]) -> tuple[BrokerIdentity, ...]:
+        removed = []
+        for key in list(keys):
+            removed.append(self._live[key].identity)
+            self._remove(key)
+        return tuple(removed)
+
+    def _remove(self, key: tuple[str, str]) -> bool:
+        live = self._live.pop(key, None)
+        if live is None:
+            return False
+        name, address = live.identity.broker_name, live.identity.address
+        group = self._groups.get(name)
+        if group is None or group.cluster_name != live.identity.cluster_name:
+            self._leave_cluster(live.identity.cluster_name, name)
+            return True
+        group.addresses = {
+            broker_id: other for broker_id, other in group.addresses.items() if other != address
+        }
+        if not group.addresses:
+            del self._groups[name]
+            for cluster in list(self._clusters):
+                self._leave_cluster(cluster, name)
+            for topic in [topic for topic, by_name in self._topics.items() if name in by_name]:
+                self._drop_topic(topic, name)
+        elif group.acting_master and MASTER_ID not in group.addresses:
+            self._change_perms(name, lambda perm: perm & ~PERM_WRITE)
+        return True
+
+    def _leave_cluster(self, cluster: str, name: str) -> None:
+        names = self._clusters.get(cluster, {})
+        names.pop(name, None)
+        if not names:
+            self._clusters.pop(cluster, None)
+
+    # -- topics ----------------------------------------------------------------------------------------
+
+    def route(self, topic: str, *, acting_masters: bool = False) -> Route | None:
+        """Where a topic is; None if no broker has it.
+
+        `acting_masters`: of a group that has no master, allows one to act and may not be written, the slave
+        with the lowest id is shown as the master (RocketMQ 5's supportActingMaster).
+        """
+        by_name = self._topics.get(topic)
+        if not by_name:
+            return None
+        groups = tuple(
+            evolve(group, addresses=dict(group.addresses))
+            for name in by_name
+            if (group := self._groups.get(name)) is not None
+        )
+        if acting_masters and not topic.startswith(SYNC_MEMBER_PREFIX):
+            for group in groups:
+                if (
+                    group.acting_master
+                    and MASTER_ID not in group.addresses
+                    and not by_name[group.broker_name].perm & PERM_WRITE
+                ):
+                    acting = group.addresses.pop(min(group.addresses))
+                    group.addresses = {MASTER_ID: acting, **group.addresses}
+        filter_servers = {
+            address: live.filter_servers
+            for group in groups
+            for address in group.addresses.values()
+            if (live := self._live.get((group.cluster_name, address))) is not None and live.filter_servers
+        }
+        return Route(groups, dict(by_name), filter_servers, dict(self._mappings.get(topic, {})))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics."""
+        return tuple(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> tuple[str, ...]:
+        """Topics that a broker of the cluster has."""
+        names = self._clusters.get(cluster, {})
+        return tuple(topic for topic, by_name in self._topics.items() if not names.keys().isdisjoint(by_name))
+
+    def topics_by_flags(self, wanted: Callable[[int], bool]) -> tuple[str, ...]:
+        """Topics whose topicSysFlag is wanted: that of the broker that registered the topic first."""
+        return tuple(
+            topic for topic, by_name in self._topics.items() if wanted(next(iter(by_name.values())).sys_flag)
+        )
+
+    def system_topics(self) -> tuple[tuple[str, ...], str | None]:
+        """The topics that every broker makes: named after clusters and brokers; and a broker's address."""
+        names = [name for cluster, names in self._clusters.items() for name in (cluster, *names)]
+        address = next(
+            (address for group in self._groups.values() for address in group.addresses.values()), None
+        )
+        return tuple(dict.fromkeys(names)), address
+
+    def set_topic(self, topic: str, queues: Mapping[str, QueueData]) -> None:
+        """Take a topic by itself, of known brokers only (REGISTER_TOPIC_IN_NAMESRV). RegistryFullError."""
+        check_name(topic, "topic")
+        known = {name: data for name, data in queues.items() if name in self._groups}
+        new = len(known.keys() - self._topics.get(topic, {}).keys())
+        if self._queue_datas + new > self._limits.topics_max:
+            raise RegistryFullError(f"this name server takes {self._limits.topics_max} topics")
+        if known:
+            self._topics.setdefault(topic, {}).update(known)
+            self._queue_datas += new
+
+    def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Forget a topic, in one cluster or in all, until a broker registers it anew."""
+        names = self._topics.get(topic, {})
+        wanted = names if cluster is None else self._clusters.get(cluster, {})
+        for name in [name for name in names if name in wanted]:
+            self._drop_topic(topic, name)
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Let producers leave a broker: how many topics it has."""
+        return self._change_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Take `wipe_write_perm` back: how many topics the broker has."""
+        return self._change_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
+
+    def _change_perms(self, broker_name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for by_name in self._topics.values():
+            data = by_name.get(broker_name)
+            if data is not None:
+                by_name[broker_name] = evolve(data, perm=change(data.perm))
+                count += 1
+        return count
+
+    def _drop_topic(self, topic: str, name: str) -> None:
+        by_name = self._topics[topic]
+        del by_name[name]
+        self._queue_datas -= 1
+        if not by_name:
+            del self._topics[topic]
+        self._forget_mapping(topic, name)
+
+    def _forget_mapping(self, topic: str, name: str) -> None:
+        by_name = self._mappings.get(topic, {})
+        mapping = by_name.pop(name, None)
+        if mapping is not None:
+            self._mapping_bytes -= len(repr(mapping))
+            if not by_name:
+                del self._mappings[topic]
+
+
+def _queue_data(config: TopicConfig, perm: int) -> QueueData:
+    return QueueData(config.read_queues, config.write_queues, perm, config.sys_flag)

@@ -1,0 +1,66 @@
+"""Small files that are replaced as a whole: after a crash there is the old or the new one, never a part.
+
+RocketMQ's own files of this kind (topics.json, kvConfig.json and others) have their last state but one beside
+them, with `.bak` after the name, and so have these.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from trioha.store.syncing import sync_directory, sync_whole
+
+T = TypeVar("T")
+
+
+def backup_of(path: Path) -> Path:
+    """Where the state before the last one is kept."""
+    return path.with_name(f"{path.name}.bak")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Make `data` the content of `path`, on disk; what it had before becomes its backup.
+
+    Makes the directory if need be. Blocks. Raises OSError; the file has then its old content.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        shutil.copyfile(path, temporary)
+    except FileNotFoundError:
+        pass
+    else:
+        _sync(temporary)
+        temporary.replace(backup_of(path))
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        sync_whole(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def load_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of the file or, where it is missing or `parse` raises ValueError, of its backup.
+
+    None if there is neither. Raises ValueError if all that is there is damaged, OSError if it cannot be read.
+    """
+    problem: ValueError | None = None
+    for candidate in (path, backup_of(path)):
+        try:
+            return parse(candidate.read_bytes())
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return None
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        sync_whole(file.fileno())
