@@ -21,17 +21,17 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from trioha.distribution import Distribution
-from trioha.errors import RemoteProtocolError
-from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
-from trioha.recording.events import CloseReason, PutStatus
-from trioha.remoting.ha_status import (
+from trioha.broker_status import (
     BrokerRuntimeInfo,
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
-    SlaveClientStatus,
+    SlaveStatus,
 )
+from trioha.distribution import Distribution
+from trioha.errors import RemoteProtocolError
+from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
+from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.texts import REASON_MAX, Names, clean
 
 CONNECTIONS_MAX: Final = 256
@@ -145,7 +145,7 @@ def _connection(connection: ConnectionStatus) -> ConnectionStatus:
     _check("ack offset", connection.ack_offset, OFFSET)
     _check("lag", connection.lag_bytes, I64)
     _check("lag in ms", connection.lag_ms, I64)
-    _check("silence in ms", connection.heard_ms, I64)
+    _check("silence in ms", connection.last_received_ms, I64)
     _check("transfer rate", connection.transferred_bytes_per_s, I64)
     _check("connection number", connection.connection_id, I64)
     _check_distribution("ack latency", connection.ack_latency_us)
@@ -162,7 +162,7 @@ def _check_distribution(what: str, distribution: Distribution[int] | None) -> No
             _check(what, number, I64)
 
 
-def _client(client: SlaveClientStatus) -> SlaveClientStatus:
+def _client(client: SlaveStatus) -> SlaveStatus:
     _check("max offset of the slave", client.max_offset, NATURAL64)
     _check("reported offset", client.reported_offset, OFFSET)
     _check("number of reconnects", client.reconnects, NATURAL64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trioha.remoting.ha_status import BrokerStatus
+from trioha.broker_status import BrokerStatus
 from trioha_monitor.meters import RateMeter
 from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import SeriesRecorder

@@ -31,8 +31,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
-from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.accept import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.joining import Joining

@@ -18,12 +18,12 @@ from typing import Final
 import trio
 from attrs import frozen
 
+from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, TriohaError
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.fastjson import JsonLimits
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import StatusReader
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.faults import BORDER, fault_of_this_program

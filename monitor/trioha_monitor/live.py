@@ -18,10 +18,10 @@ from functools import partial
 import trio
 from attrs import define, frozen
 
+from trioha.broker_status import BrokerStatus
 from trioha.errors import ConfigError, TriohaError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.faults import BORDER, fault_of_this_program

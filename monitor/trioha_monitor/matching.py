@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from trioha.broker_status import ConnectionStatus
 from trioha.recording.reconnects import Arrival, Connection
-from trioha.remoting.ha_status import ConnectionStatus
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.joining import Joining
 from trioha_monitor.node import Node

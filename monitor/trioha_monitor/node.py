@@ -6,8 +6,8 @@ from collections import Counter
 
 from attrs import define, field
 
+from trioha.broker_status import BrokerStatus
 from trioha.recording.reconnects import Reconnects
-from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.accept import Answer, Intake
 from trioha_monitor.answers import limits_of, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.meters import AppendClock, RateMeter

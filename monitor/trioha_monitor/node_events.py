@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from trioha.remoting.ha_status import BrokerStatus
+from trioha.broker_status import BrokerStatus
 from trioha_monitor.replicas import label_of
 from trioha_monitor.series import Severity
 from trioha_monitor.timeline import Timeline

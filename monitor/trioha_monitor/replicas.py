@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
+from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
-from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
 from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
 from trioha_monitor.series import SeriesRecorder
 from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
@@ -33,7 +33,7 @@ class SlaveReport:
     """Whether the slave answers."""
 
     @property
-    def client(self) -> SlaveClientStatus | None:
+    def client(self) -> SlaveStatus | None:
         """Its side of the connection."""
         return self.status.client
 
@@ -158,7 +158,7 @@ class Replica:
         else:
             self.lag_now_s = clock.age_s(ack, now_ms=at_ms) if status.lag_bytes > 0 else 0.0
         self._sent_rate.add(status.sent_offset, at_ms=at_ms)
-        last_received_s = None if status.heard_ms is None else max(0, status.heard_ms) / 1000
+        last_received_s = None if status.last_received_ms is None else max(0, status.last_received_ms) / 1000
         self._judge(master, limits=limits, slave=slave, last_received_s=last_received_s, at_ms=at_ms)
 
     def _measure(self, status: ConnectionStatus, ack: int, master: BrokerStatus) -> None:

@@ -30,10 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.machine import cpu_s
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.broker_status import BrokerSettings, BrokerStatus, ConnectionStatus
 from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.ha_status import BrokerSettings, ConnectionStatus, HaExtras, HaRuntimeInfo
+from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.remoting.status_subscription import StatusSubscription
 
@@ -43,7 +44,7 @@ SETTINGS = BrokerSettings(1 << 28, 3000, 20_000, 5000, 1 << 30, 72, 75)
 TABLE = b'{"table":{"bootTimestamp":"1","putTps":"1204.0 1204.0 1204.0","commitLogDiskRatio":"0.5"}}'
 
 
-def status(number: int, now_s: float) -> HaRuntimeInfo:
+def status(number: int, now_s: float) -> BrokerStatus:
     """What master `number` says at a moment: 1.2 MB/s are put, and each slave is behind by some of it."""
     end = 10**9 + round(now_s * 1_200_000) % 10**9
     connections = tuple(
@@ -57,32 +58,29 @@ def status(number: int, now_s: float) -> HaRuntimeInfo:
             state="TRANSFER",
             lag_ms=lag // 1200,
             connection_id=slave,
-            heard_ms=20,
+            last_received_ms=20,
             ack_latency_us=Distribution(300 + lag % 50, 2400, 18_000, 800),
             frame_bytes=Distribution(1204, 32_768, 32_768, 800),
         )
         for slave in range(SLAVES)
         for lag in (round(now_s * 1000 * (slave + 3)) * 7919 % 90_000,)
     )
-    return HaRuntimeInfo(
-        master=True,
-        master_max_offset=end,
+    return BrokerStatus(
+        version="0.1.0",
+        role="SYNC_MASTER",
+        cluster_name="DefaultCluster",
+        broker_name=f"broker-{number}",
+        broker_id=0,
+        min_offset=0,
+        max_offset=end,
+        flushed_offset=end - 4096,
+        dispatched_offset=end,
+        ha_address=f"127.0.0.1:{number + 1}",
         in_sync_slaves=SLAVES,
         connections=connections,
-        extras=HaExtras(
-            version="0.1.0",
-            role="SYNC_MASTER",
-            cluster_name="DefaultCluster",
-            broker_name=f"broker-{number}",
-            broker_id=0,
-            min_offset=0,
-            flushed_offset=end - 4096,
-            ha_address=f"127.0.0.1:{number + 1}",
-            put_statuses={"PUT_OK": end // 1000},
-            dispatched_offset=end,
-            settings=SETTINGS,
-            files=2,
-        ),
+        put_statuses={"PUT_OK": end // 1000},
+        settings=SETTINGS,
+        files=2,
     )
 
 
@@ -95,7 +93,7 @@ class Master:
         self.server = RemotingServer(self._answer)
 
     def _status(self) -> bytes:
-        return status(self._number, time.time()).to_json()
+        return encode_ha_status(status(self._number, time.time()))
 
     async def _table(self) -> bytes:
         return TABLE

@@ -11,18 +11,19 @@ from attrs import fields
 
 from tests.ha.support import Events, connected, make_master, settled
 from tests.store.support import open_store
-from trioha.broker.info import BrokerInfo, Identity
+from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.broker_status import BrokerStatus
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
-from trioha.remoting.ha_status import HaRuntimeInfo
+from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.send_message import SendMessageRequestHeader, SendMessageResponseHeader
 from trioha.remoting.server import Peer
 from trioha.remoting.serving import ServerStatistics
@@ -60,14 +61,14 @@ class Broker:
             commit_log=self.log, group_commit=self.group_commit, sink=self.events, is_slave=is_slave
         )
         self.info = info = BrokerInfo(
-            Identity(
+            BrokerStatus(
                 role="SYNC_MASTER" if need else "ASYNC_MASTER",
                 cluster_name="cluster",
                 broker_name="broker",
                 broker_id=0,
                 ha_address="127.0.0.1:10912",
-                store_path=tmp_path,
             ),
+            store_path=tmp_path,
             store=self.store,
             puts=self.puts,
             master=self.master,
@@ -302,13 +303,13 @@ async def test_ha_status_says_what_the_connections_say(tmp_path, nursery, autoju
         await peer.next_frame()
         await trio.sleep(2)
         answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
-        info = HaRuntimeInfo.from_json(answer.body)
-        assert (info.master, info.master_max_offset, info.in_sync_slaves) == (True, broker.log.max_offset, 1)
+        info = decode_ha_status(answer.body)
+        assert (info.client, info.max_offset, info.in_sync_slaves) == (None, broker.log.max_offset, 1)
         connection = info.connections[0]
         assert (connection.address, connection.ack_offset) == ("10.0.0.9:4444", 0)
         assert connection.sent_offset == connection.lag_bytes == broker.log.max_offset
         assert (connection.state, connection.lag_ms) == ("TRANSFER", 2000)
-        assert info.extras.put_statuses == {"PUT_OK": 1}
+        assert info.put_statuses == {"PUT_OK": 1}
 
 
 async def test_a_peer_that_has_not_asked_for_anything_is_no_connection_and_then_a_probe(
@@ -325,19 +326,19 @@ async def test_a_peer_that_has_not_asked_for_anything_is_no_connection_and_then_
             await peer.stream.aclose()
             await settled()
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
-    extras = HaRuntimeInfo.from_json(answer.body).extras
-    assert extras.probes == {
+    status = decode_ha_status(answer.body)
+    assert status.probes == {
         "10.0.0.8": {"EOF": 2}, "10.0.0.9": {"BAD_SIZE": 1}, "2001:db8::1": {"EOF": 1},
     }  # fmt: skip
-    assert extras.ended_connections == {}
+    assert status.ended_connections == {}
 
 
 async def test_every_answer_to_ha_status_is_of_its_moment(broker, autojump_clock):
     for _ in range(3):
         await broker.send()
         answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
-        info = HaRuntimeInfo.from_json(answer.body)
-        assert info.master_max_offset == broker.log.max_offset
+        info = decode_ha_status(answer.body)
+        assert info.max_offset == broker.log.max_offset
         assert info == broker.info.ha_status()
 
 
@@ -386,7 +387,7 @@ async def test_a_question_for_updates_is_answered_with_what_is_promised(broker):
     fields = {"triohaEveryMillis": "10", "triohaUpdates": "20"}
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
     assert answer.ext_fields == {"triohaEveryMillis": "50", "triohaUpdates": "20"}
-    assert HaRuntimeInfo.from_json(answer.body).extras is not None
+    assert decode_ha_status(answer.body).is_trioha
     assert broker.updates.readers == 1
     fields["triohaUpdates"] = "0"
     await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.cli.demo_story import AFTER, BEFORE, DURING, Story, judge_puts, judge_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
-from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
 
 
 def load_result(complete: bool = True, **statuses: int) -> LoadResult:
@@ -84,7 +84,7 @@ SLAVE = evolve(
     MASTER,
     role="SLAVE",
     connections=(),
-    client=SlaveClientStatus(
+    client=SlaveStatus(
         master_address="127.0.0.1:2",
         max_offset=900,
         transferred_bytes_per_s=0,

@@ -13,55 +13,59 @@ import trio
 from attrs import evolve
 
 from tests.remoting.recorded import answers
+from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.cli import main
+from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.ha_status import (
-    ConnectionStatus,
-    HaClientExtras,
-    HaExtras,
-    HaRuntimeInfo,
-    SlaveClientStatus,
-)
+from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, serve
 
-MASTER = HaRuntimeInfo(
-    master=True,
-    master_max_offset=123_456,
+MASTER = BrokerStatus(
+    version="1.0",
+    role="SYNC_MASTER",
+    cluster_name="c",
+    broker_name="broker-a",
+    broker_id=0,
+    min_offset=0,
+    max_offset=123_456,
+    flushed_offset=120_000,
+    ha_address="10.0.0.1:10912",
     in_sync_slaves=1,
     connections=(
-        ConnectionStatus("10.0.0.2:4000", 123_456, 123_000, 456, True, 1_000, "TRANSFER", 12, 1),
-        ConnectionStatus("10.0.0.3:4000", 99_999, 0, 123_456, False, 0, "SUSPEND", None, 2),
+        ConnectionStatus(
+            address="10.0.0.2:4000", sent_offset=123_456, ack_offset=123_000, lag_bytes=456, in_sync=True,
+            transferred_bytes_per_s=1_000, state="TRANSFER", lag_ms=12, connection_id=1,
+            frame_bytes=Distribution(1, 2, 3, 4),
+        ),
+        ConnectionStatus(
+            address="10.0.0.3:4000", sent_offset=99_999, ack_offset=0, lag_bytes=123_456, in_sync=False,
+            state="SUSPEND", connection_id=2,
+        ),
     ),
-    extras=HaExtras(
-        "1.0",
-        "SYNC_MASTER",
-        "c",
-        "broker-a",
-        0,
-        0,
-        120_000,
-        "10.0.0.1:10912",
-        None,
-        {"PUT_OK": 5_000},
-        dispatched_offset=119_000,
-        dispatch_fault="body CRC 1 is not 2 at offset 119000",
+    put_statuses={"PUT_OK": 5_000},
+    dispatched_offset=119_000,
+    dispatch_fault="body CRC 1 is not 2 at offset 119000",
+)  # fmt: skip
+SLAVE = BrokerStatus(
+    version="1.0",
+    role="SLAVE",
+    cluster_name="c",
+    broker_name="broker-a",
+    broker_id=1,
+    min_offset=0,
+    max_offset=123_000,
+    flushed_offset=122_000,
+    client=SlaveStatus(
+        master_address="10.0.0.1:10912", max_offset=123_000, transferred_bytes_per_s=1_000, last_read_ms=1,
+        last_write_ms=2, reported_offset=122_900, state="TRANSFER", reconnects=3, verdict="",
     ),
-)
-SLAVE = HaRuntimeInfo(
-    master=False,
-    master_max_offset=0,
-    in_sync_slaves=0,
-    client=SlaveClientStatus("10.0.0.1:10912", 123_000, 1_000, 1, 2),
-    extras=HaExtras(
-        "1.0", "SLAVE", "c", "broker-a", 1, 0, 122_000, "", HaClientExtras("TRANSFER", 122_900, 3)
-    ),
-)
+)  # fmt: skip
 
 
-def node(info: HaRuntimeInfo) -> dict[int, RemotingCommand]:
+def node(status: BrokerStatus) -> dict[int, RemotingCommand]:
     code = RequestCode.GET_BROKER_HA_STATUS
-    return {code: response_to(request(code), 0, body=info.to_json())}
+    return {code: response_to(request(code), 0, body=encode_ha_status(status))}
 
 
 @contextmanager
@@ -230,7 +234,7 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
         "connectionId": 1,
         "heardMs": None,
         "ackLatencyUs": None,
-        "frameBytes": None,
+        "frameBytes": {"p50": 1, "p99": 2, "largest": 3, "count": 4},
     }
     assert (shown_master["address"], shown_master["role"], shown_master["client"]) == (
         master,
@@ -263,9 +267,8 @@ def test_bad_input_is_told_in_one_line(
 def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert MASTER.extras is not None
     probes = {f"10.0.1.{number}": {"EOF": 1000 * number, "NO_REQUEST": 1} for number in range(1, 9)}
-    with brokers(node(evolve(MASTER, extras=evolve(MASTER.extras, probes=probes)))) as (master,):
+    with brokers(node(evolve(MASTER, probes=probes))) as (master,):
         assert main(["status", master]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if "probes" in line]
         assert main(["status", master, "--json"]) == 0

@@ -49,7 +49,7 @@ async def main(number):
         for _ in range(number):
             await trio.to_thread.run_sync(dial)
         with trio.fail_after(30):
-            while sum(one.state.name == "TRANSFER" for one in master.connections()) < number + 20:
+            while sum(one.state == "TRANSFER" for one in master.connections()) < number + 20:
                 await trio.sleep(0.02)
         after = private_bytes()
         print(json.dumps({"bytes": (after - before) / number}))

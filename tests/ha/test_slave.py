@@ -114,7 +114,7 @@ async def test_a_frame_that_cannot_be_ends_the_connection_and_changes_nothing(
         await settled()
         await dialer.peers[0].frame(offset, body)
         await settled()
-        assert slave.status().last_close_reason is reason
+        assert slave.last_close_reason is reason
         assert log.is_empty
         nursery.cancel_scope.cancel()
     assert events.of(Kind.REFUSED)[0][5] == reason
@@ -129,7 +129,7 @@ async def test_a_size_that_cannot_be_is_refused_before_its_body(log, size, autoj
         await settled()
         await dialer.peers[0].stream.send_all(bytes(8) + size.to_bytes(4, "big", signed=True))
         await settled()
-        assert slave.status().last_close_reason is CloseReason.BAD_SIZE
+        assert slave.last_close_reason is CloseReason.BAD_SIZE
         nursery.cancel_scope.cancel()
 
 
@@ -143,7 +143,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
         await settled()
         await dialer.peers[0].frame(log.max_offset + 1)
         await settled()
-        assert slave.status().last_close_reason is CloseReason.OFFSET_MISMATCH
+        assert slave.last_close_reason is CloseReason.OFFSET_MISMATCH
         nursery.cancel_scope.cancel()
 
 
@@ -177,7 +177,7 @@ async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_cl
         await dialer.peers[0].frame(0)
         await dialer.peers[0].ended()
         assert trio.current_time() - started == 27.0
-        assert slave.status().last_close_reason is CloseReason.HOUSEKEEPING
+        assert slave.last_close_reason is CloseReason.HOUSEKEEPING
         nursery.cancel_scope.cancel()
 
 
@@ -196,7 +196,7 @@ async def test_time_that_the_masters_bytes_took_is_no_silence(log, master_log, a
         await dialer.peers[0].frame(0, bytes(master_log.read(0, 10_000)))
         await dialer.peers[0].ended()
         assert trio.current_time() - started == 23.0
-        assert slave.status().last_close_reason is CloseReason.HOUSEKEEPING
+        assert slave.last_close_reason is CloseReason.HOUSEKEEPING
         nursery.cancel_scope.cancel()
 
 
@@ -228,7 +228,7 @@ async def test_a_master_that_is_not_there_is_dialled_with_a_growing_pause_of_at_
         LinkEvent.BACK_OFF,
         LinkEvent.CONNECTING,
     ]
-    assert slave.status().state is HaState.SHUTDOWN
+    assert slave.state.state is HaState.SHUTDOWN
 
 
 async def test_the_pause_is_short_again_after_a_connection_that_worked(log, master_log, autojump_clock):
@@ -255,10 +255,10 @@ async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
     slave, _, _ = make_slave(log, dialer=hang)
     with trio.move_on_after(4.9):
         await slave.run()
-    assert slave.status().last_close_reason is CloseReason.NONE
+    assert slave.last_close_reason is CloseReason.NONE
     with trio.move_on_after(5.05):
         await slave.run()
-    assert slave.status().last_close_reason is CloseReason.CONNECT_FAILED
+    assert slave.last_close_reason is CloseReason.CONNECT_FAILED
 
 
 async def test_a_disk_that_refuses_ends_the_connection_and_the_slave_goes_on_later(
@@ -279,7 +279,7 @@ async def test_a_disk_that_refuses_ends_the_connection_and_the_slave_goes_on_lat
         monkeypatch.setattr(MappedFile, "create", full)
         await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
         await settled()
-        assert slave.status().last_close_reason is CloseReason.STORE_ERROR
+        assert slave.last_close_reason is CloseReason.STORE_ERROR
         monkeypatch.setattr(MappedFile, "create", create)
         await trio.sleep(1)
         await send_log(dialer.peers[1], master_log, 0)
@@ -300,7 +300,7 @@ async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock)
             ("reader", "writer", "watch")
         )
         assert log.appended.waiting == 0
-        assert slave.status().state is HaState.READY
+        assert slave.state.state is HaState.READY
         nursery.cancel_scope.cancel()
 
 
@@ -380,7 +380,7 @@ async def test_a_diverged_log_is_named_and_kept_by_default(log, master_log, auto
             request = await dialer.peers[number].next_report()
             await send_log(dialer.peers[number], master_log, request)
             await settled()
-            assert slave.status().last_close_reason is CloseReason.DIVERGED
+            assert slave.last_close_reason is CloseReason.DIVERGED
             assert "differ at offset" in slave.status().verdict
             await trio.sleep(6)
         nursery.cancel_scope.cancel()
@@ -449,7 +449,7 @@ async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reac
         assert await dialer.peers[0].next_report() == 2 * FILE_BYTES
         await dialer.peers[0].frame(1000)
         await settled()
-        assert slave.status().last_close_reason is CloseReason.AHEAD
+        assert slave.last_close_reason is CloseReason.AHEAD
         assert slave.status().verdict == "AHEAD: told to begin at 131072, the master's log ends at 1000"
         await trio.sleep(1)
         assert len(dialer.peers) == 2
@@ -495,7 +495,7 @@ async def test_frames_only_are_checked_where_so_configured(log, master_log, at, 
             assert await peer.next_report() == record_bytes == log.max_offset
         else:
             await settled()
-            assert slave.status().last_close_reason is CloseReason.BAD_RECORD
+            assert slave.last_close_reason is CloseReason.BAD_RECORD
             assert log.is_empty
         nursery.cancel_scope.cancel()
 

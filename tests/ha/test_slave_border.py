@@ -138,7 +138,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
                 await trio.sleep(0.01)
         # A while without faults: it stays connected.
         await trio.sleep(60)
-        assert slave.status().state is HaState.TRANSFER
+        assert slave.state.state is HaState.TRANSFER
         nursery.cancel_scope.cancel()
     assert raised
     assert log_bytes(log) == log_bytes(master_log)
@@ -159,8 +159,7 @@ async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_ba
         monkeypatch.setattr(slave.border, "_clock", trio.current_time)
         nursery.start_soon(slave.run)
         await trio.sleep(300)
-        status = slave.status()
-        assert (status.last_close_reason, status.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
+        assert (slave.last_close_reason, slave.state.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
         nursery.cancel_scope.cancel()
     pauses = [round(after - before, 3) for before, after in zip(dialer.times, dialer.times[1:], strict=False)]
     assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
@@ -188,7 +187,7 @@ async def test_a_dial_that_fails_in_any_way_is_repeated(log, autojump_clock, mon
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await trio.sleep(5)
-        assert (len(raised), slave.status().state) == (3, HaState.TRANSFER)
+        assert (len(raised), slave.state.state) == (3, HaState.TRANSFER)
         nursery.cancel_scope.cancel()
 
 

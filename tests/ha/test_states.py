@@ -130,7 +130,7 @@ async def test_a_slaves_states_are_announced(log, autojump_clock):
         nursery.start_soon(watch)
         nursery.start_soon(slave.run)
         await trio.sleep(0.15)
-        assert slave.status().state is READY
+        assert slave.state.state is READY
         dialer.refuse = False
         assert await slave.state.wait_for(TRANSFER) is TRANSFER
         connected_at = trio.current_time()
@@ -138,6 +138,6 @@ async def test_a_slaves_states_are_announced(log, autojump_clock):
         await dialer.peers[0].stream.aclose()
         await slave.state.wait_for(READY)
         nursery.cancel_scope.cancel()
-    assert slave.status().state is SHUTDOWN
+    assert slave.state.state is SHUTDOWN
     assert [state for _, state in seen] == [TRANSFER, READY]
     assert seen[0][0] == connected_at

@@ -17,13 +17,13 @@ from tests.hostile.generator import answer_of, transfer_of
 from tests.hostile.strangers import DRIBBLE_BYTES, HANG_S, reset
 from tests.hostile.tally import ConnectionCounters
 from tests.hostile.transferring import Place
+from trioha.broker_status import BrokerStatus
 from trioha.errors import RemoteProtocolError, TriohaError
 from trioha.ha.frames import HEADER, REPORT
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.send_message import (
     DEFAULT_TOPIC,

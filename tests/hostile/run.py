@@ -37,12 +37,12 @@ from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, b
 from tests.hostile.tally import ConnectionCounters, Finding
 from tests.interop.node import TriohaNode
 from trioha.broker.info import CLIENTS_PREFIX
+from trioha.broker_status import BrokerStatus
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
-from trioha.remoting.ha_status import BrokerStatus
-from trioha.remoting.status_reader import parse_runtime_info
+from trioha.remoting.runtime_table import parse_runtime_info
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 

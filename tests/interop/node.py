@@ -18,9 +18,9 @@ import trio
 from attrs import frozen
 
 from tests.interop.java import FILE_BYTES
+from trioha.broker_status import BrokerStatus
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 # A node does not outlive the test run, even one that is killed.

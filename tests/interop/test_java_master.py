@@ -13,7 +13,7 @@ from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
 from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import VERSIONS
-from trioha.remoting.ha_status import SlaveClientStatus
+from trioha.broker_status import SlaveStatus
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -304,7 +304,7 @@ def test_an_idle_trioha_slave_keeps_its_connection_beyond_the_housekeeping_inter
         assert later.last_read_ms > earlier.last_read_ms
 
 
-def client_of(slave: TriohaNode) -> SlaveClientStatus:
+def client_of(slave: TriohaNode) -> SlaveStatus:
     """A slave's own view of its connection."""
     client = slave.status().client
     assert client is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioha.remoting.ha_status import BrokerStatus, ConnectionStatus, SlaveClientStatus
+from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 
 MASTER = "127.0.0.1:10911"
 SLAVE = "127.0.0.1:10921"
@@ -60,7 +60,7 @@ def slave(
         flushed_offset=max_offset,
         ha_address=None,
         in_sync_slaves=None,
-        client=SlaveClientStatus(
+        client=SlaveStatus(
             master_address="127.0.0.1:10912",
             max_offset=max_offset,
             transferred_bytes_per_s=0,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.monitor.builders import connection, master, slave
+from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha_monitor.accept import CONNECTIONS_MAX, WARNINGS_MAX, Intake
 from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
 
@@ -130,7 +130,7 @@ def test_an_answer_that_cannot_be_true_is_refused(name: str, value: object) -> N
         {"sent_offset": 10**400},
         {"ack_offset": -2},
         {"lag_ms": 2**63},
-        {"heard_ms": -(2**64)},
+        {"last_received_ms": -(2**64)},
         {"transferred_bytes_per_s": 2**64},
         {"ack_latency_us": Distribution(1, 2, 10**400, 4)},
     ],

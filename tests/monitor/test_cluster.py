@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
+from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, ConnectionStatus
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
-from trioha.remoting.ha_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, ConnectionStatus
 from trioha_monitor.accept import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS

@@ -12,9 +12,9 @@ from attrs import define, evolve, field
 from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, master
+from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.net.border import ConnectionBorder
-from trioha.remoting.ha_status import BrokerStatus
 from trioha_monitor.faults import fault_of_this_program
 from trioha_monitor.feed import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
 

@@ -10,10 +10,11 @@ import pytest
 import trio
 
 from tests.monitor.builders import connection
+from trioha.broker_status import BrokerStatus
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.ha_status import HaExtras, HaRuntimeInfo
+from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha_monitor.feed import FeedTimes
 from trioha_monitor.live import LiveSettings, live_views
 from trioha_monitor.view import ClusterView, Health, NodeView
@@ -23,15 +24,10 @@ TIMES = FeedTimes(
 )
 Peer = Callable[[trio.SocketStream], Awaitable[None]]
 
-STATUS = HaRuntimeInfo(
-    master=True,
-    master_max_offset=5000,
-    in_sync_slaves=1,
-    connections=(connection("127.0.0.1:40000", sent=5000, ack=4900, lag=100),),
-    extras=HaExtras(
-        version="trioha 0.1.0", role="SYNC_MASTER", cluster_name="DefaultCluster", broker_name="broker-a",
-        broker_id=0, min_offset=0, flushed_offset=4950, ha_address="127.0.0.1:10912",
-    ),
+STATUS = BrokerStatus(
+    version="trioha 0.1.0", role="SYNC_MASTER", cluster_name="DefaultCluster", broker_name="broker-a",
+    broker_id=0, min_offset=0, max_offset=5000, flushed_offset=4950, ha_address="127.0.0.1:10912",
+    in_sync_slaves=1, connections=(connection("127.0.0.1:40000", sent=5000, ack=4900, lag=100),),
 )  # fmt: skip
 
 
@@ -50,7 +46,7 @@ def status_of(command: RemotingCommand) -> bytes:
     if command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
         return encode(response_to(command, ResponseCode.SUCCESS, body=TABLE))
     assert command.code == RequestCode.GET_BROKER_HA_STATUS
-    return encode(response_to(command, ResponseCode.SUCCESS, body=STATUS.to_json()))
+    return encode(response_to(command, ResponseCode.SUCCESS, body=encode_ha_status(STATUS)))
 
 
 async def trioha_node(stream: trio.SocketStream) -> None:
@@ -103,7 +99,7 @@ def answering(body: bytes) -> Peer:
     return peer
 
 
-ABSURD = STATUS.to_json().replace(
+ABSURD = encode_ha_status(STATUS).replace(
     b'"masterCommitLogMaxOffset":5000', b'"masterCommitLogMaxOffset":' + b"9" * 400
 )
 

@@ -9,8 +9,8 @@ import trio
 from attrs import define, evolve, field
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
+from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.name_server import BrokerGroup
 from trioha_monitor.feed import Ask, FeedTimes
 from trioha_monitor.live import AskNames, LiveSettings, live_views

@@ -14,10 +14,10 @@ from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.fastjson import parse_json
-from trioha.remoting.ha_status import BrokerRuntimeInfo, HaRuntimeInfo
+from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.name_server import parse_broker_groups
+from trioha.remoting.runtime_table import parse_broker_config, parse_runtime_info, runtime_info_of
 from trioha.remoting.send_message import SendMessageResponseHeader, put_status_name
-from trioha.remoting.status_reader import parse_broker_config, parse_runtime_info
 
 STATUS_NAMES = """
 master masterCommitLogMaxOffset inSyncSlaveNums haConnectionInfo haClientRuntimeInfo trioha addr
@@ -36,11 +36,11 @@ GROUP_KEYS = st.sampled_from(("brokerAddrTable", "brokerAddrs", "cluster", "b", 
 
 
 def runtime_table(body: bytes) -> None:
-    BrokerRuntimeInfo.from_table(parse_runtime_info(body))
+    runtime_info_of(parse_runtime_info(body))
 
 
 READERS: list[tuple[Callable[[bytes], object], st.SearchStrategy[str]]] = [
-    (HaRuntimeInfo.from_json, STATUS_KEYS),
+    (decode_ha_status, STATUS_KEYS),
     (runtime_table, TABLE_KEYS),
     (parse_broker_groups, GROUP_KEYS),
     (parse_json, STATUS_KEYS),
@@ -96,7 +96,7 @@ def test_the_answer_to_a_send_is_read_or_refused(
 
 @pytest.mark.parametrize("text", WRONG_NUMBERS)
 def test_what_is_no_number_is_no_figure_of_a_runtime_table(text: str) -> None:
-    table = BrokerRuntimeInfo.from_table(
+    table = runtime_info_of(
         {
             "bootTimestamp": text,
             "commitLogDiskRatio": "" if text == "1e3" else text,

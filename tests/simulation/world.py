@@ -344,7 +344,7 @@ class World:
         status = slave.slave.status()
         return (
             f"[{slave.log.min_offset}, {slave.log.max_offset}) flushed {slave.log.flushed.offset} "
-            f"{status.state.name} reported {status.reported_offset} {status.last_close_reason.name} "
+            f"{status.state} reported {status.reported_offset} {slave.slave.last_close_reason.name} "
             f"{status.verdict}"
         )
 

@@ -12,11 +12,11 @@ from attrs import frozen
 
 from tests.faults.proxy import Direction, Link
 from tests.monitor.real_nodes import running, send
+from trioha.broker_status import BrokerStatus
 from trioha.node.node import Ready
 from trioha.recording.reader import find_sessions, open_session, read_segments
 from trioha.recording.records import read_segment
 from trioha.remoting.client import open_client
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 HEARTBEAT_MS = 100

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.pair import Told, record_pair
+from trioha.broker_status import BrokerStatus
 from trioha.recording.aggregate import aggregate, combine
 from trioha.recording.clocks import links
 from trioha.recording.events import Kind, LinkEvent
@@ -19,7 +20,6 @@ from trioha.recording.invariants import judge_session
 from trioha.recording.reader import Session, find_sessions, open_session, read_facts
 from trioha.recording.records import read_records
 from trioha.recording.time_series import TimeGrid
-from trioha.remoting.ha_status import BrokerStatus
 from trioha_analysis.document import document
 from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.replay import open_replay

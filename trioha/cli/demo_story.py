@@ -30,13 +30,13 @@ from typing import Any, Final
 import trio
 from attrs import define, field, frozen
 
+from trioha.broker_status import BrokerStatus
 from trioha.cli.load import PUT_OK, Load, LoadPlan, LoadResult
 from trioha.cli.parent_death_pipe import ParentDeathPipe, stop
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.ha_status import BrokerStatus
 from trioha.remoting.status_reader import fetch_status
 
 START_TIMEOUT_S: Final = 30.0

@@ -1,19 +1,23 @@
-"""`trioha status`: what brokers say of themselves and of their replication, once."""
+"""`trioha status`: brokers and their replication, once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final, get_origin
 
 import attrs
 import trio
+from cattrs import Converter
+from cattrs.gen import make_dict_unstructure_fn, override
 from rich.table import Table
 
+from trioha.broker_status import BrokerStatus
 from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
-from trioha.remoting.ha_status import BrokerStatus
+from trioha.remoting.fastjson import camel_case
 from trioha.remoting.status_reader import fetch_status
 
 UNKNOWN = "-"
@@ -45,9 +49,7 @@ def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
     brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
     errors = [answer for answer in answers if isinstance(answer, TriohaError)]
     if json:
-        print_json(
-            {"brokers": [_to_json(broker) for broker in brokers], "errors": [str(error) for error in errors]}
-        )
+        print_json({"brokers": _converter.unstructure(brokers), "errors": [str(error) for error in errors]})
     elif brokers:
         print_statuses(brokers)
     for error in errors:
@@ -189,19 +191,16 @@ def _number(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
-def _to_json(value: object) -> object:
-    """attrs values as JSON objects, with their fields in camel case as RocketMQ's own are."""
-    kind = type(value)
-    if attrs.has(kind):
-        names = [attribute.name for attribute in attrs.fields(kind)]
-        return {_camel(name): _to_json(getattr(value, name)) for name in names}
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value
+def _fields_hook(kind: type) -> Callable[[Any], dict[str, Any]]:
+    """Writes each field of an attrs class, in camel case as RocketMQ's own keys are."""
+    names: dict[str, Any] = {
+        name: override(rename=_KEYS.get(name, camel_case(name)))
+        for name in attrs.fields_dict(get_origin(kind) or kind)
+    }
+    return make_dict_unstructure_fn(kind, _converter, **names)
 
 
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+_KEYS: Final = {"last_received_ms": "heardMs"}
+"""Keys that are not their field's name in camel case."""
+_converter = Converter()
+_converter.register_unstructure_hook_factory(attrs.has, _fields_hook)

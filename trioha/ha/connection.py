@@ -34,9 +34,8 @@ from collections.abc import Callable
 
 import structlog
 import trio
-from attrs import frozen
 
-from trioha.distribution import Distribution
+from trioha.broker_status import ConnectionStatus
 from trioha.ha.frames import HEADER_BYTES, OFFSET_END, ReportDecoder, encode_header, last_report
 from trioha.ha.meter import DistributionMeter, FlowControl, LagClock, RateMeter
 from trioha.ha.replicas import Replicas
@@ -61,27 +60,6 @@ FRAMES_PER_TURN = 16
 HINT_TIMEOUT_S = 1.0
 COPY_BYTES_MAX = 64 * 1024
 """Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
-
-
-@frozen
-class ConnectionStatus:
-    """A connection as it is at one moment."""
-
-    connection_id: int
-    address: str
-    state: HaState
-    request_offset: int
-    sent_offset: int
-    ack_offset: int
-    lag_s: float
-    """Age of the oldest byte that the slave has not acknowledged."""
-    transferred_bytes_per_s: int
-    last_received_s: float = 0.0
-    """How long ago anything was read from the slave."""
-    ack_latency_us: Distribution[int] | None = None
-    """From sending a frame to its ack, in microseconds; of one frame in flight at a time."""
-    frame_bytes: Distribution[int] | None = None
-    """Bodies of the frames that were sent."""
 
 
 class HaConnection:
@@ -159,16 +137,18 @@ class HaConnection:
     def status(self) -> ConnectionStatus:
         """How the connection stands now."""
         now_s = trio.current_time()
+        max_offset = self._log.max_offset
         return ConnectionStatus(
-            connection_id=self.connection_id,
             address=self.address,
-            state=self.state.state,
-            request_offset=self.request_offset,
             sent_offset=self.sent_offset,
             ack_offset=self.ack_offset,
-            lag_s=self._lag_clock.age_s(now_s),
+            lag_bytes=max_offset - max(self.ack_offset, 0),
+            in_sync=self._replicas.is_eligible(self.connection_id, max_offset),
             transferred_bytes_per_s=self._rate.bytes_per_s(now_s),
-            last_received_s=now_s - self._last_received_s,
+            state=self.state.state.name,
+            lag_ms=round(self._lag_clock.age_s(now_s) * 1000),
+            connection_id=self.connection_id,
+            last_received_ms=round((now_s - self._last_received_s) * 1000),
             ack_latency_us=self._ack_latency.distribution(now_s, per_unit=1e6),
             frame_bytes=self._frame_bytes.distribution(now_s),
         )

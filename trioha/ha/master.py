@@ -19,8 +19,9 @@ import structlog
 import trio
 from attrs import field, frozen
 
+from trioha.broker_status import ConnectionStatus
 from trioha.ha.admission import Admission, AdmissionSettings, Refusal, identity_of
-from trioha.ha.connection import ConnectionStatus, HaConnection
+from trioha.ha.connection import HaConnection
 from trioha.ha.probes import ProbeCount, Probes
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings

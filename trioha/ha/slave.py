@@ -26,8 +26,8 @@ from itertools import count
 
 import structlog
 import trio
-from attrs import frozen
 
+from trioha.broker_status import SlaveStatus
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
@@ -66,36 +66,10 @@ OBSERVED_AGE_S = 60.0
 GAP_REASONS = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
 """Ends after which the own log cannot be continued as it is."""
 
-
 LASTING_REASONS = GAP_REASONS | {CloseReason.INTERNAL_ERROR}
 """Ends that a new connection does not change, even one that has brought something."""
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
-
-
-@frozen
-class SlaveStatus:
-    """The slave's link as it is at one moment."""
-
-    state: HaState
-    master_address: str
-    reported_offset: int
-    """Last offset reported on the current or last connection, -1 before the first."""
-    reconnects: int
-    """Connections made after the first one."""
-    transferred_bytes_per_s: int
-    last_read_ms: int
-    """Wall time of the last byte from the master, 0 before the first."""
-    last_write_ms: int
-    """Wall time of the last report, 0 before the first."""
-    last_close_reason: CloseReason
-    """Why the last connection ended, NONE while none has."""
-    verdict: str
-    """What keeps this log from following its master's (gap, ahead, diverged), with the offset; else empty."""
-    is_observer: bool = False
-    """Whether it takes everything and acknowledges nothing."""
-    local_address: str | None = None
-    """Its own end of the connection, `host:port`: the master lists it by that. None without one."""
 
 
 class HaSlave:
@@ -145,7 +119,8 @@ class HaSlave:
         self._reported_offset = -1
         self._local_address: str | None = None
         self._reason = CloseReason.NONE
-        self._last_reason = CloseReason.NONE
+        self.last_close_reason = CloseReason.NONE
+        """Why the last connection ended; NONE before that."""
         self._frame_taken = False
         self._is_answered = False
         """Whether the master has sent a byte on the current connection."""
@@ -164,17 +139,17 @@ class HaSlave:
     def status(self) -> SlaveStatus:
         """How the link stands now."""
         return SlaveStatus(
-            state=self.state.state,
             master_address=self._master_address,
-            reported_offset=self._reported_offset,
-            reconnects=max(0, self._connections - 1),
+            max_offset=self._log.max_offset,
             transferred_bytes_per_s=self._rate.bytes_per_s(trio.current_time()),
             last_read_ms=self._last_read_ms,
             last_write_ms=self._last_write_ms,
-            last_close_reason=self._last_reason,
+            reported_offset=self._reported_offset,
+            state=self.state.state.name,
+            reconnects=max(0, self._connections - 1),
             verdict=self._verdict,
-            is_observer=self._is_observer,
             local_address=self._local_address,
+            is_observer=self._is_observer,
         )
 
     async def run(self) -> None:
@@ -187,7 +162,7 @@ class HaSlave:
                     self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
                     await self._connect_and_replicate()
                 if crossing.error is not None:
-                    self._last_reason = CloseReason.INTERNAL_ERROR
+                    self.last_close_reason = CloseReason.INTERNAL_ERROR
                 with self.border.around(self._master_address):
                     back_off_s = self._back_off(back_off_s)
                 await trio.sleep(back_off_s)
@@ -197,7 +172,7 @@ class HaSlave:
 
     def _back_off(self, back_off_s: float) -> float:
         """A connection has ended: what is to be done before the next one, and how long it has to wait."""
-        reason = self._last_reason
+        reason = self.last_close_reason
         if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
             self._archive_log(reason)
             back_off_s = BACK_OFF_MIN_S
@@ -221,7 +196,7 @@ class HaSlave:
                 stream = await self._connect()
         except (OSError, trio.TooSlowError, UnicodeError) as error:
             # UnicodeError: a host name that the resolver cannot encode.
-            self._last_reason = CloseReason.CONNECT_FAILED
+            self.last_close_reason = CloseReason.CONNECT_FAILED
             shortage = find_shortage(error)
             if shortage is not None:
                 self.border.report(shortage, self._master_address, what="connect failed")
@@ -244,7 +219,7 @@ class HaSlave:
             raise
         finally:
             self._end(CloseReason.SHUTDOWN)
-            self._last_reason = self._reason
+            self.last_close_reason = self._reason
             self._local_address = None
             try:
                 self._closed()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from trioha.broker.info import BrokerInfo, Identity
+from trioha import __version__
+from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
-from trioha.remoting.ha_status import BrokerSettings
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.store.message_store import MessageStore
 from trioha.store.tags import DelayLevels
@@ -49,6 +50,7 @@ class BrokerRoom:
         )
         info = BrokerInfo(
             _identity(config, ha_address=ha_address, warnings=warnings),
+            store_path=config.store_path_root_dir,
             store=store,
             puts=puts,
             master=ha.master,
@@ -67,14 +69,14 @@ class BrokerRoom:
         return cls(server, updates)
 
 
-def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> Identity:
-    return Identity(
+def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:
+    return BrokerStatus(
+        version=__version__,
         role=config.broker_role.value,
         cluster_name=config.broker_cluster_name,
         broker_name=config.broker_name,
         broker_id=config.broker_id,
         ha_address=str(ha_address),
-        store_path=config.store_path_root_dir,
         settings=BrokerSettings(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
             slave_timeout_ms=config.slave_timeout,

@@ -77,6 +77,12 @@ def as_text(value: object) -> str:
         raise RemoteProtocolError(f"a {type(value).__name__} cannot be a string: {error}") from None
 
 
+def camel_case(name: str) -> str:
+    """`a_long_name` as Java spells it: `aLongName`."""
+    first, *words = name.split("_")
+    return first + "".join(word.capitalize() for word in words)
+
+
 def shown(value: object) -> str:
     """A short form of a JSON value of any size and depth, for an error's text."""
     if isinstance(value, str):

@@ -1,10 +1,9 @@
-"""Asking a broker for its status, whichever it is: trioha, RocketMQ 4.9 or 5.x (spec ha 7, remoting 5).
+"""Reads the status of a broker, trioha's or RocketMQ's 4.9 or 5.x (spec ha 7, remoting 5).
 
-Theory of operation. Whoever looks many times a second does not ask many times a second: a question costs the
-broker a wake-up of its own. A trioha node is asked for updates (docs/ha-status.md), which it sends to all who
-want some at the same moments, and each question is good for `UPDATES` of them; so what is on its way to a
-reader that has stopped reading stays little, and nothing has to be called off. A broker that promises none is
-asked each time.
+Theory of operation. Each request wakes the broker, so a reader that wants a status many times a second
+subscribes to updates (docs/ha-status.md) where the broker is a trioha node, `UPDATES` of them with each
+request. A reader that stops reading is sent no more than these, and nothing has to be cancelled. A broker
+that promises no updates is asked each time.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
+from trioha.broker_status import ROLE_UNKNOWN, BrokerRuntimeInfo, BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.numbers import I64, NATURAL64, parse_int
+from trioha.numbers import I64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.fastjson import JsonLimits, as_text, parse_json
-from trioha.remoting.ha_status import (
-    ROLE_UNKNOWN,
-    BrokerRuntimeInfo,
-    BrokerSettings,
-    BrokerStatus,
-    HaExtras,
-    HaRuntimeInfo,
-    JsonFields,
+from trioha.remoting.fastjson import JsonLimits
+from trioha.remoting.ha_runtime_info import decode_ha_status
+from trioha.remoting.runtime_table import (
+    natural_of,
+    parse_broker_config,
+    parse_runtime_info,
+    runtime_info_of,
+    settings_of,
 )
 from trioha.remoting.status_subscription import StatusSubscription
 
 TABLE_INTERVAL_S = 1.0
-"""How often the runtime table of a broker that answers 907 is asked for again, in seconds: it is long, and
-what it tells beside the offsets moves slowly."""
+"""How often the runtime table of a broker that answers 907 is requested: it is long, and its figures beside
+the offsets change slowly."""
 UPDATES = 100
-"""How many updates are asked for at a time."""
-PATIENCE = 2
-"""How many intervals an update may be late before the broker is asked."""
+"""Updates that one request subscribes to."""
+LATE_INTERVALS = 2
+"""An update that is so many intervals late is replaced by a request."""
 
 
 class StatusReader:
-    """Asks the broker behind `client` for its status, again and again, one request at a time.
+    """Reads the status of one broker again and again, one request at a time.
 
-    What a real broker tells only in its configuration (exact role, names, limits) is asked for once a
-    connection, and its runtime table no more than once in `TABLE_INTERVAL_S` where 907 tells the offsets.
+    What a RocketMQ broker has only in its configuration (exact role, names, limits) is requested once for a
+    connection, and its runtime table at most once in `TABLE_INTERVAL_S` where 907 reports the offsets.
     """
 
     def __init__(
@@ -57,118 +56,120 @@ class StatusReader:
         connections_max: int | None = None,
         limits: JsonLimits | None = None,
     ) -> None:
-        """`with_table`: ask trioha nodes for their runtime table, too (`BrokerStatus.table`).
+        """`with_table`: request the runtime table of trioha nodes, too (`BrokerStatus.table`).
 
-        `every_s`: how often there will be a `fetch`; where the broker sends updates as often, it waits for
-        the next one instead of asking. The reader then takes over the client's `on_request`.
+        `every_s`: the interval of the calls of `fetch`; where the broker sends updates at that interval,
+        `fetch` waits for the next one instead of sending a request. The reader then sets the client's
+        `on_request`.
 
-        `connections_max` and `limits` are those of `HaRuntimeInfo.from_json`, for readers that must not be
-        held up by what a broker answers.
+        `connections_max` and `limits` are those of `decode_ha_status`: they bound the time that one answer
+        costs.
         """
         self._client = client
         self._connections_max, self._limits = connections_max, limits
         self._bytes_read = 0
-        self._wanted = None if every_s is None else StatusSubscription(round(every_s * 1000), UPDATES)
-        if self._wanted is not None:
-            client.on_request = self._take_update
+        self._subscription = None if every_s is None else StatusSubscription(round(every_s * 1000), UPDATES)
+        if self._subscription is not None:
+            client.on_request = self._receive_update
         self._update: bytes | None = None
-        """The last one that came and was not looked at."""
-        self._update_came = trio.Event()
+        """Body of the newest update, until it is parsed."""
+        self._update_received = trio.Event()
         self._table_update: bytes | None = None
-        """The same of the runtime table."""
+        """Body of the newest runtime table that came with an update, until it is parsed."""
         self._updates_left = 0
-        """How many more may be waited for before it is asked again."""
-        self._patience_s = 0.0
-        """How long to wait for one."""
+        """Updates to wait for before the next request."""
+        self._late_s = 0.0
+        """How long to wait for an update."""
         self._with_table = with_table
         self._config: Mapping[str, str] | None = None
         self._table: Mapping[str, str] = {}
         self._table_until_s = -math.inf
-        self._parsed_table = BrokerRuntimeInfo()
+        self._runtime_info = BrokerRuntimeInfo()
 
     async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
-        """The broker's status now, all requests together within `timeout_s`.
+        """The broker's status now, with at most `timeout_s` for all requests together.
 
-        Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` says
-        how), RemoteProtocolError if what it answers makes no sense.
+        Raises PeerError if the broker cannot be reached, does not answer in time or refuses (`code` is its
+        response code), RemoteProtocolError if an answer makes no sense.
         """
         self._bytes_read = 0
         status = await self._fetch(timeout_s)
-        return evolve(status, answer_bytes=self._bytes_read)
+        return evolve(
+            status, address=self._client.address, table=self._runtime_info, answer_bytes=self._bytes_read
+        )
 
     async def _fetch(self, timeout_s: float) -> BrokerStatus:
-        client = self._client
         deadline = trio.current_time() + timeout_s
 
-        async def ask(code: RequestCode, updates: StatusSubscription | None = None) -> RemotingCommand:
-            command = request(code, ext_fields=None if updates is None else updates.to_fields())
-            return await client.request(command, timeout_s=max(0.0, deadline - trio.current_time()))
+        async def ask(code: RequestCode, subscription: StatusSubscription | None = None) -> RemotingCommand:
+            command = request(code, ext_fields=None if subscription is None else subscription.to_fields())
+            return await self._client.request(command, timeout_s=max(0.0, deadline - trio.current_time()))
 
-        info = await self._next_update(deadline)
-        if info is None:
-            info = self._taken(await ask(RequestCode.GET_BROKER_HA_STATUS, self._wanted))
+        status = await self._next_update(deadline)
+        if status is None:
+            status = self._handle_answer(await ask(RequestCode.GET_BROKER_HA_STATUS, self._subscription))
         if self._table_update is not None:
             table, self._table_update = self._table_update, None
-            self._take_table(table)
-        is_trioha = info is not None and info.extras is not None
+            self._handle_table(table)
+        is_trioha = status is not None and status.is_trioha
         wants_table = self._with_table or not is_trioha
-        if info is None or (wants_table and trio.current_time() >= self._table_until_s):
+        if status is None or (wants_table and trio.current_time() >= self._table_until_s):
             runtime_info = await ask(RequestCode.GET_BROKER_RUNTIME_INFO)
             if runtime_info.code == ResponseCode.SUCCESS:
-                self._take_table(runtime_info.body)
+                self._handle_table(runtime_info.body)
             elif not is_trioha:
-                raise _refused(client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
-        if info is not None and info.extras is not None:
-            return _from_trioha(client.address, info, info.extras, self._parsed_table)
+                raise _refused(self._client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
+        if status is not None and is_trioha:
+            return status
         if self._config is None:
             config = await ask(RequestCode.GET_BROKER_CONFIG)
-            # The configuration is for administrators: a broker may refuse it, and that is no fault.
             self._bytes_read += len(config.body)
+            # A broker may refuse its configuration to everybody but administrators: that is not an error.
             self._config = parse_broker_config(config.body) if config.code == ResponseCode.SUCCESS else {}
-        return _from_rocketmq(client.address, info, self._table, self._config, self._parsed_table)
+        return _completed(status, self._table, self._config)
 
-    def _take_table(self, body: bytes | memoryview) -> None:
+    def _handle_table(self, body: bytes | memoryview) -> None:
         self._bytes_read += len(body)
         self._table = parse_runtime_info(body, limits=self._limits)
-        self._parsed_table = BrokerRuntimeInfo.from_table(self._table)
-        # A node that sends updates sends this, too, and is asked only if it does not.
-        patience = PATIENCE if self._updates_left else 1
-        self._table_until_s = trio.current_time() + patience * TABLE_INTERVAL_S
+        self._runtime_info = runtime_info_of(self._table)
+        # A node that sends updates also sends its table, and is asked for it only if that is late.
+        intervals = LATE_INTERVALS if self._updates_left else 1
+        self._table_until_s = trio.current_time() + intervals * TABLE_INTERVAL_S
 
-    def _taken(self, answer: RemotingCommand) -> HaRuntimeInfo | None:
-        """What the answer to 907 says; None if the broker does not know the request."""
-        # What came before this answer is older than it.
+    def _handle_answer(self, answer: RemotingCommand) -> BrokerStatus | None:
+        """The status in an answer to 907; None if the broker does not know the request."""
+        # An update that was received before this answer is older than it.
         self._update = None
         if answer.code == ResponseCode.SUCCESS:
             try:
-                promised = None if self._wanted is None else StatusSubscription.of(answer.ext_fields)
+                promised = None if self._subscription is None else StatusSubscription.of(answer.ext_fields)
             except BadRequestError as error:
                 raise RemoteProtocolError(f"HARuntimeInfo: {error.reason}") from error
             if promised is not None:
-                # Asked again half-way: so none is missed between one promise and the next.
+                # The next request goes out half-way, so that no update is missed between two subscriptions.
                 self._updates_left = promised.count // 2
-                self._patience_s = PATIENCE * promised.every_ms / 1000
+                self._late_s = LATE_INTERVALS * promised.every_ms / 1000
             return self._parse(answer.body)
         if answer.code in {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}:
             # 1 is "may be duplicationEnable is true": such a broker still has its runtime info.
             return None
         raise _refused(self._client, RequestCode.GET_BROKER_HA_STATUS, answer)
 
-    def _take_update(self, command: RemotingCommand) -> None:
+    def _receive_update(self, command: RemotingCommand) -> None:
         if command.code == RequestCode.GET_BROKER_HA_STATUS:
             self._update = bytes(command.body)
-            self._update_came.set()
+            self._update_received.set()
         elif command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
             self._table_update = bytes(command.body)
 
-    async def _next_update(self, deadline_s: float) -> HaRuntimeInfo | None:
-        """The newest update that came, or the next; None if none is promised, or it does not come in time."""
+    async def _next_update(self, deadline_s: float) -> BrokerStatus | None:
+        """The newest update that was received, or the next one; None if none is promised or it is late."""
         if self._updates_left <= 0:
             return None
         if self._update is None:
-            self._update_came = trio.Event()
-            with trio.move_on_at(min(deadline_s, trio.current_time() + self._patience_s)):
-                await self._update_came.wait()
+            self._update_received = trio.Event()
+            with trio.move_on_at(min(deadline_s, trio.current_time() + self._late_s)):
+                await self._update_received.wait()
         body, self._update = self._update, None
         if body is None:
             self._updates_left = 0
@@ -176,32 +177,14 @@ class StatusReader:
         self._updates_left -= 1
         return self._parse(body)
 
-    def _parse(self, body: bytes | memoryview) -> HaRuntimeInfo:
+    def _parse(self, body: bytes | memoryview) -> BrokerStatus:
         self._bytes_read += len(body)
-        return HaRuntimeInfo.from_json(body, connections_max=self._connections_max, limits=self._limits)
+        return decode_ha_status(body, connections_max=self._connections_max, limits=self._limits)
 
 
 async def fetch_status(client: RemotingClient, *, timeout_s: float = 3.0) -> BrokerStatus:
-    """`StatusReader(client).fetch(...)` for whoever asks once."""
+    """The broker's status, once: `StatusReader(client).fetch(...)`."""
     return await StatusReader(client).fetch(timeout_s=timeout_s)
-
-
-def parse_runtime_info(body: bytes | memoryview, *, limits: JsonLimits | None = None) -> Mapping[str, str]:
-    """The table that answers GET_BROKER_RUNTIME_INFO (spec remoting 5.1).
-
-    `limits` are those of `parse_json`. Raises RemoteProtocolError for a body without a table.
-    """
-    table = JsonFields.of(parse_json(body, limits=limits), "runtime info").get("table")
-    if not isinstance(table, dict):
-        raise RemoteProtocolError("runtime info: no table in it")
-    return {as_text(name): as_text(value) for name, value in table.items()}
-
-
-def parse_broker_config(body: bytes | memoryview) -> Mapping[str, str]:
-    """The `key=value` lines that answer GET_BROKER_CONFIG (spec remoting 5)."""
-    lines = str(body, "utf-8", "replace").splitlines()
-    pairs = (line.partition("=") for line in lines)
-    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
 
 
 def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand) -> PeerError:
@@ -213,81 +196,40 @@ def _refused(client: RemotingClient, code: RequestCode, answer: RemotingCommand)
     )
 
 
-def _from_trioha(
-    address: str, info: HaRuntimeInfo, extras: HaExtras, table: BrokerRuntimeInfo
+def _completed(
+    ha_status: BrokerStatus | None, table: Mapping[str, str], config: Mapping[str, str]
 ) -> BrokerStatus:
-    return BrokerStatus(
-        address=address,
-        source="ha-status",
-        role=extras.role,
-        cluster_name=extras.cluster_name,
-        broker_name=extras.broker_name,
-        broker_id=extras.broker_id,
-        version=extras.version,
-        min_offset=extras.min_offset,
-        max_offset=info.master_max_offset if info.master else info.client.max_offset,
-        flushed_offset=extras.flushed_offset,
-        ha_address=extras.ha_address or None,
-        in_sync_slaves=info.in_sync_slaves if info.master else None,
-        connections=info.connections,
-        unread_connections=info.unread_connections,
-        unread_probes=info.unread_probes,
-        client=None if info.master else info.client,
-        put_statuses=extras.put_statuses,
-        ended_connections=extras.ended_connections,
-        probes=extras.probes,
-        dispatched_offset=extras.dispatched_offset,
-        dispatch_fault=extras.dispatch_fault,
-        settings=extras.settings,
-        table=table,
-        files=extras.files,
-        warnings=extras.warnings,
-    )
-
-
-def _from_rocketmq(
-    address: str,
-    info: HaRuntimeInfo | None,
-    table: Mapping[str, str],
-    config: Mapping[str, str],
-    parsed_table: BrokerRuntimeInfo,
-) -> BrokerStatus:
-    role = config.get("brokerRole")
-    if role is None:
-        role = ROLE_UNKNOWN if info is None else "MASTER" if info.master else "SLAVE"
-    max_offset = _table_offset(table, "commitLogMaxOffset")
-    if info is not None:
-        max_offset = info.master_max_offset if info.master else info.client.max_offset
-    if max_offset is None:
+    """The status of a RocketMQ broker: what 907 reports, if anything, and the rest from the other answers."""
+    table_max_offset = _offset_of(table, "commitLogMaxOffset")
+    undispatched_bytes = _offset_of(table, "dispatchBehindBytes")
+    role = ROLE_UNKNOWN
+    if ha_status is not None:
+        role = "MASTER" if ha_status.client is None else "SLAVE"
+    elif table_max_offset is None:
         raise RemoteProtocolError("runtime info: no commitLogMaxOffset in it")
-    behind = _table_offset(table, "dispatchBehindBytes")
-    table_max_offset = _table_offset(table, "commitLogMaxOffset")
-    ha_host, ha_port, broker_id = (config.get(key) for key in ("brokerIP2", "haListenPort", "brokerId"))
-    return BrokerStatus(
-        address=address,
-        source="runtime-info" if info is None else "ha-status",
-        role=role,
+    else:
+        ha_status = BrokerStatus(source="runtime-info", max_offset=table_max_offset)
+    ha_host, ha_port = config.get("brokerIP2"), config.get("haListenPort")
+    return evolve(
+        ha_status,
+        role=config.get("brokerRole", role),
         cluster_name=config.get("brokerClusterName"),
         broker_name=config.get("brokerName"),
-        broker_id=_broker_id(broker_id),
+        broker_id=natural_of(config, "brokerId"),
         version=table.get("brokerVersionDesc"),
-        min_offset=_table_offset(table, "commitLogMinOffset"),
-        max_offset=max_offset,
-        flushed_offset=None,
+        min_offset=_offset_of(table, "commitLogMinOffset"),
         ha_address=f"{ha_host}:{ha_port}" if ha_host and ha_port else None,
-        in_sync_slaves=info.in_sync_slaves if info is not None and info.master else None,
-        connections=() if info is None else info.connections,
-        unread_connections=0 if info is None else info.unread_connections,
-        unread_probes=0 if info is None else info.unread_probes,
-        client=None if info is None or info.master else info.client,
-        # Of one moment: the HA status was told at another one.
-        dispatched_offset=None if behind is None or table_max_offset is None else table_max_offset - behind,
-        settings=BrokerSettings.from_config(config),
-        table=parsed_table,
+        # Both figures are of the table: the HA status is of another moment.
+        dispatched_offset=(
+            None
+            if undispatched_bytes is None or table_max_offset is None
+            else table_max_offset - undispatched_bytes
+        ),
+        settings=settings_of(config),
     )
 
 
-def _table_offset(table: Mapping[str, str], key: str) -> int | None:
+def _offset_of(table: Mapping[str, str], key: str) -> int | None:
     text = table.get(key)
     if text is None:
         return None
@@ -295,11 +237,3 @@ def _table_offset(table: Mapping[str, str], key: str) -> int | None:
         return parse_int(text, I64)
     except ValueError:
         raise RemoteProtocolError(f"runtime info: {key} is not a number: {text[:40]!r}") from None
-
-
-def _broker_id(text: str | None) -> int | None:
-    """The number of a broker's configuration; None if it says none."""
-    try:
-        return parse_int(text, NATURAL64)
-    except ValueError:
-        return None

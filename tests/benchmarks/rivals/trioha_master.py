@@ -24,7 +24,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.node.logs import configure_logs
-from trioha.recording.events import HaState, NoSink
+from trioha.recording.events import NoSink
 from trioha.store.allocate import allocate_ahead
 from trioha.store.commit_log import CommitLog, Message
 from trioha.store.dispatch_service import DispatchService
@@ -86,7 +86,7 @@ class Master:
         max_offset = self._log.max_offset
         with trio.fail_after(within_s):
             # Polled, as the Java driver does it too.
-            while all(one.state is not HaState.TRANSFER for one in self._ha.connections()):  # noqa: ASYNC110
+            while all(one.state != "TRANSFER" for one in self._ha.connections()):  # noqa: ASYNC110
                 await trio.sleep(0.001)
             began = time.perf_counter()
             while sum(one.ack_offset >= max_offset for one in self._ha.connections()) < slaves:  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""The status model against what real brokers answered, and both ways."""
+"""The status of recorded RocketMQ brokers and of trioha nodes, by requests and by updates."""
 
 from __future__ import annotations
 
@@ -9,29 +9,24 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from tests.remoting.recorded import answers
-from trioha.distribution import Distribution
+from trioha.broker_status import (
+    BrokerRuntimeInfo,
+    BrokerSettings,
+    BrokerStatus,
+    ConnectionStatus,
+    SlaveStatus,
+)
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.ha_status import (
-    BrokerRuntimeInfo,
-    BrokerSettings,
-    BrokerStatus,
-    ConnectionStatus,
-    HaClientExtras,
-    HaExtras,
-    HaRuntimeInfo,
-    SlaveClientStatus,
-)
+from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
-from trioha.remoting.status_reader import StatusReader, fetch_status, parse_broker_config, parse_runtime_info
+from trioha.remoting.status_reader import StatusReader, fetch_status
 
 MASTER_53 = answers("remoting-5.3.3/070-probe--master")
 SLAVE_53 = {
@@ -46,61 +41,6 @@ SLAVE_49 = {
 HA_STATUS = RequestCode.GET_BROKER_HA_STATUS
 CONFIG = RequestCode.GET_BROKER_CONFIG
 RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
-
-OFFSETS = st.integers(-1, 2**63 - 1)
-TEXT = st.text(min_size=1, max_size=10)
-DISTRIBUTIONS = st.builds(Distribution, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
-CONNECTIONS = st.builds(
-    ConnectionStatus,
-    address=st.text(max_size=10),
-    sent_offset=OFFSETS,
-    ack_offset=OFFSETS,
-    lag_bytes=OFFSETS,
-    in_sync=st.booleans(),
-    transferred_bytes_per_s=OFFSETS,
-    state=st.none() | TEXT,
-    lag_ms=st.none() | OFFSETS,
-    heard_ms=st.none() | OFFSETS,
-    ack_latency_us=st.none() | DISTRIBUTIONS,
-    frame_bytes=st.none() | DISTRIBUTIONS,
-    connection_id=st.none() | OFFSETS,
-)
-CLIENTS = st.builds(
-    SlaveClientStatus,
-    master_address=st.none() | TEXT,
-    max_offset=OFFSETS,
-    transferred_bytes_per_s=OFFSETS,
-    last_read_ms=OFFSETS,
-    last_write_ms=OFFSETS,
-)
-SETTINGS = st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, housekeeping_ms=st.none() | OFFSETS)
-PUT_STATUSES = st.dictionaries(TEXT, OFFSETS, max_size=3)
-EXTRAS = st.builds(
-    HaExtras,
-    version=TEXT,
-    role=TEXT,
-    cluster_name=TEXT,
-    broker_name=TEXT,
-    broker_id=OFFSETS,
-    min_offset=OFFSETS,
-    flushed_offset=OFFSETS,
-    ha_address=st.text(max_size=10),
-    put_statuses=PUT_STATUSES,
-    client=st.none(),
-    settings=SETTINGS,
-    files=st.none() | OFFSETS,
-    warnings=st.lists(TEXT, max_size=2).map(tuple),
-)
-INFOS = st.builds(
-    HaRuntimeInfo,
-    master=st.booleans(),
-    master_max_offset=OFFSETS,
-    in_sync_slaves=OFFSETS,
-    connections=st.lists(CONNECTIONS, max_size=3).map(tuple),
-    client=CLIENTS,
-    master_flush_offset=OFFSETS,
-    extras=st.none() | EXTRAS,
-)
 
 
 @asynccontextmanager
@@ -127,66 +67,6 @@ async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple
             nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        answers("remoting-5.3.3/038-adm-haStatus--master")[HA_STATUS],
-        MASTER_53[HA_STATUS],
-        SLAVE_53[HA_STATUS],
-    ],
-)
-def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(answer: RemotingCommand) -> None:
-    info = HaRuntimeInfo.from_json(answer.body)
-    assert info.extras is None
-    assert info.to_json() == answer.body
-
-
-@given(INFOS)
-def test_what_we_answer_is_what_we_read(info: HaRuntimeInfo) -> None:
-    assert HaRuntimeInfo.from_json(info.to_json()) == info
-
-
-def test_our_additions_stand_beside_rocketmqs_own_keys() -> None:
-    info = HaRuntimeInfo(
-        master=True,
-        master_max_offset=639,
-        in_sync_slaves=1,
-        connections=(ConnectionStatus("127.0.0.1:36202", 639, 600, 39, True, 12, "TRANSFER", 4, 7),),
-        extras=HaExtras("1.0", "SYNC_MASTER", "c", "b", 0, 0, 639, "127.0.0.1:10912", None, {"PUT_OK": 3}),
-    )
-    whole = json.loads(info.to_json())
-    assert list(whole) == [
-        "haClientRuntimeInfo",
-        "haConnectionInfo",
-        "inSyncSlaveNums",
-        "master",
-        "masterCommitLogMaxOffset",
-        "trioha",
-    ]
-    assert list(whole["haClientRuntimeInfo"]) == [
-        "lastReadTimestamp",
-        "lastWriteTimestamp",
-        "masterFlushOffset",
-        "maxOffset",
-        "transferredByteInSecond",
-    ]
-    assert whole["haConnectionInfo"] == [
-        {
-            "addr": "127.0.0.1:36202",
-            "connectionId": 7,
-            "diff": 39,
-            "inSync": True,
-            "lagMillis": 4,
-            "slaveAckOffset": 600,
-            "state": "TRANSFER",
-            "transferFromWhere": 639,
-            "transferredByteInSecond": 12,
-        }
-    ]
-    assert whole["trioha"]["putStatuses"] == {"PUT_OK": 3}
-    assert "client" not in whole["trioha"]
-
-
 async def test_a_real_53_master_is_shown_with_its_slave() -> None:
     async with broker(MASTER_53) as (client, asked_codes):
         status = await fetch_status(client)
@@ -204,7 +84,16 @@ async def test_a_real_53_master_is_shown_with_its_slave() -> None:
         flushed_offset=None,
         ha_address="127.0.0.1:43312",
         in_sync_slaves=1,
-        connections=(ConnectionStatus("127.0.0.1:49198", 14245, 14245, 1385, True, 24),),
+        connections=(
+            ConnectionStatus(
+                address="127.0.0.1:49198",
+                sent_offset=14245,
+                ack_offset=14245,
+                lag_bytes=1385,
+                in_sync=True,
+                transferred_bytes_per_s=24,
+            ),
+        ),
         client=None,
         put_statuses={},
         dispatched_offset=14001,
@@ -242,7 +131,13 @@ async def test_a_real_53_slave_is_shown_with_its_master() -> None:
     )
     assert (status.min_offset, status.max_offset, status.in_sync_slaves) == (0, 14245, None)
     assert status.connections == ()
-    assert status.client == SlaveClientStatus("127.0.0.1:43312", 14245, 12, 1795234701072, 1795234701072)
+    assert status.client == SlaveStatus(
+        master_address="127.0.0.1:43312",
+        max_offset=14245,
+        transferred_bytes_per_s=12,
+        last_read_ms=1795234701072,
+        last_write_ms=1795234701072,
+    )
 
 
 async def test_a_real_49_broker_is_shown_from_its_runtime_info() -> None:
@@ -268,43 +163,29 @@ async def test_a_broker_that_keeps_its_configuration_to_itself_is_a_plain_master
         assert (await fetch_status(client)).role == "UNKNOWN"
 
 
-async def test_a_trioha_node_tells_everything_in_one_answer() -> None:
-    extras = HaExtras(
+async def test_one_answer_has_the_whole_status_of_a_trioha_node() -> None:
+    node = BrokerStatus(
         version="1.0",
         role="SLAVE",
         cluster_name="c",
         broker_name="b",
         broker_id=1,
-        min_offset=100,
-        flushed_offset=580,
-        ha_address="127.0.0.1:10912",
-        client=HaClientExtras("TRANSFER", 600, 2, "GAP: its log begins at 5"),
-        put_statuses={"SERVICE_NOT_AVAILABLE": 4},
-        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
-    )
-    info = HaRuntimeInfo(False, 0, 0, client=SlaveClientStatus("m:1", 639, 9, 5, 6), extras=extras)
-    answer = response_to(request(HA_STATUS), 0, body=info.to_json())
-    async with broker({HA_STATUS: answer}) as (client, asked_codes):
-        status = await fetch_status(client)
-    assert asked_codes == [HA_STATUS]
-    assert status == BrokerStatus(
-        address=client.address,
-        source="ha-status",
-        role="SLAVE",
-        cluster_name="c",
-        broker_name="b",
-        broker_id=1,
-        version="1.0",
         min_offset=100,
         max_offset=639,
         flushed_offset=580,
         ha_address="127.0.0.1:10912",
-        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
-        in_sync_slaves=None,
-        connections=(),
-        client=SlaveClientStatus("m:1", 639, 9, 5, 6, 600, "TRANSFER", 2, "GAP: its log begins at 5"),
+        client=SlaveStatus(
+            master_address="m:1", max_offset=639, transferred_bytes_per_s=9, last_read_ms=5, last_write_ms=6,
+            reported_offset=600, state="TRANSFER", reconnects=2, verdict="GAP: its log begins at 5",
+        ),
         put_statuses={"SERVICE_NOT_AVAILABLE": 4},
-    )
+        probes={"10.0.0.8": {"EOF": 3, "NO_REQUEST": 1}, "other": {"EOF": 9}},
+    )  # fmt: skip
+    answer = response_to(request(HA_STATUS), 0, body=encode_ha_status(node))
+    async with broker({HA_STATUS: answer}) as (client, asked_codes):
+        status = await fetch_status(client)
+    assert asked_codes == [HA_STATUS]
+    assert status == evolve(node, address=client.address)
 
 
 async def test_a_refusal_is_told_with_its_code() -> None:
@@ -326,55 +207,6 @@ async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
         assert 0.29 < trio.current_time() - start_s < 2.0
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b'{"master":1}',
-        b'{"masterCommitLogMaxOffset":"1"}',
-        b'{"haConnectionInfo":{}}',
-        b'{"haConnectionInfo":[1]}',
-        b'{"haClientRuntimeInfo":[]}',
-        b'{"haConnectionInfo":[{"slaveAckOffset":1.5}]}',
-        b'{"trioha":{"role":5}}',
-        b'{"trioha":{"warnings":[1]}}',
-        b'{"trioha":{"client":{"observer":1}}}',
-        b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}',
-    ],
-)
-def test_a_body_that_is_no_ha_runtime_info_is_refused(body: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        HaRuntimeInfo.from_json(body)
-
-
-def test_runtime_info_and_configuration_are_read() -> None:
-    table = parse_runtime_info(MASTER_53[RUNTIME_INFO].body)
-    assert table["commitLogMaxOffset"] == "14001"
-    config = parse_broker_config(MASTER_53[CONFIG].body)
-    assert config["brokerRole"] == "SYNC_MASTER"
-    with pytest.raises(RemoteProtocolError, match="no table"):
-        parse_runtime_info(b"{}")
-
-
-def test_a_table_or_a_configuration_with_nonsense_in_it_tells_the_rest() -> None:
-    wrong = ("", "-1", "nan", "1e999", "9" * 40, "no number", "Total : x GiB, Free : 1 GiB.")
-    for text in wrong:
-        table = BrokerRuntimeInfo.from_table(
-            {
-                "bootTimestamp": "12",
-                "commitLogDirCapacity": text,
-                "commitLogDiskRatio": text,
-                "earliestMessageTimeStamp": text,
-                "putTps": text,
-                "remainHowManyDataToFlush": text,
-            }
-        )
-        assert table == BrokerRuntimeInfo(booted_ms=12)
-        settings = BrokerSettings.from_config({"slaveTimeout": text, "haSlaveFallbehindMax": "5"})
-        assert settings == BrokerSettings(gap_bytes_max=5)
-
-
 async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_for_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -386,26 +218,19 @@ async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_fo
     assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]
 
 
-TRIOHA = HaRuntimeInfo(
-    master=True,
-    master_max_offset=100,
-    in_sync_slaves=0,
-    connections=(),
-    client=SlaveClientStatus(None, 0, 0, 0, 0),
-    extras=HaExtras(
-        version="1", role="ASYNC_MASTER", cluster_name="c", broker_name="b", broker_id=0, min_offset=0,
-        flushed_offset=0, ha_address="127.0.0.1:10912",
-    ),
+NODE = BrokerStatus(
+    version="1", role="ASYNC_MASTER", cluster_name="c", broker_name="b", broker_id=0, min_offset=0,
+    max_offset=100, flushed_offset=0, ha_address="127.0.0.1:10912",
 )  # fmt: skip
 PROMISE = {"triohaEveryMillis": "100", "triohaUpdates": "20"}
 
 
-def told(offset: int) -> bytes:
-    return evolve(TRIOHA, master_max_offset=offset).to_json()
+def body_at(offset: int) -> bytes:
+    return encode_ha_status(evolve(NODE, max_offset=offset))
 
 
 def update(offset: int) -> bytes:
-    return encode(request(HA_STATUS, body=told(offset), oneway=True))
+    return encode(request(HA_STATUS, body=body_at(offset), oneway=True))
 
 
 @asynccontextmanager
@@ -430,7 +255,7 @@ async def promising(
             decoder.feed(data)
             while (command := decoder.next_command()) is not None:
                 asked.append(command.code)
-                body = (answers or {}).get(command.code, told(100))
+                body = (answers or {}).get(command.code, body_at(100))
                 answer = response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=body)
                 await theirs.send_all(before + encode(answer))
 
@@ -526,17 +351,3 @@ async def test_a_table_that_comes_along_is_not_asked_for(autojump_clock: object)
         await push(update(110))
         assert (await reader.fetch()).table.put_messages_per_s == 1.0
         assert asked == [HA_STATUS, RUNTIME_INFO, RUNTIME_INFO]
-
-
-def test_connections_beyond_those_that_a_reader_takes_are_counted_and_not_read() -> None:
-    replica = {"addr": "10.0.0.1:1", "slaveAckOffset": 5, "transferFromWhere": 5, "state": "TRANSFER"}
-    probe = {"addr": "10.0.0.2:1", "slaveAckOffset": -1, "transferFromWhere": -1}
-    listed = [*[probe | {"state": "HANDSHAKE"}] * 5, probe, *[replica] * 4, {"slaveAckOffset": "not read"}]
-    body = json.dumps({"master": True, "haConnectionInfo": listed}).encode()
-    info = HaRuntimeInfo.from_json(body, connections_max=3)
-    assert [connection.address for connection in info.connections] == ["10.0.0.1:1"] * 3
-    assert (info.unread_connections, info.unread_probes) == (2, 6)
-    assert not any(connection.is_probe for connection in info.connections)
-    few = HaRuntimeInfo.from_json(json.dumps({"haConnectionInfo": listed[4:8]}).encode(), connections_max=9)
-    assert [connection.is_probe for connection in few.connections] == [True, True, False, False]
-    assert (few.unread_connections, few.unread_probes) == (0, 0)

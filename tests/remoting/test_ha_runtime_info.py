@@ -1,0 +1,214 @@
+"""HARuntimeInfo against what real brokers answered, and both ways."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.remoting.recorded import answers
+from trioha.broker_status import BrokerSettings, BrokerStatus, ConnectionStatus, SlaveStatus
+from trioha.distribution import Distribution
+from trioha.errors import RemoteProtocolError
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.ha_runtime_info import decode_ha_status, encode_ha_status
+
+OFFSETS = st.integers(-1, 2**63 - 1)
+TEXT = st.text(min_size=1, max_size=10)
+DISTRIBUTIONS = st.builds(Distribution, OFFSETS, OFFSETS, OFFSETS, OFFSETS)
+COUNTS = st.dictionaries(TEXT, OFFSETS, max_size=3)
+CONNECTIONS = st.builds(
+    ConnectionStatus,
+    address=st.text(max_size=10),
+    sent_offset=OFFSETS,
+    ack_offset=OFFSETS,
+    lag_bytes=OFFSETS,
+    in_sync=st.booleans(),
+    transferred_bytes_per_s=OFFSETS,
+    state=st.none() | TEXT,
+    lag_ms=st.none() | OFFSETS,
+    last_received_ms=st.none() | OFFSETS,
+    ack_latency_us=st.none() | DISTRIBUTIONS,
+    frame_bytes=st.none() | DISTRIBUTIONS,
+    connection_id=st.none() | OFFSETS,
+)
+CLIENTS = st.builds(
+    SlaveStatus,
+    master_address=st.none() | TEXT,
+    max_offset=OFFSETS,
+    transferred_bytes_per_s=OFFSETS,
+    last_read_ms=OFFSETS,
+    last_write_ms=OFFSETS,
+    reported_offset=st.none() | OFFSETS,
+    state=st.none() | TEXT,
+    reconnects=st.none() | OFFSETS,
+    verdict=st.none() | st.text(max_size=10),
+    local_address=st.none() | TEXT,
+    is_observer=st.none() | st.booleans(),
+)
+NODES = st.builds(
+    BrokerStatus,
+    version=TEXT,
+    role=TEXT,
+    cluster_name=TEXT,
+    broker_name=TEXT,
+    broker_id=OFFSETS,
+    min_offset=OFFSETS,
+    max_offset=OFFSETS,
+    flushed_offset=OFFSETS,
+    dispatched_offset=st.none() | OFFSETS,
+    dispatch_fault=st.text(max_size=10),
+    ha_address=TEXT,
+    in_sync_slaves=OFFSETS,
+    connections=st.lists(CONNECTIONS, max_size=3).map(tuple),
+    put_statuses=COUNTS,
+    ended_connections=COUNTS,
+    probes=st.dictionaries(TEXT, COUNTS, max_size=2),
+    settings=st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, reserved_h=st.none() | OFFSETS),
+    files=st.none() | OFFSETS,
+    warnings=st.lists(TEXT, max_size=2).map(tuple),
+)
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        "remoting-5.3.3/038-adm-haStatus--master",
+        "remoting-5.3.3/070-probe--master",
+        "remoting-5.3.3/071-probe--slave",
+    ],
+)
+def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(session: str) -> None:
+    answer: RemotingCommand = answers(session)[RequestCode.GET_BROKER_HA_STATUS]
+    status = decode_ha_status(answer.body)
+    assert not status.is_trioha
+    assert encode_ha_status(status) == answer.body
+
+
+@given(NODES)
+def test_the_status_of_a_master_is_read_as_it_was_written(status: BrokerStatus) -> None:
+    assert decode_ha_status(encode_ha_status(status)) == status
+
+
+@given(NODES, CLIENTS)
+def test_the_status_of_a_slave_is_read_as_it_was_written(status: BrokerStatus, client: SlaveStatus) -> None:
+    slave = evolve(status, client=client, max_offset=client.max_offset, in_sync_slaves=None)
+    assert decode_ha_status(encode_ha_status(slave)) == slave
+
+
+def test_our_additions_stand_beside_rocketmqs_own_keys() -> None:
+    status = BrokerStatus(
+        version="1.0",
+        role="SYNC_MASTER",
+        cluster_name="c",
+        broker_name="b",
+        broker_id=0,
+        min_offset=0,
+        max_offset=639,
+        flushed_offset=639,
+        ha_address="127.0.0.1:10912",
+        in_sync_slaves=1,
+        connections=(
+            ConnectionStatus(
+                address="127.0.0.1:36202", sent_offset=639, ack_offset=600, lag_bytes=39, in_sync=True,
+                transferred_bytes_per_s=12, state="TRANSFER", lag_ms=4, connection_id=7,
+            ),
+        ),
+        put_statuses={"PUT_OK": 3},
+    )  # fmt: skip
+    whole = json.loads(encode_ha_status(status))
+    assert list(whole) == [
+        "haClientRuntimeInfo",
+        "haConnectionInfo",
+        "inSyncSlaveNums",
+        "master",
+        "masterCommitLogMaxOffset",
+        "trioha",
+    ]
+    assert list(whole["haClientRuntimeInfo"]) == [
+        "lastReadTimestamp",
+        "lastWriteTimestamp",
+        "masterFlushOffset",
+        "maxOffset",
+        "transferredByteInSecond",
+    ]
+    assert whole["haConnectionInfo"] == [
+        {
+            "addr": "127.0.0.1:36202",
+            "connectionId": 7,
+            "diff": 39,
+            "inSync": True,
+            "lagMillis": 4,
+            "slaveAckOffset": 600,
+            "state": "TRANSFER",
+            "transferFromWhere": 639,
+            "transferredByteInSecond": 12,
+        }
+    ]
+    assert whole["trioha"] == {
+        "version": "1.0",
+        "role": "SYNC_MASTER",
+        "clusterName": "c",
+        "brokerName": "b",
+        "brokerId": 0,
+        "minOffset": 0,
+        "flushedOffset": 639,
+        "haAddress": "127.0.0.1:10912",
+        "putStatuses": {"PUT_OK": 3},
+        "endedConnections": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "bad JSON"),
+        (b"null", "HARuntimeInfo: the body is not an object: 'None'"),
+        (b"[]", "HARuntimeInfo: the body is not an object: an array"),
+        (b'{"master":1}', "master is not true or false: '1'"),
+        (b'{"masterCommitLogMaxOffset":"1"}', "masterCommitLogMaxOffset is not an integer: '1'"),
+        (b'{"masterCommitLogMaxOffset":9223372036854775808}', "is not an integer: '9223372036854775808'"),
+        (b'{"haConnectionInfo":{}}', "haConnectionInfo is not an array: an object"),
+        (b'{"haConnectionInfo":[1]}', "ConnectionStatus is not an object: '1'"),
+        (b'{"haConnectionInfo":[null]}', "ConnectionStatus is not an object: 'None'"),
+        (b'{"haClientRuntimeInfo":[]}', "haClientRuntimeInfo is not an object: an array"),
+        (b'{"haConnectionInfo":[{"slaveAckOffset":1.5}]}', "slaveAckOffset is not an integer: '1.5'"),
+        (b'{"trioha":{"role":5}}', "role is not a string: '5'"),
+        (b'{"trioha":{"warnings":[1]}}', "warnings is not a string: '1'"),
+        (b'{"trioha":{"warnings":"one"}}', "warnings is not an array: 'one'"),
+        (b'{"trioha":{"probes":{"h":{"EOF":true}}}}', "probes is not an integer: 'True'"),
+        (b'{"trioha":{"client":{"observer":1}}}', "observer is not true or false: '1'"),
+        (b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}', "frameBytes is not four integers: an array"),
+    ],
+)
+def test_a_body_that_is_no_ha_runtime_info_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=re.escape(message)):
+        decode_ha_status(body)
+
+
+def test_missing_and_null_members_have_their_fields_defaults() -> None:
+    assert decode_ha_status(b'{"master":true}') == BrokerStatus(in_sync_slaves=0)
+    nulls = (
+        b'{"master":true,"masterCommitLogMaxOffset":null,"haConnectionInfo":[{"diff":null}],"trioha":null}'
+    )
+    assert decode_ha_status(nulls) == BrokerStatus(in_sync_slaves=0, connections=(ConnectionStatus(),))
+    assert decode_ha_status(b"{}") == BrokerStatus(client=SlaveStatus())
+
+
+def test_connections_beyond_those_that_a_reader_takes_are_counted_and_not_read() -> None:
+    replica = {"addr": "10.0.0.1:1", "slaveAckOffset": 5, "transferFromWhere": 5, "state": "TRANSFER"}
+    probe = {"addr": "10.0.0.2:1", "slaveAckOffset": -1, "transferFromWhere": -1}
+    listed = [*[probe | {"state": "HANDSHAKE"}] * 5, probe, *[replica] * 4, {"slaveAckOffset": "not read"}]
+    body = json.dumps({"master": True, "haConnectionInfo": listed}).encode()
+    info = decode_ha_status(body, connections_max=3)
+    assert [connection.address for connection in info.connections] == ["10.0.0.1:1"] * 3
+    assert (info.unread_connections, info.unread_probes) == (2, 6)
+    assert not any(connection.is_probe for connection in info.connections)
+    few = decode_ha_status(json.dumps({"haConnectionInfo": listed[4:8]}).encode(), connections_max=9)
+    assert [connection.is_probe for connection in few.connections] == [True, True, False, False]
+    assert (few.unread_connections, few.unread_probes) == (0, 0)

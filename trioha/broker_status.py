@@ -1,0 +1,181 @@
+"""The status of a broker and of its HA connections: one model from the HA room to the monitor.
+
+A node builds a `BrokerStatus` of itself, `trioha.remoting.ha_runtime_info` writes it as RocketMQ's
+HARuntimeInfo and reads it back, `trioha.remoting.status_reader` completes that of a RocketMQ broker from its
+other answers. A value that a broker does not report is None: versions differ, and readers show what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import Factory, field, frozen
+
+from trioha.distribution import Distribution
+
+ROLE_UNKNOWN = "UNKNOWN"
+"""Role of a broker that reports it neither in its HA status nor in its configuration."""
+
+
+@frozen(kw_only=True)
+class ConnectionStatus:
+    """One HA connection, as its master sees it. Fields that default to None are reported by trioha only."""
+
+    address: str = ""
+    """The slave's socket, `host:port`."""
+    sent_offset: int = 0
+    """Next byte to send; -1 before the slave's first request."""
+    ack_offset: int = 0
+    """The slave has acknowledged everything before it; -1 before its first report."""
+    lag_bytes: int = 0
+    """Master's max offset less `ack_offset`; negative for a false ack."""
+    in_sync: bool = False
+    """Whether a put may wait for this slave: its lag is below haMaxGapNotInSync."""
+    transferred_bytes_per_s: int = 0
+    state: str | None = None
+    """RocketMQ's name of the connection state."""
+    lag_ms: int | None = None
+    """Age of the oldest byte that the slave has not acknowledged, 0 if there is none."""
+    connection_id: int | None = None
+    """Number of the connection in the master's recording."""
+    last_received_ms: int | None = None
+    """How long ago the master received anything from the slave."""
+    ack_latency_us: Distribution[int] | None = None
+    """Times from sending a frame to its ack."""
+    frame_bytes: Distribution[int] | None = None
+    """Bodies of the frames that were sent."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the peer has not sent a valid request: a health check, or a slave that just connected."""
+        if self.state is not None:
+            return self.state == "HANDSHAKE"
+        return self.sent_offset < 0 and self.ack_offset < 0
+
+
+@frozen(kw_only=True)
+class SlaveStatus:
+    """A slave's connection to its master, as the slave sees it. What defaults to None only trioha reports."""
+
+    master_address: str | None = None
+    """The master's HA address; None while there is none."""
+    max_offset: int = 0
+    """End of the slave's own log."""
+    transferred_bytes_per_s: int = 0
+    last_read_ms: int = 0
+    """Wall clock in ms since 1970 of the last bytes from the master; 0 for never."""
+    last_write_ms: int = 0
+    """Wall clock in ms since 1970 of the last report to the master; 0 for never."""
+    reported_offset: int | None = None
+    """Last offset reported on the current or last connection; -1 before the first report."""
+    state: str | None = None
+    """RocketMQ's name of the connection state."""
+    reconnects: int | None = None
+    """Connections made after the first one."""
+    verdict: str | None = None
+    """What keeps this log from following its master's (gap, ahead, diverged), with the offset; else empty."""
+    local_address: str | None = None
+    """The slave's end of the connection, `host:port`: its master lists it by that. None without one."""
+    is_observer: bool | None = None
+    """Whether it receives everything and acknowledges nothing."""
+
+
+@frozen
+class BrokerSettings:
+    """The settings by which replication and the log are judged; None for one that is not reported."""
+
+    gap_bytes_max: int | None = None
+    """haMaxGapNotInSync (4.9: haSlaveFallbehindMax)."""
+    slave_timeout_ms: int | None = None
+    """slaveTimeout."""
+    housekeeping_ms: int | None = None
+    """haHousekeepingInterval."""
+    heartbeat_ms: int | None = None
+    """haSendHeartbeatInterval."""
+    file_bytes: int | None = None
+    """mappedFileSizeCommitLog."""
+    reserved_h: int | None = None
+    """fileReservedTime."""
+    disk_percent_max: int | None = None
+    """diskMaxUsedSpaceRatio."""
+
+
+@frozen
+class BrokerRuntimeInfo:
+    """Figures that only the runtime table (request 28) has, as of its last answer."""
+
+    booted_ms: int | None = None
+    """Wall clock in ms since 1970 of the broker's start."""
+    earliest_ms: int | None = None
+    """Store time of the first message, ms since 1970; None for a log without one."""
+    put_messages_per_s: float | None = None
+    """Over the last 10 s."""
+    puts_total: int | None = None
+    """Since the start."""
+    puts_failed: int | None = None
+    """Part of `puts_total` that failed."""
+    unflushed_bytes: int | None = None
+    """Bytes of the log that were not on disk yet; real brokers round it to three digits and more."""
+    disk_ratio: float | None = None
+    """Used part of the log's disk, 0 to 1."""
+    disk_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+
+@frozen(kw_only=True)
+class BrokerStatus:
+    """A broker at one moment."""
+
+    address: str = ""
+    """The address that was asked; empty in a node's own status."""
+    source: Literal["ha-status", "runtime-info"] = "ha-status"
+    """Which request reported it: 907, or 28 where 907 is not known."""
+    role: str = ROLE_UNKNOWN
+    """SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where the kind of master is not reported."""
+    cluster_name: str | None = None
+    broker_name: str | None = None
+    broker_id: int | None = None
+    version: str | None = None
+    min_offset: int | None = None
+    """First byte of the log."""
+    max_offset: int = 0
+    """End of the log."""
+    flushed_offset: int | None = None
+    """The log is on disk up to here; only trioha reports it."""
+    ha_address: str | None = None
+    """`host:port` where the broker listens for slaves."""
+    in_sync_slaves: int | None = None
+    """Slaves in sync, the master itself not counted; None on a slave."""
+    connections: tuple[ConnectionStatus, ...] = ()
+    """Connections of slaves to this broker."""
+    unread_connections: int = 0
+    """Connections that the answer has beyond those that its reader accepts."""
+    unread_probes: int = 0
+    """The same of connections whose peer has not sent a request (`ConnectionStatus.is_probe`)."""
+    answer_bytes: int = field(default=0, eq=False)
+    """Bytes of the bodies that were parsed for this status."""
+    client: SlaveStatus | None = None
+    """On a slave: its connection to the master."""
+    ended_connections: Mapping[str, int] = Factory(dict)
+    """HA connections of slaves that ended since the start, by reason; empty where unknown."""
+    probes: Mapping[str, Mapping[str, int]] = Factory(dict)
+    """Connections at the HA port that ended without a valid request since the start, by host and reason;
+    `other` stands for the hosts beyond the limit. Only trioha reports it."""
+    put_statuses: Mapping[str, int] = Factory(dict)
+    """Puts since the start by their PutMessageStatus; empty where unknown."""
+    dispatched_offset: int | None = None
+    """Everything before it is in consume queues and index."""
+    dispatch_fault: str = ""
+    """The last record that could not be dispatched, empty if there is none; only trioha reports it."""
+    settings: BrokerSettings = BrokerSettings()
+    table: BrokerRuntimeInfo = BrokerRuntimeInfo()
+    files: int | None = None
+    """Files of the log; only trioha reports it."""
+    warnings: tuple[str, ...] = ()
+    """What the broker warns of in its own configuration; only trioha reports it."""
+
+    @property
+    def is_trioha(self) -> bool:
+        """Whether a trioha node reported it: a RocketMQ broker has no flushed offset in its answers."""
+        return self.flushed_offset is not None
