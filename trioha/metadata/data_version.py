@@ -1,0 +1,44 @@
+"""DataVersion: which of two copies of a metadata table is newer (spec store 6, remoting 1.5)."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from trioha.metadata.values import members, natural, take
+
+
+@frozen
+class DataVersion:
+    """Counts the changes of a table."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+    """Wall clock of the last change, ms since 1970."""
+    state_version: int | None = None
+    """5.x only; None where the table came from a 4.9 broker, which does not write it."""
+
+    @classmethod
+    def of(cls, value: object) -> DataVersion:
+        """From its JSON value. Raises ValueError."""
+        fields = dict(members(value, "dataVersion"))
+        return cls(
+            take(fields, "counter", natural, 0),
+            take(fields, "timestamp", natural, 0),
+            take(fields, "stateVersion", natural, -1) if "stateVersion" in fields else None,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Its JSON value, with the fields that its version of RocketMQ has."""
+        state = {} if self.state_version is None else {"stateVersion": self.state_version}
+        return {"counter": self.counter, **state, "timestamp": self.timestamp_ms}
+
+    def following(self, now_ms: int) -> DataVersion:
+        """The version after one more change."""
+        return evolve(self, counter=self.counter + 1, timestamp_ms=now_ms)
+
+    def is_newer_than(self, other: DataVersion) -> bool:
+        """By stateVersion, then counter, then timestamp."""
+        return self._order() > other._order()
+
+    def _order(self) -> tuple[int, int, int]:
+        return (self.state_version or 0, self.counter, self.timestamp_ms)

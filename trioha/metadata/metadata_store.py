@@ -1,0 +1,126 @@
+"""The metadata of one store: all tables, and the tasks that write their files.
+
+Topics and groups are written as soon as they change, as the broker does it, offsets at an interval. Encoding
+and writing happen in a worker thread. A file that cannot be written is logged and tried again: what it holds
+can be given again by clients, and the log, which cannot, is not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import structlog
+import trio
+from attrs import field, frozen
+
+from trioha.metadata.files import read_metadata, write_metadata
+from trioha.metadata.groups import GroupTable
+from trioha.metadata.offsets import ConsumerOffsets, DelayOffsets
+from trioha.metadata.pretty_json import encode_pretty
+from trioha.metadata.table import MetadataTable
+from trioha.metadata.topics import TopicSettings, TopicTable
+from trioha.net.threads import run_in_thread
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "config"
+InThread = Callable[[Callable[[], bool]], Awaitable[bool]]
+RETRY_S = 5.0
+"""After a write that failed."""
+
+
+@frozen
+class MetadataSettings:
+    """Where the files are, when they are written, and how large the tables may be."""
+
+    folder: Path
+    """`config` in the store's root."""
+    topics: TopicSettings = field(factory=TopicSettings)
+    auto_create_groups: bool = True
+    """autoCreateSubscriptionGroup."""
+    groups_max: int = 10_000
+    """trioha.groupsMax."""
+    offsets_max: int = 500_000
+    """trioha.consumerOffsetsMax."""
+    offsets_interval_s: float = 5.0
+    """flushConsumerOffsetInterval."""
+    delay_interval_s: float = 10.0
+    """flushDelayOffsetInterval."""
+    adds_system_entries: bool = True
+    """Whether the topics and groups that every broker has are added: not on a slave, which has its
+    master's."""
+
+
+@frozen
+class MetadataStore:
+    """The tables of one store."""
+
+    settings: MetadataSettings
+    topics: TopicTable
+    groups: GroupTable
+    consumer_offsets: ConsumerOffsets
+    delay_offsets: DelayOffsets
+
+    @classmethod
+    def open(cls, settings: MetadataSettings) -> MetadataStore:
+        """Read the files that are there. Blocks. Raises StoreError for one that is damaged."""
+        store = cls(
+            settings,
+            TopicTable(settings.topics),
+            GroupTable(auto_create=settings.auto_create_groups, groups_max=settings.groups_max),
+            ConsumerOffsets(offsets_max=settings.offsets_max),
+            DelayOffsets(),
+        )
+        for table in store:
+            read_metadata(settings.folder / table.file_name, table.load)
+        if settings.adds_system_entries:
+            store.topics.add_system_topics()
+            store.groups.add_system_groups()
+        return store
+
+    def __iter__(self) -> Iterator[MetadataTable]:
+        yield from (self.topics, self.groups, self.consumer_offsets, self.delay_offsets)
+
+    async def run(self, *, in_thread: InThread = run_in_thread) -> None:
+        """Write what changes, for ever. Cancelled, it leaves whole files; `close` writes the rest.
+
+        `in_thread` calls what it is given away from the loop: by default in a worker thread.
+        """
+        intervals_s = (0.0, 0.0, self.settings.offsets_interval_s, self.settings.delay_interval_s)
+        async with trio.open_nursery() as nursery:
+            for table, interval_s in zip(self, intervals_s, strict=True):
+                nursery.start_soon(
+                    partial(self._write_often, table, interval_s=interval_s, in_thread=in_thread)
+                )
+
+    async def _write_often(self, table: MetadataTable, *, interval_s: float, in_thread: InThread) -> None:
+        written = table.written.offset
+        while True:
+            await table.changes.reached(written + 1)
+            await trio.sleep(interval_s)
+            changes, snapshot = table.changes.offset, table.snapshot()
+            # The thread goes on where this task is cancelled: `close` must not write beside it.
+            is_written = await in_thread(partial(self._write, table.file_name, snapshot))
+            table.note_written(changes)
+            if is_written:
+                written = changes
+            else:
+                await trio.sleep(RETRY_S)
+
+    def _write(self, file_name: str, snapshot: Callable[[], object]) -> bool:
+        """Blocks. Whether it succeeded."""
+        path = self.settings.folder / file_name
+        try:
+            write_metadata(path, encode_pretty(snapshot()))
+        except OSError as error:
+            log.error("metadata cannot be written", path=str(path), reason=error.strerror or str(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        """Write what has changed. Blocks; call it when `run` has ended."""
+        for table in self:
+            if table.changes.offset:
+                self._write(table.file_name, table.snapshot())

@@ -1,0 +1,132 @@
+"""consumerOffset.json and delayOffset.json: how far consumers and delay levels are (spec store 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
+from trioha.metadata.values import int_map, members
+
+_SEPARATOR = "@"
+
+
+class ConsumerOffsets(MetadataTable):
+    """The next queue offset of each group, topic and queue."""
+
+    file_name = "consumerOffset.json"
+
+    def __init__(self, *, offsets_max: int = 500_000, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        """`offsets_max`: trioha.consumerOffsetsMax."""
+        super().__init__(now_ms=now_ms)
+        self._offsets: dict[str, dict[int, int]] = {}
+        """By `topic@group`, then queue id."""
+        self._has_group_topics = False
+        """Whether the file has a groupTopicMap, which 5.x derives and does not read."""
+        self._offsets_max = offsets_max
+        self.count = 0
+        """How many offsets there are."""
+
+    def _load(self, fields: dict[str, object]) -> None:
+        table = members(fields.pop("offsetTable", {}), "offsetTable")
+        offsets = {key: int_map(queues, key) for key, queues in table.items()}
+        self._has_group_topics = "groupTopicMap" in fields
+        fields.pop("groupTopicMap", None)
+        self._offsets = offsets
+        self.count = sum(map(len, offsets.values()))
+
+    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
+        offsets = {key: dict(queues) for key, queues in self._offsets.items()}
+        if self._has_group_topics:
+            return lambda: {"groupTopicMap": _group_topics(offsets), "offsetTable": offsets}
+        return lambda: {"offsetTable": offsets}
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group goes on in a queue; None if it never committed there."""
+        queues = self._offsets.get(f"{topic}{_SEPARATOR}{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def of_group(self, group: str, topic: str) -> Mapping[int, int]:
+        """The group's offsets in all queues of a topic."""
+        return dict(self._offsets.get(f"{topic}{_SEPARATOR}{group}", {}))
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group goes on at `offset`. It may go back: a reset does. Raises TableFull."""
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._offsets.get(key)
+        known = None if queues is None else queues.get(queue_id)
+        if known == offset:
+            return
+        if known is None:
+            if self.count >= self._offsets_max:
+                raise TableFull(f"this broker keeps {self.count} offsets, trioha.consumerOffsetsMax")
+            self.count += 1
+        if queues is None:
+            queues = self._offsets[key] = {}
+        queues[queue_id] = offset
+        self._note_change()
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics in which the group has committed."""
+        ending = _SEPARATOR + group
+        return [key[: -len(ending)] for key in self._offsets if key.endswith(ending)]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed in the topic."""
+        start = topic + _SEPARATOR
+        return [key[len(start) :] for key in self._offsets if key.startswith(start)]
+
+    def delete(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Delete all offsets of a group, of a topic, or of a group in a topic."""
+        gone = []
+        for key in self._offsets:
+            key_topic, _, key_group = key.partition(_SEPARATOR)
+            if (topic is None or key_topic == topic) and (group is None or key_group == group):
+                gone.append(key)
+        for key in gone:
+            self.count -= len(self._offsets.pop(key))
+        if gone:
+            self._note_change()
+
+    def merge(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        """Take another broker's offsets, as a slave does: what it does not name stays."""
+        for key, queues in table.items():
+            mine = self._offsets.setdefault(key, {})
+            self.count += len(queues.keys() - mine.keys())
+            mine.update(queues)
+        self._note_change()
+
+
+def _group_topics(keys: Iterable[str]) -> dict[str, list[str]]:
+    topics: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        topic, _, group = key.partition(_SEPARATOR)
+        topics.setdefault(group, []).append(topic)
+    return dict(sorted(topics.items()))
+
+
+class DelayOffsets(MetadataTable):
+    """The next queue offset of each delay level's queue in the schedule topic."""
+
+    file_name = "delayOffset.json"
+
+    def __init__(self, *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        super().__init__(now_ms=now_ms)
+        self._offsets: dict[int, int] = {}
+        """By level, from 1."""
+
+    def _load(self, fields: dict[str, object]) -> None:
+        self._offsets = int_map(fields.pop("offsetTable", {}), "offsetTable")
+
+    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
+        offsets = dict(self._offsets)
+        return lambda: {"offsetTable": offsets}
+
+    def find(self, level: int) -> int | None:
+        """Where delivery goes on; None for a level that was never looked at."""
+        return self._offsets.get(level)
+
+    def put(self, level: int, offset: int) -> None:
+        """Delivery of the level goes on at `offset`."""
+        if self._offsets.get(level) != offset:
+            self._offsets[level] = offset
+            self._note_change()

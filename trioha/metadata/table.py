@@ -1,0 +1,74 @@
+"""What all metadata tables share: a version, a count of changes, and a form for the file.
+
+Theory of operation. A table lives in the loop's thread and never touches the disk. Each change moves
+`changes`; whoever has to do something about changes (the writer of the file, a registration with a name
+server, a slave's copy) waits for it to move. `MetadataStore` writes the file in a worker thread from a
+`snapshot`, which later changes do not touch, and then moves `written`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.values import members
+from trioha.watermark import Watermark
+
+
+def wall_clock_ms() -> int:
+    """Now, ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class MetadataTable(ABC):
+    """One metadata file's contents."""
+
+    file_name: str
+    """In the folder `config` of the store."""
+
+    def __init__(self, *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.version: DataVersion | None = None
+        """None where the file has none: offsets of a 4.9 broker."""
+        self.other: dict[str, object] = {}
+        """Members of the file that trioha does not know; they are written back."""
+        self.changes = Watermark()
+        """How often the table has changed since the start."""
+        self.written = Watermark()
+        """Of `changes`: for how many a write was attempted. A failed one is repeated."""
+        self._now_ms = now_ms
+
+    def load(self, value: object) -> None:
+        """Take the table from its file's JSON value. Raises ValueError, and is as it was then."""
+        fields = dict(members(value, self.file_name))
+        version = DataVersion.of(fields.pop("dataVersion")) if "dataVersion" in fields else None
+        self._load(fields)
+        self.version, self.other = version, fields
+
+    def snapshot(self) -> Callable[[], Mapping[str, object]]:
+        """What makes the JSON value of the table as it is now, also in another thread and later."""
+        version = {} if self.version is None else {"dataVersion": self.version.to_json()}
+        other, own = dict(self.other), self._snapshot()
+        return lambda: dict(sorted({**other, **version, **own()}.items()))
+
+    def note_written(self, changes: int) -> None:
+        """An attempt was made to write the table as it was after so many changes."""
+        self.written.advance(changes)
+
+    def _note_change(self) -> None:
+        if self.version is not None:
+            self.version = self.version.following(self._now_ms())
+        self.changes.advance(self.changes.offset + 1)
+
+    @abstractmethod
+    def _load(self, fields: dict[str, object]) -> None:
+        """Take what the table knows out of `fields`. Raises ValueError before anything is changed."""
+
+    @abstractmethod
+    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
+        """What makes the members that `_load` takes, of copies that do not change."""
+
+
+class TableFull(Exception):  # noqa: N818 - says what the table is
+    """A table has as many entries as it may have; `str()` names the setting."""

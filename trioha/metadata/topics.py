@@ -1,0 +1,251 @@
+"""topics.json: the topics of a broker, and how sends make new ones (spec remoting 4.1, store 6)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntFlag
+from typing import Final
+
+from attrs import evolve, field, frozen
+
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
+from trioha.metadata.values import flag, members, number, sorted_members, take, text
+from trioha.numbers import I32, Range
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+DEFAULT_TOPIC: Final = "TBW102"
+"""The topic that stands model for topics made by a first send."""
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+QUEUES_PER_TOPIC_MAX: Final = 65536
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_RETRY_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_i32 = number(I32)
+_queue_count = number(Range(0, QUEUES_PER_TOPIC_MAX))
+
+
+class Perm(IntFlag):
+    """What a topic may be used for."""
+
+    INHERIT = 1
+    """Topics made by a first send may take its settings."""
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+
+
+READ_WRITE: Final = Perm.READ | Perm.WRITE
+
+
+@frozen
+class TopicConfig:
+    """One topic."""
+
+    name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = int(READ_WRITE)
+    """Bits of Perm."""
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+    """Its clients expect a fixed order of queues over all brokers."""
+    other: Mapping[str, object] = field(factory=dict)
+    """Members that trioha does not know; 5.x: attributes."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether messages may be pulled from it."""
+        return self.perm & Perm.READ != 0
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether messages may be sent to it."""
+        return self.perm & Perm.WRITE != 0
+
+    @property
+    def queue_nums(self) -> int:
+        """How many queues it has for either use: writers and readers may see different numbers."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+    @classmethod
+    def of(cls, value: object) -> TopicConfig:
+        """From its JSON value. Raises ValueError."""
+        fields = dict(members(value, "topic"))
+        return cls(
+            take(fields, "topicName", text, ""),
+            take(fields, "readQueueNums", _queue_count, 16),
+            take(fields, "writeQueueNums", _queue_count, 16),
+            take(fields, "perm", _i32, int(READ_WRITE)),
+            take(fields, "topicFilterType", text, "SINGLE_TAG"),
+            take(fields, "topicSysFlag", _i32, 0),
+            take(fields, "order", flag, False),
+            fields,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Its JSON value."""
+        return sorted_members(
+            {
+                **self.other,
+                "order": self.order,
+                "perm": self.perm,
+                "readQueueNums": self.read_queue_nums,
+                "topicFilterType": self.filter_type,
+                "topicName": self.name,
+                "topicSysFlag": self.sys_flag,
+                "writeQueueNums": self.write_queue_nums,
+            }
+        )
+
+
+def retry_topic(group: str) -> str:
+    """The topic of a consumer group's failed messages."""
+    return RETRY_PREFIX + group
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a broker accepts the name: letters, digits and `%|_-`, 127 characters (retry topics 255)."""
+    pattern = _RETRY_NAME if name.startswith(RETRY_PREFIX) else _NAME
+    return pattern.fullmatch(name) is not None
+
+
+@frozen
+class TopicSettings:
+    """How a broker makes topics."""
+
+    cluster_name: str = "DefaultCluster"
+    broker_name: str = "broker"
+    auto_create: bool = True
+    """autoCreateTopicEnable: whether a first send makes a topic."""
+    default_queue_nums: int = 8
+    """defaultTopicQueueNums."""
+    delay_levels: int = 18
+    """Queues of the schedule topic."""
+    topics_max: int = 10_000
+    """trioha.topicsMax."""
+
+
+def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
+    """The topics that every broker has."""
+    all_bits = int(READ_WRITE | Perm.INHERIT)
+
+    def topic(name: str, queue_nums: int = 1, perm: int = int(READ_WRITE)) -> TopicConfig:
+        return TopicConfig(name, queue_nums, queue_nums, perm)
+
+    queue_nums = settings.default_queue_nums
+    return (
+        topic("SELF_TEST_TOPIC"),
+        *((topic(DEFAULT_TOPIC, queue_nums, all_bits),) if settings.auto_create else ()),
+        topic("BenchmarkTest", 1024),
+        topic(settings.cluster_name, 16, all_bits),
+        topic(settings.broker_name, 1, all_bits),
+        topic("OFFSET_MOVED_EVENT"),
+        topic(SCHEDULE_TOPIC, settings.delay_levels),
+        topic(f"{settings.cluster_name}_REPLY_TOPIC"),
+        topic("RMQ_SYS_TRANS_HALF_TOPIC"),
+        topic("RMQ_SYS_TRANS_OP_HALF_TOPIC"),
+    )
+
+
+class TopicTable(MetadataTable):
+    """The topics by name."""
+
+    file_name = "topics.json"
+
+    def __init__(
+        self, settings: TopicSettings | None = None, *, now_ms: Callable[[], int] = wall_clock_ms
+    ) -> None:
+        super().__init__(now_ms=now_ms)
+        self.settings = settings or TopicSettings()
+        self.version: DataVersion = DataVersion()
+        self.topics: dict[str, TopicConfig] = {}
+        """Read it; change it by the methods only."""
+        self.changed_at: dict[str, int] = {}
+        """For topics whose write was not attempted yet: the value of `changes` at their last change."""
+
+    def _load(self, fields: dict[str, object]) -> None:
+        table = members(fields.pop("topicConfigTable", {}), "topicConfigTable")
+        self.topics = {name: evolve(TopicConfig.of(value), name=name) for name, value in table.items()}
+
+    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
+        topics = dict(self.topics)
+        return lambda: {"topicConfigTable": {name: topic.to_json() for name, topic in topics.items()}}
+
+    def add_system_topics(self) -> None:
+        """Add those that are missing. No change to tell of: every broker has them."""
+        for topic in system_topics(self.settings):
+            self.topics.setdefault(topic.name, topic)
+
+    def find(self, name: str) -> TopicConfig | None:
+        """The topic, if there is one."""
+        return self.topics.get(name)
+
+    def put(self, topic: TopicConfig) -> None:
+        """Create or replace a topic. Raises TableFull, and ValueError for a name that no topic may have."""
+        if not is_topic_name(topic.name):
+            raise ValueError(f"topic {topic.name[:300]!r} is not a topic's name")
+        if topic.name not in self.topics and len(self.topics) >= self.settings.topics_max:
+            raise TableFull(f"this broker has {len(self.topics)} topics, trioha.topicsMax")
+        self.topics[topic.name] = topic
+        self._note_change()
+        self.changed_at[topic.name] = self.changes.offset
+
+    def delete(self, name: str) -> bool:
+        """Delete a topic; whether there was one."""
+        if self.topics.pop(name, None) is None:
+            return False
+        self.changed_at.pop(name, None)
+        self._note_change()
+        return True
+
+    def replace_all(self, topics: Iterable[TopicConfig], version: DataVersion) -> None:
+        """Be a copy of another broker's table."""
+        self.topics = {topic.name: topic for topic in topics}
+        self.changed_at.clear()
+        self._note_change()
+        self.version = version
+
+    def find_or_create(self, name: str, *, default_topic: str, queue_nums: int) -> TopicConfig | None:
+        """The topic of a send; made as a first send makes it, None if it may not.
+
+        A topic that may be inherited from gives its permissions without that one, and at most as many
+        queues as it has itself; a retry topic has one queue. Raises TableFull.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        if name.startswith(RETRY_PREFIX):
+            return self.create_retry_topic(name, queue_nums=1)
+        model = self.topics.get(default_topic)
+        if model is None or not model.perm & Perm.INHERIT:
+            return None
+        if default_topic == DEFAULT_TOPIC and not self.settings.auto_create:
+            return None
+        queue_nums = min(max(queue_nums, 0), model.write_queue_nums)
+        topic = TopicConfig(
+            name,
+            queue_nums,
+            queue_nums,
+            model.perm & ~Perm.INHERIT,
+            model.filter_type,
+        )
+        self.put(topic)
+        return topic
+
+    def create_retry_topic(self, name: str, *, queue_nums: int) -> TopicConfig:
+        """A retry topic, made if it is missing. Raises TableFull, ValueError."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = TopicConfig(name, queue_nums, queue_nums)
+            self.put(topic)
+        return topic
+
+    def note_written(self, changes: int) -> None:
+        """As in the base class; `changed_at` loses what was written."""
+        super().note_written(changes)
+        if self.changed_at:
+            self.changed_at = {name: at for name, at in self.changed_at.items() if at > changes}
