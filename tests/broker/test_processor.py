@@ -18,6 +18,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerStatus
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
@@ -40,7 +41,21 @@ msgGetTotalYesterdayMorning msgGetTotalTodayMorning msgGetTotalTodayNow brokerAc
 timerReadBehind timerOffsetBehind timerCongestNum timerEnqueueTps timerDequeueTps
 """
 
+SEE_FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+QUEUES_OF = (
+    "TopicConfig [topicName=%s, readQueueNums=%d, writeQueueNums=%d, perm=RW-, topicFilterType=SINGLE_TAG, "
+    "topicSysFlag=0, order=false]"
+)
+
 PEER = Peer(Address("192.0.2.7", 5555), 1)
+
+
+class WrittenTopics(TopicTable):
+    """Its file is written at once."""
+
+    def put(self, topic):
+        super().put(topic)
+        self.note_written(self.changes.offset)
 
 
 class Broker:
@@ -60,6 +75,8 @@ class Broker:
         self.puts = PutService(
             commit_log=self.log, group_commit=self.group_commit, sink=self.events, is_slave=is_slave
         )
+        self.topics = WrittenTopics()
+        self.topics.add_system_topics()
         self.info = info = BrokerInfo(
             BrokerStatus(
                 role="SYNC_MASTER" if need else "ASYNC_MASTER",
@@ -76,8 +93,14 @@ class Broker:
             slave=None,
         )
         self.updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
+        self.send_processor = SendProcessor(
+            self.puts,
+            topics=self.topics,
+            cluster_name="cluster",
+            delay_levels=DelayLevels(delay_levels),
+        )
         self.processor = BrokerProcessor(
-            send=SendProcessor(self.puts, cluster_name="cluster", delay_levels=DelayLevels(delay_levels)),
+            send=self.send_processor,
             info=info,
             updates=self.updates,
         )
@@ -128,6 +151,72 @@ async def test_a_send_is_stored_with_all_that_it_said_and_answered_with_its_plac
     assert (record.topic, record.queue_id, record.body, record.flag) == ("Orders", 2, b"hello", 5)
     assert (record.born_timestamp_ms, str(record.born_host)) == (1234, "192.0.2.7:5555")
     assert parse_properties(record.properties_raw) == {"TAGS": "tag", "CLUSTER": "cluster"}
+
+
+async def test_a_send_makes_its_topic_and_is_answered_when_the_topic_is_in_its_file(broker, nursery):
+    broker.topics = topics = broker.send_processor._topics = TopicTable()
+    topics.add_system_topics()
+    answers = []
+
+    async def send(topic):
+        answers.append(await broker.send(topic=topic, default_topic_queue_nums=100, queue_id=-1))
+
+    nursery.start_soon(send, "Made")
+    await settled()
+    assert (answers, broker.stored().topic) == ([], "Made")
+    assert topics.find("Made").write_queue_nums == 8
+    topics.put(TopicConfig("Other"))
+    topics.note_written(1)
+    await settled()
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS]
+    # The topic is known now, and nothing is waited for.
+    await send("Made")
+    assert (answers[1].code, topics.changed_at) == (ResponseCode.SUCCESS, {"Other": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "remark"),
+    [
+        (
+            {"topic": "NoAuto", "default_topic": "NOPE"},
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic[NoAuto] not exist, apply first please!{SEE_FAQ}",
+        ),
+        (
+            {"topic": "TopicSpec", "queue_id": 99},
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[99] is illegal, {QUEUES_OF % ('TopicSpec', 4, 4)} Producer: 192.0.2.7:5555",
+        ),
+        (
+            {"topic": "ReadOnly"},
+            ResponseCode.NO_PERMISSION,
+            "the topic[ReadOnly] sending message is forbidden",
+        ),
+        (
+            {"topic": "Empty", "queue_id": -1},
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[-1] is illegal, {QUEUES_OF % ('Empty', 0, 0)} Producer: 192.0.2.7:5555",
+        ),
+    ],
+)
+async def test_a_send_that_its_topic_does_not_allow_is_refused_as_by_the_real_broker(
+    broker, changes, code, remark
+):
+    broker.topics.put(TopicConfig("TopicSpec", 4, 4))
+    broker.topics.put(TopicConfig("ReadOnly", 4, 4, 4))
+    broker.topics.put(TopicConfig("Empty", 0, 0))
+    answer = await broker.send(**changes)
+    assert (answer.code, answer.remark) == (code, remark)
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
+    assert broker.log.max_offset == 0
+
+
+async def test_topics_have_a_maximum_that_a_flood_of_names_does_not_pass(broker):
+    broker.topics.settings = TopicSettings(topics_max=len(broker.topics.topics) + 3)
+    codes = Counter([(await broker.send(topic=f"T{number}")).code for number in range(10)])
+    assert codes == {ResponseCode.SUCCESS: 3, ResponseCode.SYSTEM_ERROR: 7}
+    assert "trioha.topicsMax" in (await broker.send(topic="T9")).remark
+    assert (await broker.send(topic="T2")).code == ResponseCode.SUCCESS
 
 
 async def test_messages_of_one_connection_are_stored_in_the_order_of_their_requests(
@@ -494,5 +583,5 @@ async def test_every_field_of_every_request_in_every_wrong_form_is_answered_and_
                 record = broker.stored(before)
             assert record.total_size == broker.log.max_offset - before
             assert 0 <= record.queue_id <= 65535
-    assert {"SUCCESS", "SYSTEM_ERROR", "MESSAGE_ILLEGAL", "NO_PERMISSION"} == set(codes)
+    assert {"SUCCESS", "SYSTEM_ERROR", "MESSAGE_ILLEGAL", "NO_PERMISSION", "TOPIC_NOT_EXIST"} == set(codes)
     assert codes["SUCCESS"] > 1000

@@ -104,6 +104,25 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_tail_check": 65536,
         "ha_allowed_peers": (),
         "queues_max": 100_000,
+        "auto_create_topic_enable": True,
+        "default_topic_queue_nums": 8,
+        "auto_create_subscription_group": True,
+        "broker_permission": 6,
+        "flush_consumer_offset_interval": 5000,
+        "flush_delay_offset_interval": 10_000,
+        "long_polling_enable": True,
+        "short_polling_time_mills": 1000,
+        "max_transfer_count_on_message_in_memory": 32,
+        "max_transfer_bytes_on_message_in_memory": 262144,
+        "access_message_in_memory_max_ratio": 40,
+        "slave_read_enable": False,
+        "notify_consumer_ids_changed_enable": True,
+        "topics_max": 10_000,
+        "groups_max": 10_000,
+        "consumer_offsets_max": 500_000,
+        "consumers_max": 10_000,
+        "long_polls_max": 16_384,
+        "queue_locks_max": 100_000,
         "connections_max": 1024,
         "connections_per_peer": 512,
         "requests_in_flight_max": 4096,
@@ -183,6 +202,25 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haTailCheck=0
         trioha.haAllowedPeers=10.0.0.7, 10.1.0.0/16,::1
         trioha.queuesMax=77
+        autoCreateTopicEnable=false
+        defaultTopicQueueNums=5
+        autoCreateSubscriptionGroup=false
+        brokerPermission=4
+        flushConsumerOffsetInterval=101
+        flushDelayOffsetInterval=102
+        longPollingEnable=false
+        shortPollingTimeMills=103
+        maxTransferCountOnMessageInMemory=104
+        maxTransferBytesOnMessageInMemory=105
+        accessMessageInMemoryMaxRatio=33
+        slaveReadEnable=true
+        notifyConsumerIdsChangedEnable=false
+        trioha.topicsMax=71
+        trioha.groupsMax=72
+        trioha.consumerOffsetsMax=73
+        trioha.consumersMax=74
+        trioha.longPollsMax=75
+        trioha.queueLocksMax=76
         trioha.connectionsMax=9
         trioha.connectionsPerPeer=4
         trioha.requestsInFlightMax=11
@@ -256,6 +294,25 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_tail_check": 0,
         "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
         "queues_max": 77,
+        "auto_create_topic_enable": False,
+        "default_topic_queue_nums": 5,
+        "auto_create_subscription_group": False,
+        "broker_permission": 4,
+        "flush_consumer_offset_interval": 101,
+        "flush_delay_offset_interval": 102,
+        "long_polling_enable": False,
+        "short_polling_time_mills": 103,
+        "max_transfer_count_on_message_in_memory": 104,
+        "max_transfer_bytes_on_message_in_memory": 105,
+        "access_message_in_memory_max_ratio": 33,
+        "slave_read_enable": True,
+        "notify_consumer_ids_changed_enable": False,
+        "topics_max": 71,
+        "groups_max": 72,
+        "consumer_offsets_max": 73,
+        "consumers_max": 74,
+        "long_polls_max": 75,
+        "queue_locks_max": 76,
         "connections_max": 9,
         "connections_per_peer": 4,
         "requests_in_flight_max": 11,
@@ -516,11 +573,13 @@ def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
 
 
 def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
-    loaded = load(conf, "brokerPermission=6\nnamesrvAddr=a:1\nslaveReadEnable=true", "brokerTopicEnable=true")
+    loaded = load(
+        conf, "traceTopicEnable=true\nnamesrvAddr=a:1\ntransferMsgByHeap=true", "brokerTopicEnable=true"
+    )
     assert loaded.warnings == (
         (
             f"{conf}: known to RocketMQ, not used by trioha yet: "
-            "brokerPermission, namesrvAddr, slaveReadEnable, -p brokerTopicEnable"
+            "traceTopicEnable, namesrvAddr, transferMsgByHeap, -p brokerTopicEnable"
         ),
     )
 

@@ -63,7 +63,8 @@ class PutService:
         self._log = commit_log
         self._group_commit = group_commit
         self._sink = sink
-        self._is_slave = is_slave
+        self.is_slave = is_slave
+        """Whether every put is refused."""
         self._request_ids = count(1)
         self._statuses = [0] * len(PutStatus)
         self._stored = 0
@@ -79,7 +80,7 @@ class PutService:
 
         Every outcome is a status. Whoever drops the awaitable leaves the message stored, unanswered.
         """
-        if self._is_slave:
+        if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
             appended = AppendResult(refusal)

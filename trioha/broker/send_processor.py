@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Final
 
 from trioha.broker.puts import PutResult, PutService
+from trioha.metadata.table import TableFull
+from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig, TopicTable, describe_topic
 from trioha.numbers import I64, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
@@ -24,8 +26,10 @@ from trioha.store.message_properties import encode_properties, join_properties, 
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels
+from trioha.watermark import Watermark
 
-QUEUE_ID_MAX: Final = 65535
+SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+"""What 4.9 says at the end of some refusals."""
 UNIQUE_KEY: Final = "UNIQ_KEY"
 
 FORBIDDEN_TOPICS: Final = frozenset(
@@ -49,16 +53,27 @@ _INNER_NUM = b"INNER_NUM\x01"
 class SendProcessor:
     """Answers sends."""
 
-    def __init__(self, puts: PutService, *, cluster_name: str, delay_levels: DelayLevels) -> None:
+    def __init__(
+        self,
+        puts: PutService,
+        *,
+        topics: TopicTable,
+        cluster_name: str,
+        delay_levels: DelayLevels,
+        broker_permission: int = int(READ_WRITE),
+    ) -> None:
         """`delay_levels`: those of messageDelayLevel, by which the dispatcher finds out when one is due."""
         self._puts = puts
+        self._topics = topics
+        self._is_writable = broker_permission & Perm.WRITE != 0
         self._delay_levels = delay_levels
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to a send, or an awaitable of it where replicas or the disk are waited for.
 
-        The message is in the log when this returns, so messages of one connection keep their order.
+        The message is in the log when this returns, so messages of one connection keep their order. The
+        answer to a send that made its topic waits until the topic is in its file.
         """
         try:
             header = SendMessageRequestHeader.of(request)
@@ -66,6 +81,9 @@ class SendProcessor:
         except BadRequestError as error:
             return refused_send(request, error)
         result = self._puts.put(message, wait_store_ok=wait_store_ok)
+        topics = self._topics
+        if topics.changed_at and (change := topics.changed_at.get(header.topic)) is not None:
+            return _respond_when_kept(request, message, result, topics.written, change)
         if isinstance(result, PutResult):
             return _respond(request, message, result)
         return _respond_later(request, message, result)
@@ -85,14 +103,7 @@ class SendProcessor:
             raise BadRequestError(
                 "transactional messages are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL
             )
-        queue_id = header.queue_id
-        if queue_id < 0:
-            queue_id = random.randrange(min(max(1, header.default_topic_queue_nums), QUEUE_ID_MAX + 1))
-        elif queue_id > QUEUE_ID_MAX:
-            raise BadRequestError(
-                f"request queueId[{queue_id}] is illegal, {QUEUE_ID_MAX} is the highest",
-                code=ResponseCode.SYSTEM_ERROR,
-            )
+        queue_id = self._queue_id(header, peer)
         wait_store_ok = _WAIT_FALSE not in properties or parse_properties(properties).get("WAIT") != "false"
         properties = join_properties(properties, self._cluster)
         if _DELAY in properties:
@@ -109,6 +120,44 @@ class SendProcessor:
             reconsume_times=header.reconsume_times,
         )
         return message, wait_store_ok
+
+    def _queue_id(self, header: SendMessageRequestHeader, peer: Peer) -> int:
+        """The queue that a message goes to; its topic is made if need be. Raises BadRequestError."""
+        if self._puts.is_slave:
+            # Its master has the topics, and it refuses the put.
+            return max(0, header.queue_id)
+        if not self._is_writable:
+            raise BadRequestError("the broker sending message is forbidden", code=ResponseCode.NO_PERMISSION)
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            topic = self._make_topic(header)
+        if not topic.is_writable:
+            raise BadRequestError(
+                f"the topic[{topic.name}] sending message is forbidden", code=ResponseCode.NO_PERMISSION
+            )
+        queue_id = header.queue_id
+        if 0 <= queue_id < topic.queue_nums:
+            return queue_id
+        if queue_id < 0 and topic.write_queue_nums:
+            return random.randrange(topic.write_queue_nums)
+        raise BadRequestError(
+            f"request queueId[{queue_id}] is illegal, {describe_topic(topic)} Producer: {peer.address}",
+            code=ResponseCode.SYSTEM_ERROR,
+        )
+
+    def _make_topic(self, header: SendMessageRequestHeader) -> TopicConfig:
+        try:
+            topic = self._topics.find_or_create(
+                header.topic, default_topic=header.default_topic, queue_nums=header.default_topic_queue_nums
+            )
+        except TableFull as full:
+            raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
+        if topic is None:
+            raise BadRequestError(
+                f"topic[{header.topic}] not exist, apply first please!{SEE_FAQ}",
+                code=ResponseCode.TOPIC_NOT_EXIST,
+            )
+        return topic
 
     def _delayed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
         """Where a delayed message is kept until its time: queue level - 1 of the schedule topic.
@@ -143,6 +192,19 @@ async def _respond_later(
     request: RemotingCommand, message: Message, result: Awaitable[PutResult]
 ) -> RemotingCommand:
     return _respond(request, message, await result)
+
+
+async def _respond_when_kept(
+    request: RemotingCommand,
+    message: Message,
+    result: PutResult | Awaitable[PutResult],
+    written: Watermark,
+    change: int,
+) -> RemotingCommand:
+    if not isinstance(result, PutResult):
+        result = await result
+    await written.reached(change)
+    return _respond(request, message, result)
 
 
 def _respond(request: RemotingCommand, message: Message, result: PutResult) -> RemotingCommand:

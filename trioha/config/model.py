@@ -442,6 +442,86 @@ class BrokerConfig:
     Each takes some 2 KiB of memory. Queues of records that are in the log are built whatever their number.
     """
 
+    auto_create_topic_enable: bool = _setting("autoCreateTopicEnable", values.boolean, default=True)
+    """Whether a first send makes its topic. RocketMQ default: true."""
+
+    default_topic_queue_nums: int = _setting(
+        "defaultTopicQueueNums", values.integer(low=1, high=65536), default=8
+    )
+    """Queues that such a topic has at most. RocketMQ default: 8."""
+
+    auto_create_subscription_group: bool = _setting(
+        "autoCreateSubscriptionGroup", values.boolean, default=True
+    )
+    """Whether a consumer's first heartbeat or pull makes its group. RocketMQ default: true."""
+
+    broker_permission: int = _setting("brokerPermission", values.integer(low=0, high=15), default=6)
+    """Bits: 4 messages may be pulled, 2 messages may be sent. RocketMQ default: 6."""
+
+    flush_consumer_offset_interval: int = _setting(
+        "flushConsumerOffsetInterval", values.integer(low=1), default=5000
+    )
+    """Milliseconds between two writes of consumerOffset.json. RocketMQ default: 5000."""
+
+    flush_delay_offset_interval: int = _setting(
+        "flushDelayOffsetInterval", values.integer(low=1), default=10_000
+    )
+    """Milliseconds between two writes of delayOffset.json. RocketMQ default: 10000."""
+
+    long_polling_enable: bool = _setting("longPollingEnable", values.boolean, default=True)
+    """Whether a pull that finds nothing waits as long as it asks for. RocketMQ default: true."""
+
+    short_polling_time_mills: int = _setting("shortPollingTimeMills", values.integer(low=1), default=1000)
+    """Milliseconds that it waits without `long_polling_enable`. RocketMQ default: 1000."""
+
+    max_transfer_count_on_message_in_memory: int = _setting(
+        "maxTransferCountOnMessageInMemory", values.integer(low=1), default=32
+    )
+    """Messages that one pull gives at most. RocketMQ default: 32."""
+
+    max_transfer_bytes_on_message_in_memory: int = _setting(
+        "maxTransferBytesOnMessageInMemory", values.integer(low=1), default=256 * 1024
+    )
+    """Bytes that one pull gives at most; a larger message is given alone. RocketMQ default: 262144."""
+
+    access_message_in_memory_max_ratio: int = _setting(
+        "accessMessageInMemoryMaxRatio", values.integer(low=0, high=100), default=40
+    )
+    """Percent of the machine's memory: messages farther from the log's end than this count as old.
+
+    A new group begins at the log's end where the queue's first message is old, and `slave_read_enable` sends
+    consumers of old messages to a slave. RocketMQ default: 40.
+    """
+
+    slave_read_enable: bool = _setting("slaveReadEnable", values.boolean, default=False)
+    """Whether consumers may be sent to a slave. RocketMQ default: false."""
+
+    notify_consumer_ids_changed_enable: bool = _setting(
+        "notifyConsumerIdsChangedEnable", values.boolean, default=True
+    )
+    """Whether consumers of a group are told when its members change. RocketMQ default: true."""
+
+    topics_max: int = _setting("trioha.topicsMax", values.integer(low=1), default=10_000)
+    """Topics that a broker may have, its system's included: one more is refused."""
+
+    groups_max: int = _setting("trioha.groupsMax", values.integer(low=1), default=10_000)
+    """Consumer groups that a broker may have: one more is refused."""
+
+    consumer_offsets_max: int = _setting("trioha.consumerOffsetsMax", values.integer(low=1), default=500_000)
+    """Offsets of groups in queues that are kept: one more is refused. Each takes some 150 bytes."""
+
+    consumers_max: int = _setting("trioha.consumersMax", values.integer(low=1), default=10_000)
+    """Members of all groups of consumers and producers at a time: one more is refused.
+
+    A client is a member of each group that its heartbeat names.
+    """
+
+    long_polls_max: int = _setting("trioha.longPollsMax", values.integer(low=1), default=16_384)
+    """Pulls that wait for messages at a time: one more is answered SYSTEM_BUSY."""
+
+    queue_locks_max: int = _setting("trioha.queueLocksMax", values.integer(low=1), default=100_000)
+    """Locks of queues for ordered consumption at a time: one more is not given."""
+
     connections_max: int = _setting("trioha.connectionsMax", values.integer(low=1), default=1024)
     """Connections of clients at a time: one more is closed as soon as it is accepted, and counted.
 

@@ -107,6 +107,19 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def describe_topic(topic: TopicConfig) -> str:
+    """A topic's settings as 4.9 prints them in remarks."""
+    perm = "".join(
+        letter if topic.perm & bit else "-"
+        for letter, bit in (("R", Perm.READ), ("W", Perm.WRITE), ("X", Perm.INHERIT))
+    )
+    return (
+        f"TopicConfig [topicName={topic.name}, readQueueNums={topic.read_queue_nums}, "
+        f"writeQueueNums={topic.write_queue_nums}, perm={perm}, topicFilterType={topic.filter_type}, "
+        f"topicSysFlag={topic.sys_flag}, order={'true' if topic.order else 'false'}]"
+    )
+
+
 def is_topic_name(name: str) -> bool:
     """Whether a broker accepts the name: letters, digits and `%|_-`, 127 characters (retry topics 255)."""
     pattern = _RETRY_NAME if name.startswith(RETRY_PREFIX) else _NAME

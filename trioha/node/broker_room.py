@@ -12,6 +12,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
 from trioha.recording.events import EventSink
@@ -35,6 +36,7 @@ class BrokerRoom:
         config: BrokerConfig,
         store: MessageStore,
         *,
+        metadata: MetadataStore,
         ha: HaRoom,
         ha_address: Address,
         sink: EventSink,
@@ -60,6 +62,8 @@ class BrokerRoom:
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         send = SendProcessor(
             puts,
+            topics=metadata.topics,
+            broker_permission=config.broker_permission,
             cluster_name=config.broker_cluster_name,
             delay_levels=DelayLevels(config.message_delay_level),
         )

@@ -4,6 +4,7 @@
 run_node
 +- recorder                       (only with trioha.recordDir; ends last, so that it sees all ends)
    +- services                    outlive the connections of clients
+      +- metadata                 writes topics, groups and offsets
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- clients
@@ -30,10 +31,12 @@ import trio
 from attrs import frozen
 
 from trioha.config.broker import BrokerConfig
+from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.addresses import announced
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
+from trioha.node.metadata_room import open_metadata
 from trioha.node.recording_room import recording
 from trioha.node.store_room import StoreRoom, close_store, open_store
 from trioha.recording.events import EventSink
@@ -96,10 +99,11 @@ async def run_node(
         warnings = (*warnings, budget.warning)
     store = await open_store(config, queue_files=budget.queue_files)
     try:
-        async with recording(config) as (sink, session):
+        async with open_metadata(config) as metadata, recording(config) as (sink, session):
             await _serve(
                 config,
                 store,
+                metadata=metadata,
                 sink=sink,
                 session=session,
                 budget=budget,
@@ -115,6 +119,7 @@ async def _serve(
     config: BrokerConfig,
     store: MessageStore,
     *,
+    metadata: MetadataStore,
     sink: EventSink,
     session: Path | None,
     budget: DescriptorBudget,
@@ -127,10 +132,18 @@ async def _serve(
     store_room = StoreRoom.build(config, store, sink=sink, retention_floor=ha.master.retention_floor)
     ha_listeners, ha_address = await listen_for_slaves(config)
     broker = BrokerRoom.build(
-        config, store, ha=ha, ha_address=ha_address, sink=sink, budget=budget, warnings=warnings
+        config,
+        store,
+        metadata=metadata,
+        ha=ha,
+        ha_address=ha_address,
+        sink=sink,
+        budget=budget,
+        warnings=warnings,
     )
     async with trio.open_nursery() as services:
         services.start_soon(store_room.run)
+        services.start_soon(metadata.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
