@@ -1,61 +1,89 @@
-"""A replay's result as one JSON document, for machines; its keys are the names of Spark's tables too.
+"""A replay's result as one JSON document; its keys are also the names of the tables.
 
-Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); what there was none of is null.
+Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); unknown values are null.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from trioha.distribution import Distribution
 from trioha.recording.clocks import Link
-from trioha.recording.events import NO_CONNECTION, PutStatus, code_name
+from trioha.recording.events import NO_CONNECTION, CloseReason, Kind, PutStatus, code_name
 from trioha.recording.histogram import Histogram
-from trioha.recording.invariants import Violation
 from trioha_analysis.causes import ACK, CAUSES
-from trioha_analysis.reconnects import gap_rows, reconnect_rows, whose
-from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
+from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayResult, SessionReplay
 
 Row = dict[str, Any]
 
+GAP_SENTENCES: Final = {
+    CloseReason.GAP: "the master has nothing at {offset}, or begins behind it; the own log ends at {own}",
+    CloseReason.AHEAD: "the master's log ends at {offset}, before the own one does, at {own}",
+    CloseReason.DIVERGED: "the own log and the master's differ at {offset}; the own one ends at {own}",
+    CloseReason.OFFSET_MISMATCH: "the master pushed {offset}, the own log ends at {own}",
+    CloseReason.BAD_RECORD: "a record at {offset} is damaged; the own log ends at {own}",
+    CloseReason.BAD_SIZE: "a size or offset makes no sense at {offset}; the own log ends at {own}",
+    CloseReason.STORE_ERROR: "the own disk took nothing at {offset}",
+    CloseReason.REQUEST_ABOVE_MAX: "the slave asked from {offset}, the log ends at {own}",
+    CloseReason.REQUEST_BELOW_MIN: "the slave needs {offset}, which is deleted; the log ends at {own}",
+    CloseReason.ACK_BEYOND_SENT: "the slave acknowledged {offset}, more than was sent; the log ends at {own}",
+    CloseReason.ACK_WENT_BACK: "the slave acknowledged {offset}, less than before",
+}
+"""By reason; `offset` of the record, `own` end of the log of the node that recorded it."""
+
 
 def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
-    """Columns by table: `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`, `causes`,
-    `links`, `invariants`, `violations`; `links` as `trioha.recording.clocks.links` finds them."""
+    """Rows by table; `links` as `trioha.recording.clocks.links` finds them."""
+    sessions = result.sessions
     return {
-        "sessions": [session_row(session) for session in result.sessions],
-        "connections": [
-            connection_row(session, connection)
-            for session in result.sessions
-            for connection in session.connections
+        "sessions": [_session_row(session) for session in sessions],
+        "connections": [_connection_row(session, one) for session in sessions for one in session.connections],
+        "reconnects": [_reconnect_row(session, one) for session in sessions for one in session.returns],
+        "probes": [
+            {**session_columns(session), "host": one.host, "reason": one.reason, "count": one.count}
+            for session in sessions
+            for one in session.probes
         ],
-        "reconnects": [row for session in result.sessions for row in reconnect_rows(session)],
-        "probes": [row for session in result.sessions for row in probe_rows(session)],
-        "gaps": [row for session in result.sessions for row in gap_rows(session)],
-        "waits": [row for session in result.sessions for row in wait_rows(session)],
-        "causes": [row for session in result.sessions for row in cause_rows(session, links)],
+        "gaps": [row for session in sessions for row in _gap_rows(session)],
+        "waits": [
+            {
+                **session_columns(session),
+                "status": wait.status,
+                "count": wait.count,
+                "waitedMs": _percentiles_row(wait.waited_us, per_ms=1000),
+            }
+            for session in sessions
+            for wait in session.node.waits
+        ],
+        "causes": [row for session in sessions for row in _cause_rows(session, links)],
         "links": [link_row(link) for link in links],
-        "invariants": [row for session in result.sessions for row in invariant_rows(session)],
-        "violations": [row for session in result.sessions for row in violation_rows(session)],
+        "invariants": [row for session in sessions for row in _invariant_rows(session)],
+        "violations": [row for session in sessions for row in _violation_rows(session)],
     }
 
 
-def session_row(replay: SessionReplay) -> Row:
-    """One session: whose it is, what was in it, and where its node stood at the end."""
+def session_columns(replay: SessionReplay) -> Row:
+    """The columns that name a row's session."""
+    identity = replay.session.identity
+    return {
+        "session": replay.name,
+        "brokerName": identity.broker_name,
+        "brokerId": identity.broker_id,
+    }
+
+
+def _session_row(replay: SessionReplay) -> Row:
     identity, node = replay.session.identity, replay.node
     first_ns = replay.grid.origin_ns if node.first_ts_ns is None else node.first_ts_ns
     last_ns = first_ns if node.last_ts_ns is None else node.last_ts_ns
-    histograms = [connection.figures.ack_latency_histogram for connection in replay.connections]
-    latency_ns = sum(histograms, Histogram())
+    latency_ns = sum((one.figures.ack_latency_histogram for one in replay.connections), Histogram())
     return {
-        "session": replay.name,
+        **session_columns(replay),
         "clusterName": identity.cluster_name,
-        "brokerName": identity.broker_name,
-        "brokerId": identity.broker_id,
         "role": identity.role,
         "beganAtMs": _wall_ms(replay, first_ns),
-        "durationMs": _ms(last_ns - first_ns),
+        "durationMs": (last_ns - first_ns) / 1e6,
         "events": node.events,
         "dropped": node.dropped,
         "lost": sum(damage.records for damage in replay.damage),
@@ -68,19 +96,16 @@ def session_row(replay: SessionReplay) -> Row:
         "connections": len(replay.connections),
         "reconnects": replay.reconnects,
         "probes": sum(one.count for one in replay.probes),
-        "ackLatencyMs": percentiles_row(latency_ns.distribution(), per_ms=1_000_000),
+        "ackLatencyMs": _percentiles_row(latency_ns.distribution(), per_ms=1_000_000),
         "waitsOpen": node.waits_open,
     }
 
 
-def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
-    """One connection as the session's node saw it."""
+def _connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
     figures = connection.figures
     closed_ns = figures.closed_ts_ns
     return {
-        "session": replay.name,
-        "brokerName": replay.session.identity.broker_name,
-        "brokerId": replay.session.identity.broker_id,
+        **session_columns(replay),
         "role": replay.session.identity.role,
         "conn": figures.conn,
         "address": connection.address,
@@ -91,8 +116,8 @@ def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
         "bytes": figures.body_bytes,
         "frames": figures.frames,
         "acks": figures.acks,
-        "lagBytes": percentiles_row(figures.lag_bytes),
-        "ackLatencyMs": percentiles_row(figures.ack_latency_ns, per_ms=1_000_000),
+        "lagBytes": _percentiles_row(figures.lag_bytes),
+        "ackLatencyMs": _percentiles_row(figures.ack_latency_ns, per_ms=1_000_000),
         "unacknowledgedFrames": figures.unacknowledged_frames,
         "requestOffset": figures.request_offset,
         "sentOffset": figures.sent_offset,
@@ -106,61 +131,87 @@ def connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
     }
 
 
-def probe_rows(replay: SessionReplay) -> list[Row]:
-    """Connections of a session that never asked for the log: a row for each host and reason."""
-    return [
-        {**whose(replay), "host": one.host, "reason": one.reason, "count": one.count} for one in replay.probes
-    ]
+def _reconnect_row(replay: SessionReplay, one: Reconnect) -> Row:
+    """Columns of the previous connection are null where that is not known."""
+    after, before = one.connection.figures, None if one.previous is None else one.previous.figures
+    row: Row = {
+        **session_columns(replay),
+        "role": replay.session.identity.role,
+        "conn": after.conn,
+        "address": one.connection.address,
+        "requestOffset": after.request_offset,
+        **dict.fromkeys(
+            ("previousConn", "closeReason", "closedAtMs", "awayMs", "previousOffset", "resentBytes")
+        ),
+    }
+    if before is None:
+        return row
+    closed_ns = before.last_ts_ns if before.closed_ts_ns is None else before.closed_ts_ns
+    if before.sent_offset is not None and after.request_offset is not None:
+        row["resentBytes"] = max(0, before.sent_offset - after.request_offset)
+    return {
+        **row,
+        "previousConn": before.conn,
+        "closeReason": before.close_reason,
+        "closedAtMs": replay.session.wall_of(closed_ns) / 1e6,
+        "awayMs": max(0, after.first_ts_ns - closed_ns) / 1e6,
+        "previousOffset": before.reported_offset if replay.session.is_slave else before.ack_offset,
+    }
 
 
-def wait_rows(replay: SessionReplay) -> list[Row]:
-    """The group-commit waits of a session, a row for each status."""
+def _gap_rows(replay: SessionReplay) -> list[Row]:
+    """Of the recording's first events."""
+    addresses = {connection.figures.conn: connection.address for connection in replay.connections}
+    refused = replay.events[replay.events["kind"] == Kind.REFUSED]
+    columns = [refused[name].tolist() for name in ("ts_ns", "seq", "conn", "flags", "offset", "aux")]
     return [
         {
-            "session": replay.name,
-            "brokerName": replay.session.identity.broker_name,
-            "brokerId": replay.session.identity.broker_id,
-            "status": wait.status,
-            "count": wait.count,
-            "waitedMs": percentiles_row(wait.waited_us, per_ms=1000),
+            **session_columns(replay),
+            "role": replay.session.identity.role,
+            "atMs": replay.session.wall_of(ts_ns) / 1e6,
+            "seq": seq,
+            "conn": conn,
+            "address": addresses.get(conn),
+            "reason": code_name(CloseReason, flags),
+            "offset": offset,
+            "maxOffset": own,
+            "sentence": GAP_SENTENCES.get(flags, "refused {offset}; the own log ends at {own}").format(
+                offset=offset, own=own
+            ),
         }
-        for wait in replay.node.waits
+        for ts_ns, seq, conn, flags, offset, own in zip(*columns, strict=True)
     ]
 
 
-def cause_rows(replay: SessionReplay, links: Sequence[Link] = ()) -> list[Row]:
-    """What the group-commit waits of a session waited for: a row for each status, cause and connection."""
+def _cause_rows(replay: SessionReplay, links: Sequence[Link]) -> list[Row]:
     mostly = ack_mostly(replay, links)
     addresses = {connection.figures.conn: connection.address for connection in replay.connections}
     return [
         {
-            **whose(replay),
+            **session_columns(replay),
             "status": code_name(PutStatus, status),
             "cause": CAUSES[cause],
             "ackMostly": mostly.get(conn) if cause == ACK else None,
             "conn": None if conn == NO_CONNECTION else conn,
             "address": addresses.get(conn),
             "count": waited_us.total,
-            "waitedMs": percentiles_row(waited_us.distribution(), per_ms=1000),
+            "waitedMs": _percentiles_row(waited_us.distribution(), per_ms=1000),
         }
         for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]
 
 
 def ack_mostly(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str | None]:
-    """What the acks of each connection that has a link mostly took: `network` or `slave`."""
+    """The larger part of the ack time of each connection that has a link: `network` or `slave`."""
     path = replay.session.path
     return {link.master_conn: link.ack_mostly for link in links if link.master.session.path == path}
 
 
-def invariant_rows(replay: SessionReplay) -> list[Row]:
-    """The invariants of a session, a row for each, whether it holds or not.
-
-    `checked`: records that were judged by it; null if it cannot be judged in this session.
-    """
+def _invariant_rows(replay: SessionReplay) -> list[Row]:
+    """`checked`: number of checked records; null if the invariant does not apply to the session."""
     return [
         {
-            **whose(replay),
+            **session_columns(replay),
             "invariant": verdict.invariant.name,
             "severity": verdict.invariant.severity.value,
             "sentence": verdict.invariant.sentence,
@@ -171,12 +222,12 @@ def invariant_rows(replay: SessionReplay) -> list[Row]:
     ]
 
 
-def violation_rows(replay: SessionReplay) -> list[Row]:
-    """The violations of a session in the order of their records, the first ones of each invariant."""
-    found = [violation for verdict in replay.verdicts for violation in verdict.violations]
+def _violation_rows(replay: SessionReplay) -> list[Row]:
+    """The first violations of each invariant, in the order of their records."""
+    violations = (violation for verdict in replay.verdicts for violation in verdict.violations)
     return [
         {
-            **whose(replay),
+            **session_columns(replay),
             "invariant": violation.invariant,
             "severity": violation.severity.value,
             "seq": violation.seq,
@@ -184,12 +235,12 @@ def violation_rows(replay: SessionReplay) -> list[Row]:
             "conn": violation.conn,
             "sentence": violation.sentence,
         }
-        for violation in sorted(found, key=_seq)
+        for violation in sorted(violations, key=lambda violation: violation.seq)
     ]
 
 
-def link_row(link: Link) -> dict[str, Any]:
-    """One connection that a master's and a slave's session both have, with what is known of their clocks."""
+def link_row(link: Link) -> Row:
+    """A connection that both its master and its slave recorded."""
     return {
         "session": link.master.session.path.resolve().name,
         "brokerName": link.master.session.identity.broker_name,
@@ -200,28 +251,18 @@ def link_row(link: Link) -> dict[str, Any]:
         "frames": link.frames,
         "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
         "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
-        **{
-            f"{name}Ms": percentiles_row(found, per_ms=1_000_000)
-            for name, found in (("there", link.there_ns), ("slave", link.slave_ns), ("back", link.back_ns))
-        },
+        "thereMs": _percentiles_row(link.there_ns, per_ms=1_000_000),
+        "slaveMs": _percentiles_row(link.slave_ns, per_ms=1_000_000),
+        "backMs": _percentiles_row(link.back_ns, per_ms=1_000_000),
     }
 
 
-def _seq(violation: Violation) -> int:
-    return violation.seq
-
-
-def percentiles_row(found: Distribution[int] | None, *, per_ms: int | None = None) -> dict[str, float] | None:
-    """`p50`, `p99` and `max`: as they are, or in ms if `per_ms` says how many of their units are one."""
+def _percentiles_row(found: Distribution[int] | None, *, per_ms: int = 1) -> Row | None:
+    """As it is, or in ms if `per_ms` of its units are one."""
     if found is None:
         return None
-    if per_ms is None:
-        return {"p50": found.p50, "p99": found.p99, "max": found.largest}
-    return {"p50": found.p50 / per_ms, "p99": found.p99 / per_ms, "max": found.largest / per_ms}
-
-
-def _ms(ns: int) -> float:
-    return ns / 1_000_000
+    scaled = found if per_ms == 1 else found.divided_by(per_ms)
+    return {"p50": scaled.p50, "p99": scaled.p99, "max": scaled.largest}
 
 
 def _wall_ms(replay: SessionReplay, ts_ns: int) -> int:

@@ -1,10 +1,12 @@
-"""Replays in this process, as Spark's tasks run them."""
+"""Replays in this process, as Spark's tasks run them, and events of a master to replay."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tests.recording.sessions import Event, slave_events, write_session
 from trioha.recording.aggregate import ConnectionPart
+from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_range, join_connection, join_node
 from trioha_analysis.replay_result import ReplayResult, plan_replay
 
@@ -24,3 +26,54 @@ def replay_here(*sessions: Path, range_records: int = RANGE_RECORDS) -> ReplayRe
                 part if earlier is None else join_connection([earlier, part], plan.grids[index])
             )
     return plan.result(nodes, connections)
+
+
+MS = 1_000_000
+
+
+def master_events() -> list[Event]:
+    """Two connections of one host, the second in the place of the first, with times that can be checked."""
+    first = [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(1 * MS, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.TRANSFER),
+        Event(1 * MS, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(2 * MS, Kind.PUT, offset=1500, size=500),
+        Event(2 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(2 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(4 * MS, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(4 * MS, Kind.WAIT_END, offset=1500, aux=1, size=2000, flags=PutStatus.PUT_OK),
+        Event(10 * MS, Kind.PUT, offset=2000, size=500),
+        Event(10 * MS, Kind.WAIT_BEGIN, offset=2000, aux=2, size=2),
+        Event(10 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=2000, size=500),
+        Event(20 * MS, Kind.CLOSED, conn=1, offset=1500, aux=2000, flags=CloseReason.EOF),
+        Event(20 * MS, Kind.STATE, conn=1, offset=1500, aux=2000, flags=HaState.SHUTDOWN),
+        Event(30 * MS, Kind.WAIT_END, offset=2000, aux=2, size=20000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+    ]
+    second = [
+        Event(40 * MS, Kind.STATE, conn=2, offset=-1, aux=2000, flags=HaState.HANDSHAKE),
+        Event(41 * MS, Kind.REQUESTED, conn=2, offset=1500, aux=2000),
+        Event(41 * MS, Kind.STATE, conn=2, offset=-1, aux=2000, flags=HaState.TRANSFER),
+        Event(41 * MS, Kind.ACK, conn=2, offset=1500, aux=2000),
+        Event(41 * MS, Kind.TRANSFER, conn=2, offset=1500, aux=2000, size=500),
+        Event(44 * MS, Kind.ACK, conn=2, offset=2000, aux=2000),
+        Event(45 * MS, Kind.DROPPED, aux=3),
+    ]
+    return first + second
+
+
+def write_recordings(folder: Path) -> Path:
+    """A folder with the sessions of a master and of its slave."""
+    write_session(
+        folder / "20260101T000000.000Z-broker-a-0",
+        master_events(),
+        addresses={1: "10.0.0.2:41000", 2: "10.0.0.2:41001"},
+    )
+    write_session(
+        folder / "20260101T000001.000Z-broker-a-1",
+        slave_events(),
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912", 2: "10.0.0.1:10912"},
+    )
+    return folder

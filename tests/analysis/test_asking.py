@@ -27,7 +27,7 @@ from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
-from trioha_analysis.arrow_tables import LINKS_SCHEMA
+from trioha_analysis.arrow_tables import SCHEMAS
 from trioha_analysis.causes import CAUSES, CauseTally, cause_of, tally_causes
 from trioha_analysis.document import link_row
 from trioha_analysis.explain import explain
@@ -221,7 +221,7 @@ def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(fo
 
 def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
     (link,) = links(open_readers([folder]))
-    table = pa.Table.from_pylist([link_row(link)], LINKS_SCHEMA)
+    table = pa.Table.from_pylist([link_row(link)], SCHEMAS["links"])
     (row,) = table.to_pylist()
     assert (row["aheadMs"], row["uncertainMs"]) == (SLAVE_AHEAD / MS, 1.0)
     for name, expected in (("thereMs", (1, 1, 1)), ("slaveMs", (2, 52, 52)), ("backMs", (1, 1, 1))):

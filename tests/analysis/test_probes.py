@@ -19,7 +19,7 @@ from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.replay_result import ReplayResult
-from trioha_analysis.report import report_html
+from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
 
 S = 10**9
@@ -167,7 +167,7 @@ def test_report_and_text_have_one_line_of_them(
     result: ReplayResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    html = report_html(result)
+    html = session_report(result).html()
     assert html.count(LINE) == 1
     assert "conn 100" not in html
     command._print(document(result))

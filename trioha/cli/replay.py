@@ -74,7 +74,7 @@ def replay(
 
         links = links_of(_module("trioha_analysis.state_at").open_readers(sessions))
         if report is not None:
-            _module("trioha_analysis.report").write_report(result, report, links)
+            _module("trioha_analysis.reports.session_report").session_report(result, links).write(report)
         if tables is not None:
             _module("trioha_analysis.arrow_tables").write_tables(result, tables, links)
     document = documents.document(result, links)

@@ -107,7 +107,7 @@ def what_if(
         answer = what_ifs.predict(model, points, repeats=repeats, master=master, watch=watch)
     document = _module("trioha_analysis.whatif.answer").document(answer)
     if report is not None:
-        _module("trioha_analysis.whatif.plot").write_plot(answer, report)
+        _module("trioha_analysis.reports.what_if_report").what_if_report(answer).write(report)
     if json:
         print_json(document)
         return 0

@@ -1,0 +1,21 @@
+"""Sessions that tests of the analysis share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.replays import replay_here, write_recordings
+from trioha_analysis.replay_result import ReplayResult
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sessions of a master and of its slave."""
+    return write_recordings(tmp_path_factory.mktemp("recordings"))
+
+
+@pytest.fixture(scope="session")
+def result(recordings: Path) -> ReplayResult:
+    return replay_here(recordings)

@@ -1,0 +1,398 @@
+"""Replays: figures of connections and nodes as counted by hand, tables, and invariance under cutting."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from tests.analysis.replays import MS, master_events, replay_here
+from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.reader import open_session
+from trioha_analysis import seconds
+from trioha_analysis.arrow_tables import arrow_tables
+from trioha_analysis.document import document
+from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_analysis.replay_result import ReplayResult, series_grid
+
+
+def test_connection_of_a_master_has_the_figures_counted_by_hand(result: ReplayResult) -> None:
+    first, second = document(result)["connections"][:2]
+    assert first == {
+        "session": "20260101T000000.000Z-broker-a-0",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "role": "SYNC_MASTER",
+        "conn": 1,
+        "address": "10.0.0.2:41000",
+        "openedAtMs": WALL_NS // MS,
+        "closedAtMs": WALL_NS // MS + 20,
+        "state": "SHUTDOWN",
+        "closeReason": "EOF",
+        "bytes": 1000,
+        "frames": 2,
+        "acks": 2,
+        # No lag from 1 to 2 ms and from 4 to 10 ms; 500 bytes from 2 to 4 ms and from 10 to 20 ms.
+        "lagBytes": {"p50": 500, "p99": 500, "max": 500},
+        "ackLatencyMs": {"p50": 2.0, "p99": 2.0, "max": 2.0},
+        "unacknowledgedFrames": 1,
+        "requestOffset": 1000,
+        "sentOffset": 2000,
+        "ackOffset": 1500,
+        "receivedOffset": None,
+        "reportedOffset": None,
+        "maxOffset": 2000,
+        "heartbeatsSent": 0,
+        "heartbeatsReceived": 0,
+        "refused": 0,
+    }
+    assert (second["state"], second["closeReason"], second["closedAtMs"]) == ("TRANSFER", None, None)
+    assert (second["sentOffset"], second["ackOffset"], second["maxOffset"]) == (2000, 2000, 2000)
+    assert second["ackLatencyMs"] == {"p50": 3.0, "p99": 3.0, "max": 3.0}
+
+
+def test_connections_of_a_slave_have_what_it_received_and_reported(result: ReplayResult) -> None:
+    rows = document(result)["connections"][2:]
+    assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in rows] == [
+        (1, 1300, 1300),
+        (2, 1500, 1300),
+    ]
+    assert {row["address"] for row in rows} == {"10.0.0.1:10912"}
+    assert {(row["role"], row["brokerId"], row["sentOffset"], row["ackOffset"]) for row in rows} == {
+        ("SLAVE", 1, None, None)
+    }
+
+
+def test_sessions_have_their_nodes_and_reconnects(result: ReplayResult) -> None:
+    master, slave = document(result)["sessions"]
+    assert (master["role"], master["events"], master["dropped"], master["puts"]) == ("SYNC_MASTER", 22, 3, 2)
+    assert (master["putBytes"], master["maxOffset"], master["reconnects"]) == (1000, 2000, 1)
+    assert (master["durationMs"], master["damage"], master["waitsOpen"]) == (45.0, [], 0)
+    assert (slave["role"], slave["maxOffset"], slave["reconnects"]) == ("SLAVE", 1500, 1)
+
+
+def test_waits_are_counted_by_put_status(result: ReplayResult) -> None:
+    assert [(row["status"], row["count"], row["waitedMs"]["max"]) for row in document(result)["waits"]] == [
+        ("PUT_OK", 1, 2.0),
+        ("FLUSH_SLAVE_TIMEOUT", 1, 20.0),
+    ]
+
+
+def test_invariants_are_judged_and_their_violations_told(result: ReplayResult) -> None:
+    rows = document(result)
+    assert [
+        (row["brokerId"], row["invariant"], row["violations"])
+        for row in rows["invariants"]
+        if row["violations"]
+    ] == [(0, "nothing-dropped", 1)]
+    (dropped,) = rows["violations"]
+    assert (dropped["severity"], dropped["seq"], dropped["conn"]) == ("warning", 21, None)
+    assert dropped["atMs"] == WALL_NS // MS + 45
+    assert dropped["sentence"].startswith("3 events were dropped")
+    # This session does not say its settings; the slave's has no acks.
+    unjudged = {(row["brokerId"], row["invariant"]) for row in rows["invariants"] if row["checked"] is None}
+    assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
+
+
+def test_waits_have_what_they_waited_for(result: ReplayResult) -> None:
+    rows = document(result)["causes"]
+    assert [(row["status"], row["cause"], row["conn"], row["address"], row["count"]) for row in rows] == [
+        ("PUT_OK", "ack", 1, "10.0.0.2:41000", 1),
+        ("FLUSH_SLAVE_TIMEOUT", "ack", 1, "10.0.0.2:41000", 1),
+    ]
+    assert [row["waitedMs"]["max"] for row in rows] == [2.0, 20.0]
+
+
+def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
+    rows = arrow_tables(result)["seconds"].to_pylist()
+    names = ("brokerId", "conn", "state", "lagBytes", "lagSeconds", "ackLatencyMs")
+    # The last byte of connection 1 was owed for 10 ms when it ended: to a step of 1 ms, and never more.
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (0, 1, "SHUTDOWN", 500, 0.009, 2.0),
+        (0, 2, "TRANSFER", 500, 0.003, 3.0),
+        (1, 1, "READY", None, None, None),
+        (1, 2, "TRANSFER", None, None, None),
+    ]
+    assert [(row["sentOffset"], row["ackOffset"], row["receivedOffset"]) for row in rows] == [
+        (2000, 1500, None),
+        (2000, 2000, None),
+        (None, None, 1300),
+        (None, None, 1500),
+    ]
+    assert [row["bytesPerSecond"] for row in rows] == [1000.0, 500.0, 300.0, 200.0]
+    assert {row["atMs"] for row in rows} == {WALL_NS // MS}
+
+
+def test_states_are_unknown_where_events_were_not_kept(
+    result: ReplayResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seconds, "EVENTS_MAX", 2)
+    master, slave = (evolve(one, events=one.events[:2]) for one in result.sessions)
+    table = seconds.seconds_table(evolve(result, sessions=(master, slave)))
+    assert table["state"].to_pylist() == [None] * 4
+
+
+def test_lag_is_the_worst_of_each_second(tmp_path: Path) -> None:
+    """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s; then 300 in two frames.
+
+    Steps of curves are 5 ms: what is still owed at the end of a second is known to that.
+    """
+    events = [
+        Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(0, Kind.ACK, conn=1, offset=1000, aux=1000),
+        Event(200 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(1100 * MS, Kind.TRANSFER, conn=1, offset=1500, aux=1700, size=200),
+        Event(2500 * MS, Kind.ACK, conn=1, offset=1700, aux=1700),
+        # Stored and sent, in two frames, before an ack of the first one comes.
+        Event(4100 * MS, Kind.HEARTBEAT, conn=1, offset=1700, aux=2000),
+        Event(4400 * MS, Kind.TRANSFER, conn=1, offset=1700, aux=2000, size=100),
+        Event(4500 * MS, Kind.ACK, conn=1, offset=1800, aux=2000),
+        Event(4900 * MS, Kind.TRANSFER, conn=1, offset=1800, aux=2000, size=200),
+        Event(4950 * MS, Kind.ACK, conn=1, offset=2000, aux=2000),
+        Event(6200 * MS, Kind.HEARTBEAT, conn=1, offset=2000, aux=2000),
+    ]
+    table = arrow_tables(replay_here(write_session(tmp_path / "session", events)))["seconds"]
+    names = ("lagBytes", "lagSeconds", "ackLatencyMs", "bytesPerSecond")
+    assert [
+        ((row["atMs"] - WALL_NS // MS) // 1000, *(row[name] for name in names)) for row in table.to_pylist()
+    ] == [
+        (0, 500, 0.795, None, 500.0),
+        (1, 700, 1.795, None, 200.0),
+        (2, 700, 2.3, 2300.0, 0.0),
+        (4, 300, 0.845, 100.0, 150.0),
+        (6, 0, 0.0, None, 0.0),
+    ]
+
+
+def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
+    for hours, step_ns, steps_max in ((0.01, 50 * MS, 1500), (1, 1000 * MS, 3700), (100, 5000 * MS, 86_400)):
+        grid = series_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
+        assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
+        assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
+
+
+def test_reconnects_have_what_they_cost(result: ReplayResult) -> None:
+    master, slave = arrow_tables(result)["reconnects"].to_pylist()
+    assert master == {
+        "session": "20260101T000000.000Z-broker-a-0",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "role": "SYNC_MASTER",
+        "conn": 2,
+        "address": "10.0.0.2:41001",
+        "previousConn": 1,
+        "closeReason": "EOF",
+        "closedAtMs": WALL_NS / MS + 20,
+        "awayMs": 20.0,
+        "previousOffset": 1500,
+        "requestOffset": 1500,
+        # The frame from 1500 to 2000 went out twice.
+        "resentBytes": 500,
+    }
+    assert (slave["previousConn"], slave["conn"], slave["previousOffset"], slave["closeReason"]) == (
+        *(1, 2, 1300),
+        "EOF",
+    )
+
+
+def test_who_connects_to_a_slave_takes_the_place_of_none_of_its_connections(tmp_path: Path) -> None:
+    guest = [
+        Event(94, Kind.STATE, conn=7, offset=-1, aux=1300, flags=HaState.HANDSHAKE),
+        Event(94, Kind.REQUESTED, conn=7, offset=1000, aux=1300),
+        Event(94, Kind.ACK, conn=7, offset=1000, aux=1300),
+        Event(95, Kind.CLOSED, conn=7, offset=1000, aux=1300, flags=CloseReason.EOF),
+    ]
+    events = sorted([*slave_events(), *guest], key=lambda event: event.ts_ns)
+    path = write_session(
+        *(tmp_path / "session", events),
+        role="SLAVE",
+        broker_id=1,
+        addresses={1: "10.0.0.1:10912", 2: "10.0.0.1:10912", 7: "10.0.0.9:50000"},
+        served={7},
+    )
+    rows = document(replay_here(path))
+    assert len(rows["connections"]) == 3
+    assert [(row["previousConn"], row["conn"]) for row in rows["reconnects"]] == [(1, 2)]
+    assert rows["sessions"][0]["reconnects"] == 1
+
+
+def served_connection(conn: int, *, began_ms: int, ended_ms: int | None, offset: int = 0) -> list[Event]:
+    """A slave's connection from its request on."""
+    own = [
+        Event(began_ms * MS, Kind.STATE, conn=conn, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
+        Event(began_ms * MS, Kind.REQUESTED, conn=conn, offset=offset, aux=1000),
+        Event(began_ms * MS, Kind.ACK, conn=conn, offset=offset, aux=1000),
+    ]
+    if ended_ms is None:
+        return own
+    return [
+        *own,
+        Event(ended_ms * MS, Kind.CLOSED, conn=conn, offset=offset, aux=1000, flags=CloseReason.EOF),
+    ]
+
+
+def in_order(*connections: list[Event]) -> list[Event]:
+    return sorted((event for events in connections for event in events), key=lambda event: event.ts_ns)
+
+
+def test_slaves_of_one_host_that_were_away_at_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    events = in_order(
+        served_connection(1, began_ms=0, ended_ms=10),
+        served_connection(2, began_ms=1, ended_ms=11),
+        served_connection(3, began_ms=20, ended_ms=30),
+        served_connection(4, began_ms=21, ended_ms=None),
+        served_connection(5, began_ms=40, ended_ms=None),
+    )
+    addresses = {conn: f"10.0.0.2:{41000 + conn}" for conn in range(1, 6)}
+    path = write_session(tmp_path / "session", events, addresses=addresses)
+    rows = document(replay_here(path))
+    assert [(row["conn"], row["previousConn"], row["awayMs"]) for row in rows["reconnects"]] == [
+        (3, None, None),
+        (4, None, None),
+        (5, 3, 10),
+    ]
+    assert rows["sessions"][0]["reconnects"] == 3
+
+
+def test_slaves_behind_one_address_are_known_by_their_certificates(tmp_path: Path) -> None:
+    events = in_order(
+        *(served_connection(conn, began_ms=conn, ended_ms=10 + conn) for conn in (1, 2)),
+        *(served_connection(conn, began_ms=20 + conn, ended_ms=None) for conn in (3, 4)),
+    )
+    path = write_session(
+        *(tmp_path / "session", events),
+        addresses={conn: f"203.0.113.1:{41000 + conn}" for conn in range(1, 5)},
+        certificates={1: "slave-a", 2: "slave-b", 3: "slave-b", 4: "slave-a"},
+    )
+    rows = document(replay_here(path))
+    assert [(row["conn"], row["previousConn"]) for row in rows["reconnects"]] == [(3, 2), (4, 1)]
+
+
+def test_offsets_that_did_not_fit_are_a_table(tmp_path: Path) -> None:
+    """A gap, a divergence, a mismatch; and a reason that is new."""
+    reasons = (CloseReason.GAP, CloseReason.DIVERGED, CloseReason.OFFSET_MISMATCH, 99)
+    events = [
+        event
+        for conn, reason in enumerate(reasons)
+        for event in (
+            Event(conn * MS, Kind.REPORTED, conn=conn, offset=1000, aux=1000),
+            Event(conn * MS, Kind.REFUSED, conn=conn, offset=900 + conn, aux=1000, flags=reason),
+            Event(conn * MS, Kind.CLOSED, conn=conn, offset=1000, aux=1000, flags=reason),
+        )
+    ]
+    path = write_session(
+        tmp_path / "session", events, role="SLAVE", broker_id=1, addresses={1: "10.0.0.1:10912"}
+    )
+    found = arrow_tables(replay_here(path))["gaps"].to_pylist()
+    columns = ("reason", "offset", "maxOffset", "address", "sentence")
+    assert [tuple(row[name] for name in columns) for row in found] == [
+        *(
+            (
+                "GAP",
+                900,
+                1000,
+                None,
+                "the master has nothing at 900, or begins behind it; the own log ends at 1000",
+            ),
+            (
+                "DIVERGED",
+                901,
+                1000,
+                "10.0.0.1:10912",
+                "the own log and the master's differ at 901; the own one ends at 1000",
+            ),
+            ("OFFSET_MISMATCH", 902, 1000, None, "the master pushed 902, the own log ends at 1000"),
+            ("99", 903, 1000, None, "refused 903; the own log ends at 1000"),
+        )
+    ]
+    assert {(row["atMs"] > 0, row["role"]) for row in found} == {(True, "SLAVE")}
+
+
+def test_latency_in_all_is_that_of_every_frame(result: ReplayResult) -> None:
+    master, slave = document(result)["sessions"]
+    assert master["ackLatencyMs"] == pytest.approx({"p50": 2.0, "p99": 3.0, "max": 3.0}, rel=1e-3)
+    assert slave["ackLatencyMs"] is None
+
+
+def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
+    rows = [row for row in arrow_tables(result)["events"].to_pylist() if row["brokerId"] == 1]
+    assert [(row["kind"], row["what"]) for row in rows[:5]] == [
+        ("LINK", "CONNECTING"),
+        ("LINK", "CONNECTED"),
+        ("STATE", "TRANSFER"),
+        ("CLOSED", "EOF"),
+        ("STATE", "READY"),
+    ]
+
+
+def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
+    everywhere = {"session", "brokerName", "brokerId"}
+    for name, table in arrow_tables(result).items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*\|(.*)\|$", text, re.MULTILINE)
+        told = set(re.findall(r"`(\w+)`", row)) - {"unknown", "network", "slave"}
+        assert told == set(table.column_names) - everywhere, name
+
+
+def test_document_is_json(result: ReplayResult) -> None:
+    assert json.loads(json.dumps(document(result))) == document(result)
+
+
+def test_one_session_is_replayed_by_its_own_path(recordings: Path) -> None:
+    path = recordings / "20260101T000001.000Z-broker-a-1"
+    rows = document(replay_here(path))
+    assert [row["session"] for row in rows["sessions"]] == [path.name]
+    assert len(rows["connections"]) == 2
+
+
+def test_ranges_and_segments_change_nothing(tmp_path: Path) -> None:
+    events = MasterModel(11).run(700)
+    addresses = {conn: f"10.0.0.9:{conn}" for conn in range(1, 50)}
+    plain = write_session(tmp_path / "a" / "session", events, addresses=addresses)
+    rolled = write_session(tmp_path / "b" / "session", events, segment_records=150, addresses=addresses)
+    whole = document(replay_here(plain))
+    cut = document(replay_here(rolled, range_records=70))
+    # Keyframes are records too, and have numbers.
+    for row in (*whole["violations"], *cut["violations"]):
+        del row["seq"]
+    for row in (*whole["invariants"], *cut["invariants"]):
+        if row["invariant"] in {"no-record-missing", "clock-goes-forward"}:
+            del row["checked"]
+    assert cut["sessions"][0].pop("events") > whole["sessions"][0].pop("events")
+    assert cut == whole
+
+
+def test_packed_sessions_are_replayed_as_others_are(tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=300)
+    before = document(replay_here(path))
+    session = open_session(path)
+    for segment in sealed_segments(session, every=True)[::2]:
+        pack_segment(session, segment)
+    assert document(replay_here(path, range_records=70)) == before
+    for segment in sealed_segments(session, every=True):
+        pack_segment(session, segment)
+    assert document(replay_here(path)) == before
+
+
+def test_damaged_session_is_replayed_without_what_is_lost(tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", master_events())
+    (segment,) = (path / "events").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[64 + 4 * 48 + 24] ^= 1
+    segment.write_bytes(data[:-10])
+    (row,) = document(replay_here(path))["sessions"]
+    # The first put is lost, and the torn DROPPED at the end was never there.
+    assert (row["events"], row["puts"], row["lost"], row["dropped"]) == (20, 1, 1, 0)
+    (line,) = row["damage"]
+    assert line == f"{segment} at byte {64 + 4 * 48}: wrong check word or seq"
+
+
+def test_session_without_events_is_replayed_as_empty(tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", [])
+    rows = document(replay_here(path))
+    assert [(row["events"], row["maxOffset"]) for row in rows["sessions"]] == [(0, None)]
+    assert (rows["connections"], rows["waits"]) == ([], [])
