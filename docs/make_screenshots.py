@@ -25,8 +25,8 @@ from rich.cells import cell_len
 
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.live import live_views
+from trioha_monitor.rendering import LIGHT
 from trioha_monitor.replay import open_replay
-from trioha_monitor.themes import LIGHT
 
 SIZE = (120, 33)
 CELL_WIDTH = 12.2

@@ -1,14 +1,234 @@
-"""One node's answer, as it is shown: its limits, its log and its slave's side."""
+"""What the monitor keeps of a node's answer: the one place where foreign values become its own.
+
+Theory of operation. A status reader has parsed the answer: types are right, values may be anything. `Intake`
+checks and bounds all of it, so that everything after it (folds, verdicts, columns, recordings) works on
+values of known size:
+
+- an offset or a count that RocketMQ's types cannot hold, or that is negative where none can be, makes the
+  answer one that cannot be true: RemoteProtocolError, and the node is DOWN with that reason;
+- a setting or a figure of the runtime table that makes no sense is not known;
+- texts are made safe to draw (`trioha_monitor.texts`) and cut;
+- of connections, names and warnings only so many are kept; how many more there are is counted.
+
+A connection whose peer has not sent a valid request is a probe: load balancers and monitoring connect to the
+HA port all day. It is counted, and never a replica.
+
+One node's answer, as it is shown: its limits, its log and its slave's side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-from trioha.broker_status import BrokerStatus
-from trioha_monitor.meters import RateMeter
+from attrs import evolve, frozen
+
+from trioha.broker_status import (
+    BrokerRuntimeInfo,
+    BrokerSettings,
+    BrokerStatus,
+    ConnectionStatus,
+    SlaveStatus,
+)
+from trioha.distribution import Distribution
+from trioha.errors import RemoteProtocolError
+from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
+from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.replicas import SlaveReport
-from trioha_monitor.series import SeriesRecorder
+from trioha_monitor.series import RateMeter, SeriesRecorder
+from trioha_monitor.texts import REASON_MAX, Names, clean
 from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView
+
+CONNECTIONS_MAX: Final = 256
+"""Connections kept of one node; what is beyond is counted as `hidden_replicas`."""
+WARNINGS_MAX: Final = 16
+"""Warnings kept of one node."""
+PROBING_HOSTS_MAX: Final = 64
+"""Hosts of probes that are told apart."""
+OFFSET: Final = Range(-1, I64.high)
+"""An offset; RocketMQ says -1 for none."""
+
+
+@frozen
+class Answer:
+    """What is kept of one answer."""
+
+    status: BrokerStatus
+    """All of it that is kept; its connections are those of replicas."""
+    more_connections: int = 0
+    """Connections of replicas beyond those."""
+    waiting_probes: int = 0
+    """Connections whose peer has not asked for anything yet."""
+
+
+class Intake:
+    """Takes in the answers of one node; remembers which names it has used."""
+
+    def __init__(self) -> None:
+        self._puts = Names(known=frozenset(PutStatus.__members__))
+        self._ends = Names(known=frozenset(CloseReason.__members__))
+        self._probing = Names(names_max=PROBING_HOSTS_MAX)
+
+    def accept(self, status: BrokerStatus) -> Answer:
+        """What is kept of `status`. Raises RemoteProtocolError for an answer that cannot be true."""
+        connections: dict[str, ConnectionStatus] = {}
+        more = status.unread_connections
+        probes = status.unread_probes
+        for connection in status.connections:
+            if connection.is_probe:
+                probes += 1
+            elif len(connections) < CONNECTIONS_MAX:
+                kept = _connection(connection)
+                more += kept.address in connections
+                connections[kept.address] = kept
+            else:
+                more += 1
+        _check("number of slaves in sync", status.in_sync_slaves, NATURAL32)
+        _check("broker id", status.broker_id, I64)
+        _check("number of files", status.files, NATURAL64)
+        _check("max offset", status.max_offset, NATURAL64)
+        for what, offset in (
+            ("min offset", status.min_offset),
+            ("flushed offset", status.flushed_offset),
+            ("dispatched offset", status.dispatched_offset),
+        ):
+            _check(what, offset, OFFSET)
+        kept_status = evolve(
+            status,
+            role=clean(status.role),
+            cluster_name=_text(status.cluster_name),
+            broker_name=_text(status.broker_name),
+            version=_text(status.version),
+            ha_address=_text(status.ha_address),
+            connections=tuple(connections.values()),
+            client=None if status.client is None else _client(status.client),
+            put_statuses=_counts("number of puts", status.put_statuses, self._puts),
+            ended_connections=_counts("number of connections", status.ended_connections, self._ends),
+            probes=self._probes(status.probes),
+            dispatched_offset=_dispatched(status),
+            dispatch_fault=clean(status.dispatch_fault, length_max=REASON_MAX),
+            settings=_settings(status.settings),
+            table=_table(status.table),
+            warnings=_warnings(status.warnings),
+        )
+        return Answer(kept_status, more, probes)
+
+    def _probes(self, told: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        kept: dict[str, dict[str, int]] = {}
+        for host, reasons in told.items():
+            counts = _counts("number of probes", reasons, self._ends)
+            so_far = kept.setdefault(self._probing.of(host), {})
+            for reason, count in counts.items():
+                so_far[reason] = min(so_far.get(reason, 0) + count, NATURAL64.high)
+        return kept
+
+
+def _dispatched(status: BrokerStatus) -> int | None:
+    """How far the log is dispatched, no farther than to its end.
+
+    A real broker tells the two by two requests, one after the other; it tells no flushed offset.
+    """
+    if status.dispatched_offset is None or status.flushed_offset is not None:
+        return status.dispatched_offset
+    return min(status.dispatched_offset, status.max_offset)
+
+
+def _check(what: str, number: int | None, within: Range) -> None:
+    if number is not None:
+        try:
+            parse_int(number, within)
+        except ValueError as error:
+            raise RemoteProtocolError(f"answered with an impossible {what}") from error
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else clean(text)
+
+
+def _connection(connection: ConnectionStatus) -> ConnectionStatus:
+    _check("sent offset", connection.sent_offset, OFFSET)
+    _check("ack offset", connection.ack_offset, OFFSET)
+    _check("lag", connection.lag_bytes, I64)
+    _check("lag in ms", connection.lag_ms, I64)
+    _check("silence in ms", connection.last_received_ms, I64)
+    _check("transfer rate", connection.transferred_bytes_per_s, I64)
+    _check("connection number", connection.connection_id, I64)
+    _check_distribution("ack latency", connection.ack_latency_us)
+    _check_distribution("frame size", connection.frame_bytes)
+    address, state = clean(connection.address), _text(connection.state)
+    if address == connection.address and state == connection.state:
+        return connection
+    return evolve(connection, address=address, state=state)
+
+
+def _check_distribution(what: str, distribution: Distribution[int] | None) -> None:
+    if distribution is not None:
+        for number in (distribution.p50, distribution.p99, distribution.largest, distribution.count):
+            _check(what, number, I64)
+
+
+def _client(client: SlaveStatus) -> SlaveStatus:
+    _check("max offset of the slave", client.max_offset, NATURAL64)
+    _check("reported offset", client.reported_offset, OFFSET)
+    _check("number of reconnects", client.reconnects, NATURAL64)
+    _check("transfer rate", client.transferred_bytes_per_s, I64)
+    _check("time of the last read", client.last_read_ms, I64)
+    _check("time of the last write", client.last_write_ms, I64)
+    return evolve(
+        client,
+        master_address=_text(client.master_address),
+        state=_text(client.state),
+        verdict=None if client.verdict is None else clean(client.verdict, length_max=REASON_MAX),
+        local_address=_text(client.local_address),
+    )
+
+
+def _counts(what: str, counts: Mapping[str, int], names: Names) -> dict[str, int]:
+    kept: dict[str, int] = {}
+    for name, count in counts.items():
+        _check(what, count, NATURAL64)
+        shown = names.of(name)
+        kept[shown] = min(kept.get(shown, 0) + count, NATURAL64.high)
+    return kept
+
+
+def _known(number: int | None) -> int | None:
+    """A figure that is 0 or more and fits a Java long; None for what is not known."""
+    try:
+        return None if number is None else parse_int(number, NATURAL64)
+    except ValueError:
+        return None
+
+
+def _settings(settings: BrokerSettings) -> BrokerSettings:
+    return BrokerSettings(
+        gap_bytes_max=_known(settings.gap_bytes_max),
+        slave_timeout_ms=_known(settings.slave_timeout_ms),
+        housekeeping_ms=_known(settings.housekeeping_ms),
+        heartbeat_ms=_known(settings.heartbeat_ms),
+        file_bytes=_known(settings.file_bytes),
+        reserved_h=_known(settings.reserved_h),
+        disk_percent_max=_known(settings.disk_percent_max),
+    )
+
+
+def _table(table: BrokerRuntimeInfo) -> BrokerRuntimeInfo:
+    return evolve(
+        table,
+        booted_ms=_known(table.booted_ms),
+        earliest_ms=_known(table.earliest_ms),
+        puts_total=_known(table.puts_total),
+        puts_failed=_known(table.puts_failed),
+        unflushed_bytes=_known(table.unflushed_bytes),
+        disk_total_bytes=_known(table.disk_total_bytes),
+        disk_free_bytes=_known(table.disk_free_bytes),
+    )
+
+
+def _warnings(warnings: tuple[str, ...]) -> tuple[str, ...]:
+    kept = tuple(clean(text, length_max=REASON_MAX) for text in warnings[:WARNINGS_MAX])
+    more = len(warnings) - len(kept)
+    return (*kept, f"{more} more warnings") if more else kept
 
 
 def view_log(

@@ -16,7 +16,7 @@ connection. Which connections are one replica is told, in this order,
 Anything bolder would be a guess. A connection that is no longer listed stays as a row for a while, with the
 distance from its last ack to the master's end: what the slave lacks. When others of its host have taken all
 places of those that were lost, it is forgotten. A connection on which nothing was asked is a probe: it is
-counted (`trioha_monitor.accept`) and takes no part in any of this.
+counted (`trioha_monitor.answers`) and takes no part in any of this.
 
 A watched slave that no master lists has a row of its own: because the master cannot list (RocketMQ 4.9 knows
 no 907: then the slave's end stands for its ack), is not watched, or does not have it.
@@ -33,17 +33,14 @@ from attrs import frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
-from trioha_monitor.accept import Answer
+from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
-from trioha_monitor.joining import Joining
-from trioha_monitor.matching import LOST_KEPT_MS, Matching
-from trioha_monitor.node import Node
-from trioha_monitor.node_events import NodeEvents
-from trioha_monitor.replica_events import ReplicaEvents
+from trioha_monitor.matching import LOST_KEPT_MS, Joining, Matching, ReplicaEvents
+from trioha_monitor.node import Node, NodeEvents
 from trioha_monitor.series import Severity
-from trioha_monitor.texts import clean
+from trioha_monitor.texts import clean, format_elapsed
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.verdict import Judgement, seconds
+from trioha_monitor.verdict import Judgement
 from trioha_monitor.view import ClusterView, EventKind, Health, Limits, NameServerView, ReplicaView, Verdict
 
 NODES_MAX = 512
@@ -298,7 +295,9 @@ class Cluster:
         age_ms = max(0, now_ms - answered_ms)
         stale = None
         if node.health is Health.DOWN or age_ms > self._stale_after_ms:
-            stale = Judgement(Verdict.STALE, f"{node.label} does not answer for {seconds(age_ms / 1000)}")
+            stale = Judgement(
+                Verdict.STALE, f"{node.label} does not answer for {format_elapsed(age_ms / 1000)}"
+            )
         for row in node.rows:
             yield row.view(
                 master_label=node.label,

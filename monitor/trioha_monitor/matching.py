@@ -1,19 +1,291 @@
-"""Which connection that a master lists is which of its rows: see `trioha_monitor.cluster`."""
+"""What has happened to replicas, as the timeline tells it.
+
+Which watched slave is which row of a master: see `trioha_monitor.cluster`.
+
+Which connection that a master lists is which of its rows: see `trioha_monitor.cluster`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Final
 
 from trioha.broker_status import ConnectionStatus
 from trioha.recording.reconnects import Arrival, Connection
-from trioha_monitor.accept import CONNECTIONS_MAX
-from trioha_monitor.joining import Joining
+from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.node import Node
-from trioha_monitor.replica_events import ReplicaEvents
-from trioha_monitor.replicas import Replica
-from trioha_monitor.series import SeriesRecorder, buckets_for
-from trioha_monitor.verdict import seconds
+from trioha_monitor.replicas import Replica, SlaveReport
+from trioha_monitor.series import SeriesRecorder, Severity, buckets_for
+from trioha_monitor.texts import format_bytes, format_elapsed, host_of
+from trioha_monitor.timeline import Timeline
+from trioha_monitor.verdict import Judgement
+from trioha_monitor.view import EventKind, Verdict
+
+SYNC_AFTER_MS = 1000
+"""In-sync changes count when they have lasted for so long."""
+
+
+class ReplicaEvents:
+    """Notes on the timeline what has become of a row that `node` told of; `replica` is its label."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def connected(self, row: Replica, what: str, *, node: Node, replica: str, at_ms: int) -> None:
+        """Its master lists it, for the first time or again: `what` says which."""
+        text = what if row.address == replica else f"{what} from {row.address}"
+        self._add(EventKind.CONNECT, text, Severity.GOOD, node=node, replica=replica, at_ms=at_ms)
+
+    def lost(self, row: Replica, reason: str, *, node: Node, replica: str, at_ms: int) -> None:
+        """Its master lists it no longer; `reason` is what the master says of it, with its brackets."""
+        lacks = row.diff_bytes
+        text = (
+            f"connection ended{reason}"
+            + ("" if row.ack_offset is None else f"; ack {row.ack_offset}")
+            + (f", {format_bytes(lacks)} behind" if lacks else "")
+        )
+        self._add(EventKind.LOST, text, Severity.BAD, node=node, replica=replica, at_ms=at_ms)
+
+    def sync(self, row: Replica, *, node: Node, replica: str, at_ms: int) -> None:
+        """Whether its master counts it, if that is otherwise than before and has lasted.
+
+        An observer does not count, as it is meant to: that is no event.
+        """
+        if row.shown.verdict is Verdict.OBSERVER:
+            row.sync_shown = row.in_sync
+        if row.in_sync == row.sync_shown:
+            row.sync_differs_ms = None
+            return
+        if row.sync_shown is None:
+            row.sync_shown = row.in_sync
+            return
+        if row.sync_differs_ms is None:
+            row.sync_differs_ms = at_ms
+        if at_ms - row.sync_differs_ms < SYNC_AFTER_MS:
+            return
+        row.sync_shown, row.sync_differs_ms = row.in_sync, None
+        text = "in sync again"
+        if not row.in_sync:
+            text = "not in sync"
+            if row.diff_bytes:
+                text += f": {format_bytes(row.diff_bytes)} behind"
+        severity = Severity.GOOD if row.in_sync else Severity.WARNING
+        self._add(EventKind.SYNC, text, severity, node=node, replica=replica, at_ms=at_ms)
+
+    def verdict(
+        self, row: Replica, before: Judgement | None, *, node: Node, replica: str, at_ms: int
+    ) -> None:
+        """Another verdict than `before`, unless another kind of event says it (lost, in-sync)."""
+        now = row.shown
+        was = Verdict.OK if before is None else before.verdict
+        if now.verdict is was:
+            return
+        broken = {Verdict.GAP, Verdict.DIVERGED}
+        kind = EventKind.VERDICT
+        if now.verdict in broken or was in broken:
+            kind = EventKind.GAP
+        elif (
+            now.verdict is Verdict.NOT_IN_SYNC
+            or (now.verdict is Verdict.SILENT and not row.is_connected)
+            or (now.verdict is Verdict.OK and was not in {Verdict.FALL_BEHIND, Verdict.STALLED})
+        ):
+            return
+        text = f"{now.verdict.value}: {now.why}" if now.why else now.verdict.value
+        if now.verdict is Verdict.OK:
+            text = f"{was.value} is over"
+        self._add(kind, text, now.verdict.severity, node=node, replica=replica, at_ms=at_ms)
+
+    def _add(
+        self, kind: EventKind, text: str, severity: Severity, *, node: Node, replica: str, at_ms: int
+    ) -> None:
+        self._timeline.add(
+            kind,
+            text,
+            at_ms=at_ms,
+            node=node.label,
+            replica=replica,
+            severity=severity,
+            source=node.address,
+        )
+
+
+class Joining:
+    """Looks at all `nodes`, and gives their rows to slaves."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+        self._by_ha_address: dict[str, Node] | None = None
+        """Masters by where they listen for slaves; None until they are looked for."""
+        self._by_name: dict[tuple[str | None, str], list[Node]] = {}
+        self._nameless: dict[str, tuple[int, int]] = {}
+        """By master: rows that may be any slave's, and slaves that have no row."""
+
+    def news_of(self, row: Replica) -> SlaveReport | None:
+        """What the slave of a row says itself, where it is watched and known."""
+        if row.node is None:
+            return None
+        node = self._nodes.get(row.node)
+        return None if node is None else node.news
+
+    def label(self, row: Replica) -> str:
+        """Broker name and id of a row's slave where known, else its address."""
+        if row.node is not None and row.node in self._nodes:
+            return self._nodes[row.node].label
+        return row.address
+
+    def slaves_by_socket(self) -> dict[str, str]:
+        """Watched slaves that say which socket they dial from: their addresses by it."""
+        return {
+            node.news.client.local_address: node.address
+            for node in self._nodes.values()
+            if node.news is not None and node.news.client is not None and node.news.client.local_address
+        }
+
+    def identities_changed(self) -> None:
+        """A node came, went, or says something else of who it is."""
+        self._by_ha_address = None
+        self._nameless.clear()
+
+    def master_of(self, slave: Node) -> Node | None:
+        """The watched master of a slave: by the address it dials, else by cluster and broker name."""
+        status = slave.status
+        if status is None:
+            return None
+        if self._by_ha_address is None:
+            self._by_ha_address, self._by_name = {}, defaultdict(list)
+            for node in self._nodes.values():
+                if node.is_master and node.status is not None:
+                    if node.status.ha_address:
+                        self._by_ha_address.setdefault(node.status.ha_address, node)
+                    if node.status.broker_name is not None:
+                        self._by_name[node.status.cluster_name, node.status.broker_name].append(node)
+        dialled = None if status.client is None else status.client.master_address
+        if dialled and dialled in self._by_ha_address:
+            return self._by_ha_address[dialled]
+        if status.broker_name is None:
+            return None
+        named = self._by_name.get((status.cluster_name, status.broker_name), [])
+        return named[0] if len(named) == 1 else None
+
+    def join(self, *, at_ms: int) -> None:
+        """Say which row is which watched slave."""
+        self._nameless.clear()
+        slaves = [node for node in self._nodes.values() if node.news is not None]
+        addresses = {node.address for node in slaves}
+        rows_of: dict[str, _Rows] = {}
+        for master in self._nodes.values():
+            for row in master.rows:
+                if row.node is not None and row.node not in addresses:
+                    row.node = None
+        left: list[tuple[_Rows, Node]] = []
+        for slave in slaves:
+            master_node = self.master_of(slave)
+            if master_node is None or slave.news is None:
+                continue
+            rows = rows_of.get(master_node.address)
+            if rows is None:
+                rows = rows_of[master_node.address] = _Rows(master_node)
+            client = slave.news.client
+            own = None if client is None else rows.connected.get(client.local_address or "")
+            if own is not None:
+                rows.give(own, slave)
+            elif not any(row.is_connected for row in rows.of_node.get(slave.address, ())):
+                left.append((rows, slave))
+        rivals = Counter((id(rows), host_of(slave.address)) for rows, slave in left)
+        for rows, slave in left:
+            host = host_of(slave.address)
+            nameless = rows.nameless_of(host)
+            if rivals[id(rows), host] == len(nameless) == 1:
+                rows.give(nameless[0], slave)
+        for rows in rows_of.values():
+            rows.apply()
+        given = {row.node for node in self._nodes.values() for row in node.rows}
+        for slave in slaves:
+            if slave.address in given:
+                slave.unlisted_since_ms = slave.own_row = None
+            elif slave.unlisted_since_ms is None:
+                slave.unlisted_since_ms = at_ms
+
+    def may_be_listed(self, master: Node, slave: Node) -> bool:
+        """Whether a connection is left that may be the slave's, though which one is not known.
+
+        From whatever host: a slave may dial from another address than the one it listens on.
+        """
+        client = None if slave.news is None else slave.news.client
+        if client is not None and client.state is not None and client.state != "TRANSFER":
+            return False
+        counted = self._nameless.get(master.address)
+        if counted is None:
+            nameless = sum(row.is_connected and row.node is None for row in master.rows)
+            given = {row.node for row in master.rows}
+            rivals = sum(
+                node.news is not None and node.address not in given and self.master_of(node) is master
+                for node in self._nodes.values()
+            )
+            counted = self._nameless[master.address] = nameless, rivals
+        nameless, rivals = counted
+        return nameless >= rivals
+
+
+class _Rows:
+    """The rows of one master while they are given to slaves."""
+
+    def __init__(self, master: Node) -> None:
+        self._master = master
+        self.connected = {row.address: row for row in master.rows if row.is_connected}
+        self.of_node: defaultdict[str, list[Replica]] = defaultdict(list)
+        for row in master.rows:
+            if row.node is not None:
+                self.of_node[row.node].append(row)
+        self._nameless: defaultdict[str, list[Replica]] | None = None
+        self._instead: dict[int, Replica] = {}
+        """Rows that take the place of others, by the key of those."""
+
+    def nameless_of(self, host: str) -> list[Replica]:
+        """Connected rows of a host that are no known slave's, as they were when they were first asked for."""
+        if self._nameless is None:
+            self._nameless = defaultdict(list)
+            for row in self.connected.values():
+                if row.node is None:
+                    self._nameless[host_of(row.address)].append(row)
+        return self._nameless[host]
+
+    def give(self, row: Replica, slave: Node) -> None:
+        """`row` is `slave`; what the slave had for a row before goes on in its place."""
+        if row.node == slave.address:
+            return
+        earlier = slave.own_row
+        for other in self.of_node.pop(slave.address, ()):
+            if other.is_connected:
+                other.node = None
+            else:
+                earlier = other
+        if row.node is not None:
+            self.of_node[row.node].remove(row)
+        row.node = slave.address
+        slave.own_row = None
+        if earlier is not None:
+            earlier.node = slave.address
+            earlier.master = self._master.address
+            earlier.connected(row.address, at_ms=row.since_ms, is_new=row.is_new)
+            earlier.joined_at_offset = row.joined_at_offset
+            self._master.reconnects.forget(earlier.key)
+            self._instead[row.key] = earlier
+            self.connected[row.address] = row = earlier
+        self.of_node[slave.address].append(row)
+
+    def apply(self) -> None:
+        """Put rows in the places of those that they continue."""
+        if self._instead:
+            moved = {row.key for row in self._instead.values()}
+            self._master.rows = [self._last_instead(row) for row in self._master.rows if row.key not in moved]
+
+    def _last_instead(self, row: Replica) -> Replica:
+        while row.key in self._instead:
+            row = self._instead[row.key]
+        return row
+
 
 LOST_KEPT_MS: Final = 300_000
 """How long a lost connection, or a node that the name server no longer knows, is shown."""
@@ -74,7 +346,7 @@ class Matching:
         for arrival in node.reconnects.came(new, at_ns=at_ms * NS_PER_MS):
             row = None if arrival.previous is None else lost.get(arrival.previous)
             if row is not None:
-                what = f"is back after {seconds((at_ms - row.since_ms) / 1000)}"
+                what = f"is back after {format_elapsed((at_ms - row.since_ms) / 1000)}"
                 row.connected(arrival.connection.address, at_ms=at_ms, is_new=True)
             else:
                 what = _words(arrival)

@@ -11,8 +11,7 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
-from trioha_monitor.meters import AppendClock, RateMeter, TrendMeter
-from trioha_monitor.series import SeriesRecorder
+from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, TrendMeter
 from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
 from trioha_monitor.view import Limits, ReplicaView, Verdict
 

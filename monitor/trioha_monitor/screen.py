@@ -16,24 +16,19 @@ from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Footer, Input
 
 from trioha.errors import TriohaError
-from trioha_monitor.copying import ha_status_text
 from trioha_monitor.keys import LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS, help_on_keys
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.pane import Pane, PaneModel
-from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.slave import SlavePane
-from trioha_monitor.source import Playback, Recording
-from trioha_monitor.themes import palette_of
-from trioha_monitor.units import format_duration
+from trioha_monitor.playback import Playback, Recording
+from trioha_monitor.rendering import Part, RenderContext, palette_of
+from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView
-from trioha_monitor.widgets.dialogs import AskScreen
-from trioha_monitor.widgets.filter_line import FilterLine
-from trioha_monitor.widgets.help import HelpScreen
-from trioha_monitor.widgets.render_context import Part, RenderContext
-from trioha_monitor.widgets.replay_bar import ReplayBar
+from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
 from trioha_monitor.widgets.row_table import RowTable
-from trioha_monitor.widgets.top_bar import TopBar
+from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 DRAW_PAUSE_S = 0.5
 """Views that come faster are drawn no faster: nobody reads figures that change ten times a second, and

@@ -4,6 +4,8 @@ A name that a node tells is drawn in a cell of a table, on a title, and stored b
 holds, it must stay in its cell: no control characters (a terminal obeys them), no characters that change the
 direction of their neighbours, none that are drawn over them, none whose width terminals do not agree on, and
 never more than a bounded number of characters.
+
+Numbers as people read them. Every text here has a bounded width.
 """
 
 from __future__ import annotations
@@ -71,3 +73,96 @@ class Names:
 def host_of(address: str) -> str:
     """The host of `host:port`."""
     return address.rpartition(":")[0]
+
+
+NOTHING = "\N{EN DASH}"
+"""What stands where nothing is known."""
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def format_offset(offset: int | None) -> str:
+    """An offset in full, its digits in groups: `1,234,567`."""
+    return NOTHING if offset is None else f"{offset:,}"
+
+
+def format_bytes(count: float, *, decimal: bool = False) -> str:
+    """A number of bytes in three digits: `0 B`, `1.21 KiB`, `118 MiB`, or `1.24 kB` if `decimal`.
+
+    May be negative. A binary text has 9 characters at most.
+    """
+    units, step = (_DECIMAL_UNITS, 1000) if decimal else (_BINARY_UNITS, 1024)
+    sign, size = ("-", -count) if count < 0 else ("", count)
+    unit = 0
+    # 999.5 would be rounded to four digits, so it is written in the next unit.
+    while size >= 999.5 and unit < len(units) - 1:
+        size /= step
+        unit += 1
+    if unit == 0:
+        return f"{sign}{size:.0f} B"
+    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{sign}{size:.{digits}f} {units[unit]}"
+
+
+def format_scale(count: int) -> str:
+    """A round number of bytes for an axis: `1.5 MiB`, `24 MiB`."""
+    number, _, unit = format_bytes(count).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units: `0s`, `42s`, `3m 05s`, `2h 10m`, `4d 01h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def format_age(seconds: float) -> str:
+    """A duration in its largest unit alone, where there is no room for two: `42s`, `3m`, `2h`, `4d`."""
+    return format_duration(seconds).partition(" ")[0]
+
+
+def format_elapsed(duration_s: float) -> str:
+    """A duration in one unit, for the texts of events and verdicts: `0.4 s`, `12 s`, `3 min`, `2 h`."""
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    if duration_s < 120:
+        return f"{duration_s:.0f} s"
+    return f"{duration_s / 60:.0f} min" if duration_s < 7200 else f"{duration_s / 3600:.0f} h"
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """A lag or another short time, for a column of figures: `0 s`, `20 ms`, `4.1 s`, `1m 05s`."""
+    if duration_s is None:
+        return NOTHING
+    if duration_s <= 0:
+        return "0 s"
+    if duration_s < 0.1:
+        return f"{max(1.0, duration_s * 1000):.0f} ms"
+    if duration_s < 99.95:
+        return f"{duration_s:.1f} s"
+    return format_duration(duration_s)
+
+
+def format_latency(duration_ms: float) -> str:
+    """A latency: `0.21 ms`, `3.4 ms`, `120 ms`, `2.1 s`."""
+    if duration_ms < 9.995:
+        return f"{duration_ms:.2f} ms"
+    if duration_ms < 99.95:
+        return f"{duration_ms:.1f} ms"
+    return f"{duration_ms:.0f} ms" if duration_ms < 1000 else format_seconds(duration_ms / 1000)
+
+
+def format_count(number: float | None) -> str:
+    """A number of things: `0`, `12`, `1,204`."""
+    return NOTHING if number is None else f"{number:,.0f}"
+
+
+def format_span(seconds: float) -> str:
+    """A round stretch of time: `30 s`, `2 min`."""
+    return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
-from trioha_monitor.units import format_bytes
+from trioha_monitor.texts import format_bytes, format_elapsed
 from trioha_monitor.view import Limits, Verdict
 
 TAIL_CHECK_BYTES = 64 * 1024
@@ -95,7 +95,7 @@ def judge(facts: Facts, limits: Limits, *, shown: Verdict | None = None) -> Judg
     if not facts.is_master_heard:
         return Judgement(Verdict.STALE, "its master does not answer")
     if not facts.is_connected:
-        return Judgement(Verdict.SILENT, f"not connected for {seconds(facts.unconnected_s)}")
+        return Judgement(Verdict.SILENT, f"not connected for {format_elapsed(facts.unconnected_s)}")
     return _judge_connected(facts, limits, shown)
 
 
@@ -106,7 +106,7 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
     if facts.min_offset is not None and sent is not None and 0 < sent < facts.min_offset:
         return Judgement(Verdict.GAP, f"wants {sent}, the log begins at {facts.min_offset}")
     if facts.last_received_s is not None and facts.last_received_s > 2 * limits.heartbeat_s:
-        return Judgement(Verdict.SILENT, f"nothing heard for {seconds(facts.last_received_s)}")
+        return Judgement(Verdict.SILENT, f"nothing heard for {format_elapsed(facts.last_received_s)}")
     if facts.is_observer:
         return Judgement(Verdict.OBSERVER, "never acknowledges, as it is meant to")
     lacks_bytes = None if master is None or ack is None else master - ack
@@ -114,19 +114,21 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
     if lacks_bytes and waits_s >= limits.slave_timeout_s:
         idle_timeout_s = OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s
         if sent is not None and ack is not None and sent > ack and waits_s >= idle_timeout_s:
-            return Judgement(Verdict.OBSERVER, f"connected and no ack for {seconds(waits_s)}")
-        return Judgement(Verdict.STALLED, f"no ack for {seconds(waits_s)}, {format_bytes(lacks_bytes)} wait")
+            return Judgement(Verdict.OBSERVER, f"connected and no ack for {format_elapsed(waits_s)}")
+        return Judgement(
+            Verdict.STALLED, f"no ack for {format_elapsed(waits_s)}, {format_bytes(lacks_bytes)} wait"
+        )
     if facts.in_sync is False:
         if lacks_bytes is not None and lacks_bytes < limits.gap_bytes_max:
             return Judgement(
-                Verdict.NOT_IN_SYNC, f"its master does not count it: no ack for {seconds(waits_s)}"
+                Verdict.NOT_IN_SYNC, f"its master does not count it: no ack for {format_elapsed(waits_s)}"
             )
         return Judgement(Verdict.NOT_IN_SYNC, f"lacks {format_bytes(limits.gap_bytes_max)} or more")
     limit_s = limits.slave_timeout_s / (2 if shown is Verdict.FALL_BEHIND else 1)
     if facts.is_rejoining:
         return Judgement(Verdict.OK, "rejoining: compares its tail and acknowledges it again")
     if lag_s is not None and lag_s > limit_s:
-        return Judgement(Verdict.FALL_BEHIND, f"lacks what came {seconds(lag_s)} ago")
+        return Judgement(Verdict.FALL_BEHIND, f"lacks what came {format_elapsed(lag_s)} ago")
     return Judgement(Verdict.OK)
 
 
@@ -164,12 +166,3 @@ class VerdictDebounce:
             self.shown = judged
             return judged
         return shown
-
-
-def seconds(duration_s: float) -> str:
-    """A duration as short text: `0.4 s`, `12 s`, `3 min`, `2 h`."""
-    if duration_s < 9.95:
-        return f"{duration_s:.1f} s"
-    if duration_s < 120:
-        return f"{duration_s:.0f} s"
-    return f"{duration_s / 60:.0f} min" if duration_s < 7200 else f"{duration_s / 3600:.0f} h"

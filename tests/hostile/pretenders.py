@@ -38,7 +38,7 @@ from trioha.store.commit_log import Message
 from trioha.store.record import Host
 from trioha.store.recovery import open_commit_log
 from trioha_monitor.cluster import Cluster, Sample
-from trioha_monitor.feed import FeedTimes, remoting_session, watch_node
+from trioha_monitor.live import FeedTimes, remoting_session, watch_node
 
 ANSWER_S: Final = 0.05
 """How long the client waits for an answer that may never come. Nothing is concluded from it."""

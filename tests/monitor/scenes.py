@@ -8,8 +8,8 @@ from attrs import evolve
 
 from trioha.distribution import Distribution
 from trioha.errors import TriohaError
+from trioha_monitor.playback import PlaybackState, Tick
 from trioha_monitor.series import Series, SeriesRecorder, Severity
-from trioha_monitor.source import PlaybackState, Tick
 from trioha_monitor.view import (
     ClusterView,
     EventKind,

@@ -14,7 +14,7 @@ from tests.monitor.builders import connection, master, slave
 from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
-from trioha_monitor.accept import CONNECTIONS_MAX, WARNINGS_MAX, Intake
+from trioha_monitor.answers import CONNECTIONS_MAX, WARNINGS_MAX, Intake
 from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
 
 HOSTILE_TEXTS = (

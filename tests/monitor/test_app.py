@@ -39,14 +39,11 @@ from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import ClusterView, EventKind, Show, TimelineEvent, Verdict, ViewFeed
-from trioha_monitor.widgets.dialogs import AskScreen
-from trioha_monitor.widgets.filter_line import FilterLine
+from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
 from trioha_monitor.widgets.graph import Graph
-from trioha_monitor.widgets.help import HelpScreen
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.replay_bar import ReplayBar
 from trioha_monitor.widgets.row_table import RowTable
-from trioha_monitor.widgets.top_bar import TopBar
+from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 

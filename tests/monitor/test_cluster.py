@@ -12,7 +12,7 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, ConnectionStatus
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
-from trioha_monitor.accept import CONNECTIONS_MAX
+from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
 from trioha_monitor.timeline import EVENTS_MAX

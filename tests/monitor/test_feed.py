@@ -16,7 +16,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.net.border import ConnectionBorder
 from trioha_monitor.faults import fault_of_this_program
-from trioha_monitor.feed import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
+from trioha_monitor.live import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
 
 TIMES = FeedTimes(interval_s=0.2)
 

@@ -15,8 +15,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
-from trioha_monitor.feed import FeedTimes
-from trioha_monitor.live import LiveSettings, live_views
+from trioha_monitor.live import FeedTimes, LiveSettings, live_views
 from trioha_monitor.view import ClusterView, Health, NodeView
 
 TIMES = FeedTimes(

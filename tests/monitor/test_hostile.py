@@ -16,8 +16,7 @@ from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.faults import BORDER
-from trioha_monitor.feed import FeedTimes
-from trioha_monitor.live import LiveSettings, live_views
+from trioha_monitor.live import FeedTimes, LiveSettings, live_views
 from trioha_monitor.texts import clean
 from trioha_monitor.timeline import EVENTS_MAX
 from trioha_monitor.view import ClusterView, Health, Show, ViewFeed

@@ -12,8 +12,7 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError
 from trioha.remoting.name_server import BrokerGroup
-from trioha_monitor.feed import Ask, FeedTimes
-from trioha_monitor.live import AskNames, LiveSettings, live_views
+from trioha_monitor.live import Ask, AskNames, FeedTimes, LiveSettings, live_views
 from trioha_monitor.view import ClusterView, EventKind, Health
 
 NAMES = "127.0.0.1:9876"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.meters import NOTES_MAX, AppendClock, RateMeter, TrendMeter
+from trioha_monitor.series import NOTES_MAX, AppendClock, RateMeter, TrendMeter
 
 steps = st.lists(st.tuples(st.integers(-50, 5000), st.integers(0, 2**40)), min_size=1, max_size=60)
 

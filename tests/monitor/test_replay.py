@@ -20,12 +20,12 @@ from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.session_reader import SessionReader
 from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_monitor.playback import Playback
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay import overview as overview_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
-from trioha_monitor.replay.seek_expression import SeekError
+from trioha_monitor.replay.search import SeekError
 from trioha_monitor.series import Series, Severity
-from trioha_monitor.source import Playback
 from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
 

@@ -14,9 +14,9 @@ from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
 from trioha.recording.records import read_records
+from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.replay import open_replay
-from trioha_monitor.replay.capture import MonitorRecording
 from trioha_monitor.view import ClusterView, EventKind, Health
 
 START_MS = 1_790_000_000_000

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trioha.recording.times import MomentError, parse_moment
-from trioha_monitor.replay.player import INTERVAL_NS, Player
-from trioha_monitor.replay.seek_expression import AtEvent, AtLag, AtTime, SeekError, parse_seek
-from trioha_monitor.source import SPEEDS
+from trioha_monitor.playback import INTERVAL_NS, SPEEDS, Player
+from trioha_monitor.replay.search import AtEvent, AtLag, AtTime, SeekError, parse_seek
 from trioha_monitor.view import EventKind
 
 S = 10**9

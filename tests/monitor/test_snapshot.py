@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from tests.monitor.scenes import FakePlayback, busy_view
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.themes import LIGHT
+from trioha_monitor.rendering import LIGHT
 from trioha_monitor.view import Show
 
 SIZES = [(80, 24), (120, 40), (200, 50)]

@@ -8,19 +8,25 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from tests.monitor.scenes import NOW_MS, busy_view, lag_series, replica
-from trioha_monitor.copying import ha_status_text
 from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
-from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.pane import node_columns
+from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.slave import ladder_of
+from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext
 from trioha_monitor.series import Bucket, SeriesRecorder, Severity
-from trioha_monitor.themes import Palette
-from trioha_monitor.units import NOTHING
+from trioha_monitor.texts import NOTHING
 from trioha_monitor.view import ClusterView, ProbeCount, Verdict
-from trioha_monitor.widgets.bars import ColumnCache, area, bar, full_scale, round_above, runs, sparkline
 from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
-from trioha_monitor.widgets.curves import lag_curve
-from trioha_monitor.widgets.nodes import node_columns
-from trioha_monitor.widgets.render_context import ByteUnits, Line, RenderContext
+from trioha_monitor.widgets.graph import (
+    ColumnCache,
+    area,
+    bar,
+    full_scale,
+    lag_curve,
+    round_above,
+    runs,
+    sparkline,
+)
 from trioha_monitor.widgets.top_bar import in_short, whole
 
 GOOD, WARN, BAD = Style(color="green"), Style(color="yellow"), Style(color="red")

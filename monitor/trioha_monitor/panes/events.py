@@ -12,11 +12,11 @@ from textual import on
 from textual.app import ComposeResult
 
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
-from trioha_monitor.units import format_age
+from trioha_monitor.rendering import SEVERITY_GLYPHS, Line, RenderContext
+from trioha_monitor.texts import format_age
 from trioha_monitor.view import TimelineEvent
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.render_context import SEVERITY_GLYPHS, Line, RenderContext
 from trioha_monitor.widgets.row_table import RowTable
 
 

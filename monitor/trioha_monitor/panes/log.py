@@ -10,15 +10,24 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
-from trioha_monitor.units import NOTHING, format_duration, format_offset
+from trioha_monitor.panes.pane import (
+    HelpTopic,
+    Pane,
+    PaneModel,
+    identity_columns,
+    is_old,
+    node_key,
+    node_text,
+    rate_cell,
+    terms_of,
+    title_of,
+)
+from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.texts import NOTHING, format_count, format_duration, format_offset
 from trioha_monitor.view import ClusterView, LogView, NodeView
-from trioha_monitor.widgets.bars import bar
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity
+from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity, bar
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.nodes import identity_columns, is_old, node_key, node_text, rate_cell
-from trioha_monitor.widgets.render_context import Line, Part, RenderContext, count
 from trioha_monitor.widgets.row_table import RowTable
 
 LABEL_WIDTH = 11
@@ -169,7 +178,9 @@ def log_columns() -> tuple[Column[NodeView], ...]:
             "puts",
             "Puts/s",
             "messages that were put, by the node's own count",
-            lambda node, context: context.figure(count(node.log.put_messages_per_s), is_old=is_old(node)),
+            lambda node, context: context.figure(
+                format_count(node.log.put_messages_per_s), is_old=is_old(node)
+            ),
             align="right",
             rank=1,
             order=lambda node: _or_less(node.log.put_messages_per_s),
@@ -214,7 +225,7 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
             small("  "),
             text(context.size(log.size_bytes)),
         ),
-        row("Files", text(count(log.files)), small(" of "), text(context.size(log.file_bytes))),
+        row("Files", text(format_count(log.files)), small(" of "), text(context.size(log.file_bytes))),
         stage("Flushed", log.flushed_offset, log.unflushed_bytes),
         stage("Dispatched", log.dispatched_offset, log.undispatched_bytes),
         row("Disk", *_disk_facts(log, context)),
@@ -229,7 +240,12 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
         glyph = "●" if put.status == "PUT_OK" else "✗"
         rate = small("") if put.per_s is None else small(f"  {put.per_s:,.0f}/s")
         lines.append(
-            row("" if index else "Puts", (f"{glyph} {put.status} ", style), text(count(put.count)), rate)
+            row(
+                "" if index else "Puts",
+                (f"{glyph} {put.status} ", style),
+                text(format_count(put.count)),
+                rate,
+            )
         )
     for index, (reason, ended) in enumerate(
         sorted(node.ended_connections.items(), key=lambda item: -item[1])
@@ -297,7 +313,7 @@ def _retention(log: LogView, view: ClusterView, context: RenderContext) -> tuple
 
 
 def _files(node: NodeView, context: RenderContext) -> Line:
-    return context.figure(count(node.log.files), is_old=is_old(node))
+    return context.figure(format_count(node.log.files), is_old=is_old(node))
 
 
 def _disk(node: NodeView, context: RenderContext) -> Line:

@@ -1,16 +1,22 @@
-"""What every pane has in common."""
+"""What every pane has in common.
+
+How a node is written as a table row. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from attrs import frozen
 from textual.containers import Vertical
 from textual.message import Message
 
-from trioha_monitor.view import ClusterView
-from trioha_monitor.widgets.render_context import RenderContext
+from trioha_monitor.rendering import Line, RenderContext
+from trioha_monitor.texts import NOTHING, format_age, format_offset, format_seconds
+from trioha_monitor.view import ClusterView, Health, NodeView
+from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.row_table import RowTable
 
 
@@ -87,3 +93,162 @@ def title_of(name: str, table: RowTable[Any], *, shown: int, of: int) -> str:
     if table.sort_label:
         parts.append(table.sort_label)
     return " · ".join(parts)
+
+
+def node_key(node: NodeView) -> int:
+    """A number that stays the same for the same node."""
+    return crc32(node.address.encode())
+
+
+def node_text(node: NodeView) -> str:
+    """What a filter looks at."""
+    return f"{node.health.value} {node.role} {node.label} {node.address} {node.version} {node.reason}"
+
+
+def is_old(node: NodeView) -> bool:
+    """Whether its figures are out of date."""
+    return node.health in {Health.DOWN, Health.CONNECTING}
+
+
+def node_columns() -> tuple[Column[NodeView], ...]:
+    """Who it is, how it does, and whom it replicates with."""
+    return (
+        *identity_columns(),
+        Column(
+            "max",
+            "Max offset",
+            "end of its log, in bytes",
+            lambda node, context: context.offset(node.log.max_offset, is_old=is_old(node)),
+            align="right",
+        ),
+        Column(
+            "flushed",
+            "Flushed",
+            "how far its log is on disk, in bytes",
+            lambda node, context: context.offset(node.log.flushed_offset, is_old=is_old(node)),
+            align="right",
+            rank=3,
+        ),
+        Column(
+            "rate",
+            "Rate",
+            "how fast its log grows, mean of the last seconds",
+            rate_cell,
+            align="right",
+            rank=1,
+        ),
+        Column(
+            "note",
+            "Replication",
+            "a master's slaves; a slave's master and what it last reported; why it is DOWN",
+            None,
+            picture=_note,
+            flexible_min=28,
+        ),
+    )
+
+
+def identity_columns() -> tuple[Column[NodeView], ...]:
+    """Who it is and how it does."""
+    return (
+        Column(
+            "health",
+            "State",
+            "UP answers, LATE takes long, DOWN does not answer; and for how long",
+            _health,
+            order=lambda node: -node.health.severity,
+        ),
+        Column(
+            "role",
+            "Role",
+            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where it does not tell which",
+            lambda node, context: (
+                (node.role or NOTHING, context.palette.muted if is_old(node) else context.palette.accent),
+            ),
+            order=lambda node: node.role,
+            rank=2,
+        ),
+        Column(
+            "name",
+            "Node",
+            "broker name and broker id; its address while they are unknown",
+            lambda node, context: ((node.label, context.palette.strong),),
+            order=lambda node: node.label,
+        ),
+        Column(
+            "address",
+            "Address",
+            "where it was asked",
+            lambda node, context: ((node.address, context.palette.muted),),
+            rank=5,
+            order=lambda node: node.address,
+        ),
+        Column(
+            "version",
+            "Version",
+            "version that it tells",
+            lambda node, context: ((node.version or NOTHING, context.palette.muted),),
+            rank=7,
+            order=lambda node: node.version,
+        ),
+    )
+
+
+def rate_cell(node: NodeView, context: RenderContext) -> Line:
+    """How fast its log grows."""
+    rate = node.log.append_bytes_per_s
+    return context.figure(context.rate(rate), is_old=is_old(node) or not rate)
+
+
+def _health(node: NodeView, context: RenderContext) -> Line:
+    if node.health is Health.CONNECTING:
+        return (context.health(node.health),)
+    text, style = context.health(node.health)
+    return ((f"{text:<6}", style), (f" {format_age(node.for_s)}", context.palette.muted))
+
+
+def _note(node: NodeView, context: RenderContext, width: int) -> Line:
+    palette = context.palette
+    if node.health is Health.DOWN:
+        return ((node.reason, palette.bad),)
+    if node.health is Health.CONNECTING:
+        return (("waiting for its first answer", palette.muted),)
+    if node.slave is not None:
+        slave = node.slave
+        if slave.complaint:
+            return ((f"✗ {slave.complaint}", palette.bad),)
+        transfers = slave.state in {"", "TRANSFER"} and slave.master_address is not None
+        start = ("← ", palette.good) if transfers else (f"▲ {slave.state or 'READY'} ", palette.warn)
+        line = [start, (f"{slave.master_address or 'no master'} ", palette.text)]
+        reported = format_offset(slave.reported_offset)
+        room = width - sum(len(text) for text, _ in line) - len(reported)
+        if slave.reported_offset is not None and room >= 0:
+            # Half a number says nothing: where there is no room for all of it, the table of replicas has it.
+            said = "reported " if room >= len("reported ") else ""
+            line += [(said, palette.muted), (reported, palette.text)]
+        if slave.read_age_s is not None and slave.read_age_s > node.limits.heartbeat_s:
+            line.append((f" silent for {format_seconds(slave.read_age_s)}", palette.warn))
+        return tuple(line)
+    if not node.tells_replicas:
+        return (("this version does not tell its replicas", palette.muted),)
+    count = node.connected_replicas
+    line = [(f"{count} slave{'' if count == 1 else 's'}", palette.text if count else palette.warn)]
+    if node.observers:
+        line.append((f" ({node.observers} observe{'s' if node.observers == 1 else ''})", palette.muted))
+    if count and node.in_sync_replicas is not None:
+        style = palette.good if node.in_sync_replicas >= count - node.observers else palette.warn
+        line += [(", ", palette.muted), (f"{node.in_sync_replicas} in sync", style)]
+    if probes := sum(probe.count for probe in node.probes):
+        words = f", {probes:,} probe{'' if probes == 1 else 's'}"
+        if sum(len(text) for text, _ in line) + len(words) <= width:
+            line.append((words, palette.muted))
+    if node.hidden_replicas:
+        line.append((f", {node.hidden_replicas} not shown", palette.warn))
+    if node.warnings:
+        number = len(node.warnings)
+        in_short = f" ▲ {number} warning{'' if number == 1 else 's'}"
+        room = width - sum(len(text) for text, _ in line)
+        words = f" ▲ {node.warnings[0]}"
+        # All of them are on the screen of logs.
+        line.append((words if number == 1 and len(words) <= room else in_short, palette.warn))
+    return tuple(line)

@@ -1,4 +1,12 @@
-"""Replicas: every replica of every master in one table, and the lag of the chosen one."""
+"""Replicas: every replica of every master in one table, and the lag of the chosen one.
+
+The table of replicas as text, in the format that `mqadmin haStatus` prints. Pure.
+
+RocketMQ 5 prints one block a master: `#MasterAddr`, its max offset, how many slaves it has and how many are
+in sync, then one line a slave under a header. Columns, widths and words are those of `mqadmin`, so that
+whatever reads its output reads this; replicas that are not connected are left out, as there. What a master
+does not tell is `-`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +20,12 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
-from trioha_monitor.units import NOTHING, format_age, format_duration, format_span
+from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, node_columns, node_key, terms_of, title_of
+from trioha_monitor.rendering import VERDICT_GLYPHS, Line, RenderContext
+from trioha_monitor.texts import NOTHING, format_age, format_duration, format_seconds, format_span
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView, Verdict
-from trioha_monitor.widgets.bars import Sparkline
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.curves import lag_curve
-from trioha_monitor.widgets.graph import Graph
-from trioha_monitor.widgets.nodes import node_columns, node_key
-from trioha_monitor.widgets.render_context import VERDICT_GLYPHS, Line, RenderContext, seconds
+from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
 
 VERDICT_HELP = {
@@ -277,7 +282,7 @@ def eta_cell(replica: ReplicaView, context: RenderContext) -> Line:
         return ((NOTHING, context.palette.muted),)
     if replica.eta_s == 0:
         return (("in step", context.palette.muted),)
-    eta = seconds(replica.eta_s) if replica.eta_s < 10 else format_duration(replica.eta_s)
+    eta = format_seconds(replica.eta_s) if replica.eta_s < 10 else format_duration(replica.eta_s)
     return ((f"in {eta}", context.palette.text),)
 
 
@@ -329,7 +334,7 @@ def _lag(replica: ReplicaView, context: RenderContext) -> Line:
         if _is_old(replica) or not replica.lag_s
         else context.palette.text
     )
-    return ((seconds(replica.lag_s), style),)
+    return ((format_seconds(replica.lag_s), style),)
 
 
 def _text_of(replica: ReplicaView) -> str:
@@ -345,3 +350,47 @@ def _with_histories(held: ClusterView, view: ClusterView) -> tuple[ReplicaView, 
         evolve(replica, lag_history=newest[replica.key].lag_history) if replica.key in newest else replica
         for replica in held.replicas
     )
+
+
+UNKNOWN = "-"
+HEADER = (
+    f"{'#SlaveAddr':<32}  {'#SlaveAckOffset':<16} {'#Diff':>16} {'#TransferSpeed(KB/s)':>16} "
+    f"{'#Status':>16} {'#TransferFromWhere':>16}"
+)
+
+
+def ha_status_text(view: ClusterView, replicas: Sequence[ReplicaView]) -> str:
+    """`replicas` of `view`, master by master, in their order."""
+    masters = list(dict.fromkeys(replica.master for replica in replicas))
+    return "".join(_block(view, master, [r for r in replicas if r.master == master]) for master in masters)
+
+
+def _block(view: ClusterView, master: str, replicas: Sequence[ReplicaView]) -> str:
+    node = view.node(master)
+    listed = [replica for replica in replicas if replica.is_connected]
+    max_offset = node.log.max_offset if node is not None else None
+    in_sync = node.in_sync_replicas if node is not None else None
+    lines = [
+        "",
+        f"#MasterAddr\t{master}",
+        f"#MasterCommitLogMaxOffset\t{_number(max_offset)}",
+        f"#SlaveNum\t{len(listed)}",
+        f"#InSyncSlaveNum\t{_number(in_sync)}",
+        HEADER,
+    ]
+    lines += [_line(replica) for replica in listed]
+    return "\n".join(lines) + "\n"
+
+
+def _line(replica: ReplicaView) -> str:
+    speed = replica.transferred_bytes_per_s
+    status = {True: "OK", False: "Fall Behind", None: UNKNOWN}[replica.in_sync]
+    return (
+        f"{replica.address:<32}  {_number(replica.ack_offset):<16} {_number(replica.diff_bytes):>16} "
+        f"{UNKNOWN if speed is None else format(speed / 1024, '.2f'):>16} {status:>16} "
+        f"{_number(replica.sent_offset):>16}"
+    )
+
+
+def _number(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)

@@ -15,13 +15,18 @@ from textual.containers import Vertical
 from trioha.distribution import Distribution
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, verdict_cell
-from trioha_monitor.units import NOTHING, format_duration, format_offset
+from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.texts import (
+    NOTHING,
+    format_count,
+    format_duration,
+    format_latency,
+    format_offset,
+    format_seconds,
+)
 from trioha_monitor.view import NodeView, ReplicaView, Verdict
-from trioha_monitor.widgets.bars import bar
-from trioha_monitor.widgets.curves import lag_curve
-from trioha_monitor.widgets.graph import Graph
+from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.render_context import Line, Part, RenderContext, count, milliseconds, seconds
 
 LABEL_WIDTH = 10
 STAGES = (
@@ -181,12 +186,12 @@ def facts_of(
             text(f"{since} {format_duration(replica.for_s)}"),
             sync[in_sync],
             small("  reconnects "),
-            text(count(replica.reconnects)),
+            text(format_count(replica.reconnects)),
         ),
         row("Address", text(replica.address), small("  of  "), text(replica.master_label)),
         row(
             "Lag",
-            text("rejoining" if replica.is_rejoining else seconds(replica.lag_s)),
+            text("rejoining" if replica.is_rejoining else format_seconds(replica.lag_s)),
             small("  diff "),
             text(context.size(replica.diff_bytes)),
             small("  caught up "),
@@ -199,7 +204,7 @@ def facts_of(
             small("  acked "),
             text(context.rate(replica.ack_bytes_per_s)),
         ),
-        row("Ack time", *_distribution(replica.ack_latency_ms, milliseconds, text, small)),
+        row("Ack time", *_distribution(replica.ack_latency_ms, format_latency, text, small)),
         row("Frames", *_distribution(replica.frame_bytes, context.size, text, small)),
     ]
     if node is not None and node.slave is not None:
@@ -210,7 +215,7 @@ def facts_of(
             small("  takes "),
             text(context.rate(slave.received_bytes_per_s)),
             small("  read "),
-            text(NOTHING if slave.read_age_s is None else f"{seconds(slave.read_age_s)} ago"),
+            text(NOTHING if slave.read_age_s is None else f"{format_seconds(slave.read_age_s)} ago"),
         )
         lines.append(side)
     else:
@@ -282,7 +287,7 @@ def ladder_of(
             if place:
                 line += _distance(lack_bytes, worst, replica, context, room=width - 11 - digits - 14)
             elif offset is not None:
-                age = "" if age_s is None else f", {seconds(age_s)} ago"
+                age = "" if age_s is None else f", {format_seconds(age_s)} ago"
                 line.append((f"   at {teller}{age}", context.palette.muted))
             lines.append(tuple(line))
     return lines

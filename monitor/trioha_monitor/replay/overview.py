@@ -23,9 +23,10 @@ from trioha.recording.events import Kind, PutStatus
 from trioha.recording.lags import Lags, lags
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state_arrays import Ints
+from trioha_monitor.playback import Tick
 from trioha_monitor.replay.histories import UNKNOWN, LagHistory, LogEndHistory
+from trioha_monitor.replay.moments import Twins
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, ReplayTimeline, SessionRun
-from trioha_monitor.replay.rows import Twins
 from trioha_monitor.replay.timeline_events import (
     asked_in,
     session_marks,
@@ -34,7 +35,6 @@ from trioha_monitor.replay.timeline_events import (
     without_probes,
 )
 from trioha_monitor.series import Bucket, Series, Severity
-from trioha_monitor.source import Tick
 from trioha_monitor.verdict import OBSERVER_HOUSEKEEPINGS
 from trioha_monitor.view import EventKind, Limits, TimelineEvent
 

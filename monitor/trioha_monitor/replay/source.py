@@ -1,6 +1,6 @@
 """The source of a replay's views: what the live feed is for nodes that run now.
 
-`ReplaySource(...)` is a `ViewFeed` and a `trioha_monitor.source.Playback`: called with `show`, it shows the
+`ReplaySource(...)` is a `ViewFeed` and a `trioha_monitor.playback.Playback`: called with `show`, it shows the
 view of the moment at which its player stands, again and again until it is cancelled. What a screen does with
 keys are its methods; they return at once and are called in the feed's thread. Between two views it passes
 more of the sessions (`Overview.work`), goes on with a search, and now and then looks whether the sessions
@@ -17,14 +17,12 @@ from pathlib import Path
 import trio
 
 from trioha.recording.reader import Damage
+from trioha_monitor.playback import PlaybackPosition, PlaybackState, Player
 from trioha_monitor.replay.overview import Overview
-from trioha_monitor.replay.player import PlaybackPosition, Player
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
-from trioha_monitor.replay.search import search_age, search_lag
-from trioha_monitor.replay.seek_expression import AtEvent, AtTime, parse_seek
+from trioha_monitor.replay.search import AtEvent, AtTime, parse_seek, search_age, search_lag
 from trioha_monitor.replay.state import State
 from trioha_monitor.series import Series
-from trioha_monitor.source import PlaybackState
 from trioha_monitor.view import ClusterView, EventKind, Show
 
 FRAME_S = 0.1
@@ -168,7 +166,7 @@ class ReplaySource:
             self.player.jump(min(times) if steps > 0 else max(times))
 
     def go_until(self, text: str) -> None:
-        """Go to where `text` says (`trioha_monitor.replay.seek_expression`), as fast as possible.
+        """Go to where `text` says (`trioha_monitor.replay.search`), as fast as possible.
 
         Backward, if the player is turned. Raises UntilError.
         """

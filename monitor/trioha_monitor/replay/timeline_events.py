@@ -12,8 +12,7 @@ from trioha.recording.lags import Lags
 from trioha.recording.state_arrays import Array
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, SessionRun
 from trioha_monitor.series import Severity
-from trioha_monitor.units import format_bytes
-from trioha_monitor.verdict import seconds
+from trioha_monitor.texts import format_bytes, format_elapsed
 from trioha_monitor.view import EventKind, TimelineEvent
 
 GAP_REASONS = frozenset(
@@ -157,7 +156,7 @@ def session_marks(run: SessionRun, node: str, *, starts: int, end_ns: int) -> li
     marks = [TimelineEvent(run.start_ns // NS_PER_MS, EventKind.NODE, node, "", f"{what} ({run.name})")]
     if run.clock_of:
         apart_ms = abs(run.clock_ahead_ns) / NS_PER_MS
-        apart = f"{apart_ms:.1f} ms" if apart_ms < 100 else seconds(apart_ms / 1000)
+        apart = f"{apart_ms:.1f} ms" if apart_ms < 100 else format_elapsed(apart_ms / 1000)
         way = "ahead of" if run.clock_ahead_ns > 0 else "behind"
         text = f"its clock was {apart} {way} that of {run.clock_of}, by which it is shown"
         marks.append(TimelineEvent(run.start_ns // NS_PER_MS, EventKind.CLOCK, node, "", text))

@@ -9,7 +9,7 @@ from attrs import frozen
 from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 
-from trioha_monitor.widgets.render_context import Line, RenderContext
+from trioha_monitor.rendering import Line, RenderContext
 
 T = TypeVar("T")
 GAP = 2

@@ -1,17 +1,27 @@
-"""One question to the user, on one line."""
+"""One question to the user, on one line.
+
+The line that a table is filtered by.
+
+Help: the keys, and what is to be seen in the screen that it was asked in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Input, Label
+from textual.widgets import Input, Label, Static
 
 from trioha.errors import TriohaError
+from trioha_monitor.panes.pane import HelpTopic
+from trioha_monitor.rendering import Palette, palette_of
 
 
 class AskLine(Input):
@@ -50,3 +60,45 @@ class AskScreen(ModalScreen[None]):
             label.add_class("-wrong")
         else:
             self.dismiss()
+
+
+class FilterLine(Input):
+    """Where the text to filter by is typed. Return keeps it, escape drops it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        # Not Input's own message: a key that is typed right behind belongs to the screen already.
+        Binding("enter", "screen.keep_filter", "Keep filter", id="filter.keep"),
+        Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
+    ]
+
+
+class HelpScreen(ModalScreen[None]):
+    """Laid over the monitor, which goes on below."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q", "dismiss", "Close", id="help.close"),
+    ]
+
+    def __init__(self, title: str, topics: Sequence[HelpTopic]) -> None:
+        super().__init__()
+        self._title, self.topics = title, tuple(topics)
+
+    def compose(self) -> ComposeResult:
+        """One scrolling panel."""
+        with VerticalScroll(id="help") as panel:
+            panel.border_title = self._title
+            panel.border_subtitle = "↑ ↓ scrolls · esc closes"
+            yield Static(_help(self.topics, palette_of(self.app)))
+
+
+def _help(topics: Sequence[HelpTopic], palette: Palette) -> RenderableType:
+    parts: list[RenderableType] = []
+    for topic in topics:
+        table = Table.grid(padding=(0, 2))
+        table.title, table.title_justify, table.title_style = topic.title, "left", palette.strong
+        table.add_column(min_width=14, no_wrap=True)
+        table.add_column()
+        for term, meaning in topic.terms:
+            table.add_row(Text(term, palette.accent), Text(meaning, palette.text))
+        parts += [table, ""] if topic is not topics[-1] else [table]
+    return Group(*parts)

@@ -10,7 +10,7 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trioha_monitor.widgets.render_context import Line
+from trioha_monitor.rendering import Line
 
 
 class LineView(Widget):

@@ -21,8 +21,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from trioha_monitor.rendering import Line, Part, RenderContext
 from trioha_monitor.widgets.columns import GAP, Column, fit, length_of, shorten
-from trioha_monitor.widgets.render_context import Line, Part, RenderContext
 
 T = TypeVar("T")
 MEASURED_MAX = 200

@@ -1,6 +1,11 @@
-"""The two themes of the monitor, and the handful of styles that its rows and graphs are drawn with."""
+"""The two themes of the monitor, and the handful of styles that its rows and graphs are drawn with.
+
+How things are written: colours, units of bytes, glyphs, and which stretch of time is drawn. Pure.
+"""
 
 from __future__ import annotations
+
+from enum import Enum
 
 from attrs import frozen
 from rich.style import Style
@@ -9,6 +14,8 @@ from textual.color import Color
 from textual.theme import Theme
 
 from trioha_monitor.series import Severity
+from trioha_monitor.texts import NOTHING, format_bytes, format_offset
+from trioha_monitor.view import Health, Verdict
 
 DARK = Theme(
     name="trioha-dark",
@@ -119,3 +126,83 @@ def palette_of(app: App[object]) -> Palette:
         warn_body=body("warning"),
         bad_body=body("error"),
     )
+
+
+Part = tuple[str, Style]
+"""A piece of text and how it is drawn."""
+Line = tuple[Part, ...]
+"""Pieces side by side: a line, or the content of a cell."""
+
+VERDICT_GLYPHS = {
+    Verdict.OK: "●",
+    Verdict.OBSERVER: "○",
+    Verdict.FALL_BEHIND: "▲",
+    Verdict.NOT_IN_SYNC: "△",
+    Verdict.STALE: "◐",
+    Verdict.STALLED: "■",
+    Verdict.SILENT: "✗",
+    Verdict.GAP: "▼",
+    Verdict.DIVERGED: "≠",
+}
+"""One sign for each verdict, so that no two differ by their colour alone."""
+HEALTH_GLYPHS = {Health.UP: "●", Health.LATE: "◐", Health.DOWN: "✗", Health.CONNECTING: "◌"}
+SEVERITY_GLYPHS = {Severity.GOOD: "●", Severity.NOTICE: "○", Severity.WARNING: "▲", Severity.BAD: "✗"}
+
+
+class ByteUnits(Enum):
+    """How numbers of bytes are written. The value says it to the user."""
+
+    BINARY = "KiB, MiB, GiB: powers of 1024"
+    DECIMAL = "kB, MB, GB: powers of 1000"
+    EXACT = "bytes, every digit"
+
+    @property
+    def next(self) -> ByteUnits:
+        """The one after this, the first again after the last."""
+        every = tuple(ByteUnits)
+        return every[(every.index(self) + 1) % len(every)]
+
+
+@frozen
+class RenderContext:
+    """What rows and graphs need beside what they show."""
+
+    palette: Palette
+    units: ByteUnits = ByteUnits.BINARY
+    end_ms: int = 0
+    """The newest moment that is drawn."""
+    span_ms: int = 120_000
+    """How much time before it is drawn."""
+
+    def size(self, count: float | None) -> str:
+        """A number of bytes."""
+        if count is None:
+            return NOTHING
+        if self.units is ByteUnits.BINARY:
+            return format_bytes(count)
+        if self.units is ByteUnits.DECIMAL:
+            return format_bytes(count, decimal=True)
+        return f"{count:,.0f} B"
+
+    def rate(self, bytes_per_s: float | None) -> str:
+        """Bytes per second."""
+        return NOTHING if bytes_per_s is None else f"{self.size(bytes_per_s)}/s"
+
+    def figure(self, text: str, *, is_old: bool = False) -> Line:
+        """A figure: pale if nothing is known or it is out of date."""
+        return ((text, self.palette.muted if is_old or text == NOTHING else self.palette.text),)
+
+    def offset(self, offset: int | None, *, is_old: bool = False) -> Line:
+        """An offset in full."""
+        return self.figure(format_offset(offset), is_old=is_old)
+
+    def verdict(self, verdict: Verdict) -> Part:
+        """Glyph, word and colour."""
+        return (f"{VERDICT_GLYPHS[verdict]} {verdict.value}", self.palette.of(verdict.severity))
+
+    def health(self, health: Health) -> Part:
+        """Glyph, word and colour."""
+        style = self.palette.muted if health is Health.CONNECTING else self.palette.of(health.severity)
+        if health is Health.LATE:
+            style = self.palette.warn
+        return (f"{HEALTH_GLYPHS[health]} {health.value}", style)

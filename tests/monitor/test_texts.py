@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.units import (
+from trioha_monitor.texts import (
     NOTHING,
     format_age,
     format_bytes,
     format_duration,
-    format_milliseconds,
+    format_elapsed,
+    format_latency,
     format_offset,
     format_scale,
+    format_seconds,
     format_span,
 )
 
@@ -43,6 +45,14 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert format_offset(None) == NOTHING
 
 
+def test_decimal_units_go_by_thousands() -> None:
+    assert [format_bytes(size, decimal=True) for size in (999, 1240, -2_500_000)] == [
+        "999 B",
+        "1.24 kB",
+        "-2.50 MB",
+    ]
+
+
 def test_offsets_are_written_in_full() -> None:
     assert format_offset(1234567) == "1,234,567"
 
@@ -63,7 +73,16 @@ def test_durations_have_two_units_and_ages_one(seconds: float, text: str, age: s
 
 
 def test_small_words_for_time() -> None:
-    assert [format_milliseconds(ms) for ms in (3, 1200, 125_000)] == ["3 ms", "1.2 s", "2m 05s"]
+    assert [format_latency(ms) for ms in (0.214, 12.34, 120.0, 2100.0)] == [
+        "0.21 ms",
+        "12.3 ms",
+        "120 ms",
+        "2.1 s",
+    ]
+    assert [format_seconds(s) for s in (0.0, 0.02, 4.12, 65.0, 125.0)] == [
+        "0 s", "20 ms", "4.1 s", "65.0 s", "2m 05s",
+    ]  # fmt: skip
+    assert [format_elapsed(s) for s in (0.4, 12.2, 180.0, 7200.0)] == ["0.4 s", "12 s", "3 min", "2 h"]
     assert [format_span(s) for s in (30.0, 60.0, 900.0)] == ["30 s", "1 min", "15 min"]
 
 
