@@ -184,7 +184,7 @@ def _tally_some(
     offsets = batch.columns["offset"][ends]
     is_early = (begins < 0) | (offsets <= _log_end_before(batch.columns))
     early = ends[is_early]
-    if batch.cold or not len(early):
+    if batch.is_first or not len(early):
         return _tally(batch, ends)
     began_ns, lowest_offset = _began_ns(batch, early).min(), offsets[is_early].min()
     recent = batch.raw[:0]
@@ -194,7 +194,7 @@ def _tally_some(
         if reaches_back and _log_end_before(Columns(recent)) < lowest_offset:
             break
     records = batch.records[: int(early[-1]) + 1]
-    joined = EventBatch(np.concatenate((recent, records)), batch.setting, cold=False)
+    joined = EventBatch(np.concatenate((recent, records)), batch.settings, is_first=False)
     # Neither of the two comes before the other: they say nothing of what is open.
     return _tally(batch, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
 
@@ -290,7 +290,7 @@ def _causes(
         conn[is_last] = journey.conns[column[is_last]]
         released_ns[is_last] = acked_ns[is_last]
     flushed = batch.whole.stream((Kind.FLUSHED,))
-    if batch.setting.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
+    if batch.settings.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
         flushed_ns = covered_at(flushed["ts_ns"], flushed["offset"], offsets, never=NEVER)
         cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
     cause[status == PutStatus.FLUSH_DISK_TIMEOUT] = FLUSH

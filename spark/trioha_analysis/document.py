@@ -249,11 +249,11 @@ def link_row(link: Link) -> Row:
         "slaveBrokerId": link.slave.session.identity.broker_id,
         "slaveConn": link.slave_conn,
         "frames": link.frames,
-        "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
-        "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
-        "thereMs": _percentiles_row(link.there_ns, per_ms=1_000_000),
+        "aheadMs": None if link.clock_offset_ns is None else link.clock_offset_ns / 1e6,
+        "uncertainMs": None if link.clock_error_ns is None else link.clock_error_ns / 1e6,
+        "thereMs": _percentiles_row(link.to_slave_ns, per_ms=1_000_000),
         "slaveMs": _percentiles_row(link.slave_ns, per_ms=1_000_000),
-        "backMs": _percentiles_row(link.back_ns, per_ms=1_000_000),
+        "backMs": _percentiles_row(link.to_master_ns, per_ms=1_000_000),
     }
 
 

@@ -296,7 +296,7 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
                 enough = enough[enough["offset"] < end_offset]
             if len(enough) and kind not in found:
                 found.add(kind)
-                wall_ns = link.on_master(reader.session.wall_of(int(enough["ts_ns"][0])))
+                wall_ns = link.master_wall_ns(reader.session.wall_of(int(enough["ts_ns"][0])))
                 yield _Step(wall_ns, what, f"{peer} {name}", link.master_conn)
         if len(found) == 2:
             return
@@ -356,8 +356,8 @@ def _clock(link: Link) -> Row:
         "conn": link.master_conn,
         "slaveConn": link.slave_conn,
         "frames": link.frames,
-        "aheadMs": None if link.ahead_ns is None else link.ahead_ns / 1e6,
-        "uncertainMs": None if link.uncertain_ns is None else link.uncertain_ns / 1e6,
+        "aheadMs": None if link.clock_offset_ns is None else link.clock_offset_ns / 1e6,
+        "uncertainMs": None if link.clock_error_ns is None else link.clock_error_ns / 1e6,
     }
 
 

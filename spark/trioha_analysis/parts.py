@@ -51,7 +51,7 @@ class Range:
     first: int
     count: int
     grid: TimeGrid
-    cold: bool
+    is_first: bool
     """Whether nothing came before it."""
 
     @property
@@ -99,7 +99,7 @@ def ranges_of(
                     first=first,
                     count=min(range_records, segment.records - first),
                     grid=grid,
-                    cold=not ranges,
+                    is_first=not ranges,
                 )
             )
     return ranges
@@ -108,7 +108,7 @@ def ranges_of(
 def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     """What a range says of the node, and of each connection."""
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
-    batch = EventBatch(records.array, SessionSettings.of(work.session), work.cold)
+    batch = EventBatch(records.array, SessionSettings.of(work.session), work.is_first)
     part = aggregate_batch(batch, work.grid)
     judgement = judge_batch(batch)
     causes = tally_causes(batch, before=partial(_before, work))

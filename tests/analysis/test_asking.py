@@ -120,7 +120,7 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
     cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
     parts = [
         tally_causes(
-            EventBatch(records[begin:end], SessionSettings.of(session), cold=begin == 0),
+            EventBatch(records[begin:end], SessionSettings.of(session), is_first=begin == 0),
             before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
         )
         for begin, end in pairwise([0, *sorted(cuts), len(records)])
@@ -131,7 +131,7 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
         found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
-    whole = tally_causes(EventBatch(records, SessionSettings.of(session), cold=True), before=lambda: ())
+    whole = tally_causes(EventBatch(records, SessionSettings.of(session), is_first=True), before=lambda: ())
     assert said(reduce(CauseTally.__add__, parts)) == said(whole)
 
 
@@ -215,8 +215,8 @@ def test_stories_and_replay_tell_one_cause_of_each_put(tmp_path: Path, seed: int
 def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
     (link,) = links(open_readers([folder]))
     assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
-    assert (link.ahead_ns, link.uncertain_ns) == (SLAVE_AHEAD, 1 * MS)
-    assert link.on_master(WALL_NS + SLAVE_AHEAD) == WALL_NS
+    assert (link.clock_offset_ns, link.clock_error_ns) == (SLAVE_AHEAD, 1 * MS)
+    assert link.master_wall_ns(WALL_NS + SLAVE_AHEAD) == WALL_NS
 
 
 def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
@@ -236,7 +236,7 @@ def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:
     write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
     write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
     (link,) = links(open_readers([tmp_path]))
-    assert (link.frames, link.ahead_ns, link.there_ns, link.back_ns) == (3, None, None, None)
+    assert (link.frames, link.clock_offset_ns, link.to_slave_ns, link.to_master_ns) == (3, None, None, None)
     assert link.slave_ns is not None
     assert link.ack_mostly is None
 

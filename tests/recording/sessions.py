@@ -94,7 +94,7 @@ class MasterModel:
         conn: int
         sent: list[int]
         ack: list[int]
-        flying: list[Frame]
+        in_flight: list[Frame]
         latencies_ns: list[int] = field(factory=list)
 
     def __init__(self, seed: int) -> None:
@@ -159,15 +159,15 @@ class MasterModel:
         if size:
             self.emit(Kind.TRANSFER, conn=slave.conn, offset=slave.sent[0], aux=self.max_offset, size=size)
             slave.sent[0] += size
-            slave.flying.append(Frame(self.ts_ns, slave.sent[0]))
+            slave.in_flight.append(Frame(self.ts_ns, slave.sent[0]))
 
     def ack(self, slave: MasterModel.Slave) -> None:
-        if slave.flying:
-            count = self.random.randrange(1, len(slave.flying) + 1)
-            slave.ack[0] = slave.flying[count - 1].end_offset
+        if slave.in_flight:
+            count = self.random.randrange(1, len(slave.in_flight) + 1)
+            slave.ack[0] = slave.in_flight[count - 1].end_offset
             self.emit(Kind.ACK, conn=slave.conn, offset=slave.ack[0], aux=self.max_offset)
-            slave.latencies_ns.extend(self.ts_ns - frame.ts_ns for frame in slave.flying[:count])
-            del slave.flying[:count]
+            slave.latencies_ns.extend(self.ts_ns - frame.ts_ns for frame in slave.in_flight[:count])
+            del slave.in_flight[:count]
 
     def beat(self, slave: MasterModel.Slave) -> None:
         if self.random.random() < 0.5:

@@ -215,7 +215,7 @@ def test_fold_says_what_the_model_knows(empty_session: Path, seed: int, steps: i
         result = connection_result(slave.conn, part.connections[slave.conn], GRID)
         assert result.sent_offset == slave.sent[0]
         assert result.ack_offset == slave.ack[0]
-        assert result.unacknowledged_frames == len(slave.flying)
+        assert result.unacknowledged_frames == len(slave.in_flight)
         assert result.ack_latency_histogram.total == len(slave.latencies_ns)
         if slave.latencies_ns:
             assert result.ack_latency_ns is not None
@@ -265,7 +265,7 @@ def test_fold_that_starts_at_a_later_segment_ends_in_the_same_state(
                 read_segment(session, later, first=0, count=later.records).array,
                 is_slave=False,
                 grid=GRID,
-                cold=number == 0,
+                is_first=number == 0,
             )
             for number, later in enumerate(segments[index:])
         ]

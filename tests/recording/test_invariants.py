@@ -40,7 +40,7 @@ def records_of(lender: Path, events: Sequence[Event]) -> np.ndarray:
 def said(records: np.ndarray, setting: SessionSettings, cuts: Sequence[int] = ()) -> list[tuple[object, ...]]:
     """All verdicts of records that were judged in pieces."""
     borders = [0, *sorted(cuts), len(records)]
-    parts = [judge(records[a:b], setting, cold=a == 0) for a, b in pairwise(borders)]
+    parts = [judge(records[a:b], setting, is_first=a == 0) for a, b in pairwise(borders)]
     return [
         (verdict.invariant.name, verdict.is_judged, verdict.checked, verdict.count, verdict.violations)
         for verdict in verdicts(combine(parts))
@@ -51,7 +51,7 @@ def broken(records: np.ndarray, setting: SessionSettings) -> dict[str, list[tupl
     """What is violated: seq, connection and sentence of each violation, by invariant."""
     return {
         verdict.invariant.name: [(one.seq, one.conn, one.sentence) for one in verdict.violations]
-        for verdict in verdicts(judge(records, setting, cold=True))
+        for verdict in verdicts(judge(records, setting, is_first=True))
         if verdict.count
     }
 
@@ -285,7 +285,7 @@ def test_parts_can_be_joined_in_any_order(lender: Path, seed: int) -> None:
     records = spoiled(lender, chance, 100)
     a, b = sorted(chance.randrange(len(records) + 1) for _ in range(2))
     first, second, third = (
-        judge(records[:a], MASTER, cold=True),
+        judge(records[:a], MASTER, is_first=True),
         judge(records[a:b], MASTER),
         judge(records[b:], MASTER),
     )
@@ -302,7 +302,7 @@ def test_keyframes_of_later_segments_say_nothing_new(tmp_path: Path) -> None:
     counts = []
     for name, segment_records in (("one", 2_000_000), ("many", 100)):
         session = open_session(write_session(tmp_path / name, events, segment_records=segment_records))
-        found = verdicts(judge(read_records(session).array, MASTER, cold=True))
+        found = verdicts(judge(read_records(session).array, MASTER, is_first=True))
         counts.append(
             [
                 (v.invariant.name, v.checked, v.count)
@@ -319,7 +319,7 @@ def test_session_whose_first_segments_were_taken_away_begins_with_its_keyframes(
         segment.unlink()
     session = open_session(path)
     found = {
-        v.invariant.name: v.count for v in verdicts(judge(read_records(session).array, MASTER, cold=True))
+        v.invariant.name: v.count for v in verdicts(judge(read_records(session).array, MASTER, is_first=True))
     }
     # The model ends waits by lot.
     found.pop("put-ok-has-copies")

@@ -15,7 +15,7 @@ from tests.recording.sessions import Event, MasterModel, as_array, pack, slave_e
 from trioha.recording.aggregate import aggregate
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.figures import connection_result
-from trioha.recording.keyframes import Mirror
+from trioha.recording.keyframes import KeyframeBuilder
 from trioha.recording.snapshot import Snapshot, connection_state, keyframes_to_events
 from trioha.recording.time_series import TimeGrid
 
@@ -62,9 +62,9 @@ def test_standing_is_what_keyframes_would_repeat_there(empty_session: Path, seed
     events = MasterModel(seed).run(steps)
     array = numbered(empty_session, events)
     snapshot, _ = Snapshot.nowhere(array.dtype).after(array)
-    mirror = Mirror()
-    mirror.follow(memoryview(pack(events)))
-    keyframes = np.frombuffer(bytes(mirror.keyframes(7)), array.dtype)
+    builder = KeyframeBuilder()
+    builder.add(memoryview(pack(events)))
+    keyframes = np.frombuffer(bytes(builder.keyframes(7)), array.dtype)
     assert sorted(plain(snapshot.records)) == sorted(plain(keyframes_to_events(keyframes)))
     again = Snapshot.at_keyframes(keyframes)
     assert plain(again.records) == plain(snapshot.records)

@@ -55,7 +55,7 @@ def folded(session: Session) -> tuple[NodeResult, dict[int, ConnectionResult]]:
     records = read_records(session).array
     grid = TimeGrid.over(int(records["ts_ns"][0]), int(records["ts_ns"][-1]), steps=10)
     whole = combine(
-        aggregate(part, is_slave=session.is_slave, grid=grid, cold=index == 0)
+        aggregate(part, is_slave=session.is_slave, grid=grid, is_first=index == 0)
         for index, part in enumerate(np.array_split(records, len(records) // PART_RECORDS))
     )
     return node_result(whole.node), {
@@ -126,7 +126,7 @@ def test_a_slave_whose_longer_log_was_set_aside_ends_where_its_new_one_did(told:
     records = read_records(session).array
     back_off = np.flatnonzero((records["kind"] == Kind.LINK) & (records["flags"] == LinkEvent.BACK_OFF))
     before = aggregate(
-        records[: back_off[0]], is_slave=True, grid=TimeGrid.over(0, 1, steps=1), cold=True
+        records[: back_off[0]], is_slave=True, grid=TimeGrid.over(0, 1, steps=1), is_first=True
     ).node
     assert (before.max_offset, before.flushed_offset) == (0, 0)
 
@@ -224,9 +224,9 @@ def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
     found = links(open_readers([told.sessions]))
     assert len(found) == 3
     for link in found:
-        assert link.ahead_ns is not None
-        assert link.uncertain_ns is not None
-        assert abs(link.ahead_ns) <= link.uncertain_ns
+        assert link.clock_offset_ns is not None
+        assert link.clock_error_ns is not None
+        assert abs(link.clock_offset_ns) <= link.clock_error_ns
     # To the master they are connections 2 to 4; the slave counts anew when it starts.
     assert [(link.master_conn, link.slave_conn) for link in found] == [(2, 2), (3, 3), (4, 1)]
 

@@ -1,1 +1,1 @@
-"""What a node did, recorded once and read by all: event types, recorder, reader and fold."""
+"""Recorded sessions of a node: event types, recorder, reader, state and figures."""

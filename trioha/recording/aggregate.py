@@ -1,22 +1,22 @@
-"""How events become state: the one definition of it. Not for a node, which has no NumPy.
+"""How events become state, the one definition of it. Not for a node, which has no NumPy.
 
-`aggregate` turns records into a `Part`: what they say of each connection and of the node. Parts of one
-session that follow each other are joined by `combine`, which is associative, and `combine([aggregate(a),
-aggregate(b)])` says the same as the fold of both: a session can be cut anywhere, folded in parallel, and
-joined. The figures are made of the last part by `trioha.recording.figures`.
+`aggregate` turns records into a `Part`: what they say of each connection and of the node. `combine` joins
+parts of one session that follow each other. It is associative, and `combine([aggregate(a), aggregate(b)])` is
+`aggregate(a and b)`: a session can be cut anywhere, aggregated in parallel, and joined.
+`trioha.recording.figures` makes the figures of the joined part.
 
-Theory of operation. Counts, last values and largest values simply add up (`ConnectionCounters`). Two figures
-of a master's connection look back: the lag needs the last ack, and an ack's latency the frames in flight
-(`Progress`). A part that begins in the middle of a connection knows neither. It keeps its first events as
-they are (`Flow`), up to the first ack that covers all that was sent before the part, and folds the rest from
-there; who joins it to what came before folds the kept ones. There are about as many of these as frames are in
-flight.
+Theory of operation. Counts, last values and largest values add up (`ConnectionCounters`). Two figures of a
+master's connection need earlier events: the lag needs the last ack, and an ack's latency the frames in flight
+(`Progress`). A part that begins within a connection has neither. It keeps its first events as they are
+(`ConnectionEvents`), up to the first ack that covers everything sent before the part, and aggregates the rest
+from there; joined to an earlier part, the kept events are aggregated too. There are about as many of them as
+frames in flight.
 
-Offsets only grow on a connection: the final one is the largest. A slave's own log may be set aside for a new
-one between two connections: of the node the last one counts.
+Offsets only grow on a connection, so its final offset is the largest. A slave may replace its own log between
+two connections, so of the node the last offset counts.
 
-KEYFRAME records repeat what earlier segments say and are passed over, unless the fold begins with them
-(`cold`).
+KEYFRAME records repeat events of earlier segments and are ignored, unless no segment came before
+(`is_first`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from trioha.recording.invariants.event_batch import (
     GroupedEvents,
     SessionSettings,
 )
-from trioha.recording.progress import Flow, Progress, no_flow
+from trioha.recording.progress import ConnectionEvents, Progress, no_events
 from trioha.recording.snapshot import keyframes_to_events
 from trioha.recording.state import FRAME_KINDS, LOG_END_KINDS, STAGES, UNKNOWN
 from trioha.recording.state_arrays import (
     Array,
     Bools,
+    first_covering,
     kind_mask,
     last_log_end,
     log_ends,
@@ -59,45 +60,45 @@ _IS_OF_CONNECTION: Final = kind_mask((*LOG_END_KINDS, HEARTBEAT_RECEIVED))
 
 @frozen(eq=False)
 class ConnectionPart:
-    """What some events say of one connection."""
+    """One connection, by some of its events."""
 
     counters: ConnectionCounters
-    head: Flow = field(factory=no_flow)
-    """First events, to be folded by who knows what came before; empty for a slave."""
+    head: ConnectionEvents = field(factory=no_events)
+    """First events, not aggregated until the part before is known; empty for a slave."""
     progress: Progress | None = None
-    """What comes after them, or None while the head is all."""
+    """Of the events after the head; None if there are none."""
 
     def followed_by(self, later: ConnectionPart, grid: TimeGrid) -> ConnectionPart:
-        """What this part and the one after it say together."""
+        """This part and the one after it together."""
         counters = self.counters + later.counters
         if self.progress is None:
             return ConnectionPart(counters, self.head + later.head, later.progress)
-        progress = self.progress.go_on(later.head, grid)
+        progress = self.progress.after(later.head, grid)
         if later.progress is not None:
             progress = progress.followed_by(later.progress)
         return ConnectionPart(counters, self.head, progress)
 
     def finished(self, grid: TimeGrid) -> Progress:
         """Lag and latency when nothing came before."""
-        progress = Progress().go_on(self.head, grid)
+        progress = Progress().after(self.head, grid)
         return progress if self.progress is None else progress.followed_by(self.progress)
 
 
 @frozen(eq=False)
 class Part:
-    """What some records of one session say."""
+    """One session, by some of its records."""
 
     grid: TimeGrid
     node: NodeCounters = field(factory=NodeCounters)
     connections: Mapping[int, ConnectionPart] = field(factory=dict)
     """By connection number; without those of `probes`."""
     probes: Mapping[int, int] = field(factory=dict)
-    """Connections of a master's session that began and ended here and never asked for the log, by their
-    number: `CloseReason`. Of others the figures say it (`asked_ts_ns`)."""
+    """`CloseReason` by connection number of connections of a master's session that began and ended in this
+    part without a request. Other probes are those whose figures have no `asked_ts_ns`."""
 
 
 def combine(parts: Iterable[Part]) -> Part:
-    """What `parts` of one session (at least one), which follow each other, say together."""
+    """Join `parts` of one session, at least one, that follow each other."""
     return reduce(_combine, parts)
 
 
@@ -111,31 +112,33 @@ def _combine(earlier: Part, later: Part) -> Part:
     return Part(earlier.grid, earlier.node + later.node, connections, probes)
 
 
-def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, cold: bool = False) -> Part:
-    """What `records` of one session, in the order of their seq, say.
+def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, is_first: bool = False) -> Part:
+    """Aggregate `records` of one session, in the order of their seq.
 
-    `is_slave`: whose session it is. `cold`: nothing came before these records, so that KEYFRAMEs count.
+    `is_slave`: whether a slave recorded them. `is_first`: no records came before, so that KEYFRAMEs count.
     """
-    return aggregate_batch(EventBatch(records, SessionSettings(is_slave, {}), cold), grid)
+    return aggregate_batch(EventBatch(records, SessionSettings(is_slave, {}), is_first), grid)
 
 
 def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
-    """What records say that are looked at for other things too."""
+    """As `aggregate`, of records that other rules share."""
     raw = batch.raw
     node = _aggregate_node(batch.columns if batch.repeated is None else Columns(raw), raw)
     is_key = None
     if batch.repeated is not None:
-        # Unlike rules, figures want to know of all that KEYFRAMEs stand for.
+        # Unlike invariants, figures need every event that a KEYFRAME repeats.
         is_key = raw["kind"] == Kind.KEYFRAME
         records = raw.copy()
         records[is_key] = keyframes_to_events(raw[is_key])
-        node = _stated_of_node(Columns(records[is_key])) + node
-        batch = EventBatch(records, batch.setting, cold=False)
+        node = _node_at_keyframes(Columns(records[is_key])) + node
+        batch = EventBatch(records, batch.settings, is_first=False)
     grouped = _of_connections(batch.connections)
     asked = shows_request(batch.records)
-    probes = {} if batch.setting.is_slave else _probes(grouped, asked)
+    probes = {} if batch.settings.is_slave else _probes(grouped, asked)
     connections = {
-        conn: _aggregate_connection(grouped, group, asked, is_key, is_slave=batch.setting.is_slave, grid=grid)
+        conn: _aggregate_connection(
+            grouped, group, asked, is_key, is_slave=batch.settings.is_slave, grid=grid
+        )
         for group, conn in enumerate(grouped.keys.tolist())
         if conn not in probes
     }
@@ -143,7 +146,7 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
 
 
 def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
-    """Connections that began and ended here without a request, with the reason of their end."""
+    """Connections that began and ended in these records without a request: `CloseReason` by number."""
     ends = grouped.stream((Kind.CLOSED,))
     if not len(ends):
         return {}
@@ -151,7 +154,7 @@ def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
     births = grouped.stream((Kind.STATE,))
     rows = births.rows[births["flags"] == HaState.HANDSHAKE]
     has_birth = np.diff(np.append(np.searchsorted(rows, grouped.begins), len(rows))) > 0
-    assert grouped.places is not None, "a track of connections is sorted"
+    assert grouped.places is not None, "connections are sorted"
     row_asks = asked[grouped.places]
     probes: dict[int, int] = {}
     for group in ended[has_birth[ended]].tolist():
@@ -162,13 +165,14 @@ def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
 
 
 def _of_connections(grouped: GroupedEvents) -> GroupedEvents:
+    """`grouped` without records that say nothing of their connection (LINK)."""
     is_of_connection = _IS_OF_CONNECTION[grouped.codes]
     if is_of_connection.all():
         return grouped
     rows = np.flatnonzero(is_of_connection)
     begins = np.searchsorted(rows, np.append(grouped.begins, len(grouped.codes)))
     has_any = np.diff(begins) > 0
-    assert grouped.places is not None, "a track of connections is sorted"
+    assert grouped.places is not None, "connections are sorted"
     return GroupedEvents(
         grouped.columns,
         grouped.codes[rows],
@@ -178,7 +182,7 @@ def _of_connections(grouped: GroupedEvents) -> GroupedEvents:
     )
 
 
-def _stated_of_node(stated: Columns) -> NodeCounters:
+def _node_at_keyframes(stated: Columns) -> NodeCounters:
     offset, kind = stated["offset"], stated["kind"]
     return NodeCounters(
         put_offset=_last(offset[kind == Kind.PUT]),
@@ -190,7 +194,7 @@ def _stated_of_node(stated: Columns) -> NodeCounters:
 
 
 def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
-    """`columns`: of the records of `raw`, with or without KEYFRAMEs."""
+    """`columns`: the fields of `raw`, with or without its KEYFRAMEs."""
     if not len(raw):
         return NodeCounters()
     kind = columns["kind"]
@@ -221,15 +225,15 @@ def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
     )
 
 
-class _Some:
-    """The records of a kind of one connection, by column."""
+class _OfKind:
+    """The records of a kind of one connection, by field."""
 
     def __init__(self, stream: EventStream, group: int, is_key: Bools | None) -> None:
-        """`is_key`: which records of the scene are what KEYFRAMEs stand for; None if none is."""
+        """`is_key`: which records of the batch repeat earlier ones as KEYFRAMEs; None if none does."""
         self._stream = stream
         self._own = slice(*stream.bounds[group : group + 2].tolist())
         self.rows = stream.rows[self._own]
-        """Of the track; shape (n,)."""
+        """Places in the group's stream; shape (n,)."""
         self.is_key = (
             np.zeros(len(self.rows), np.bool_) if is_key is None else is_key[stream.places[self._own]]
         )
@@ -242,21 +246,21 @@ class _Some:
         return self._stream[name][self._own]
 
     @property
-    def news(self) -> int:
-        """How many of them happened, rather than were told again."""
+    def count(self) -> int:
+        """How many of them are events of their own, not repeated by KEYFRAMEs."""
         return len(self) - int(np.count_nonzero(self.is_key))
 
 
 def _aggregate_connection(
     grouped: GroupedEvents, group: int, asked: Bools, is_key: Bools | None, *, is_slave: bool, grid: TimeGrid
 ) -> ConnectionPart:
-    """`asked`: which records of the scene show a request; `is_key`: which are what KEYFRAMEs stand for, None
-    if none is."""
+    """`asked`: which records of the batch show a request; `is_key`: which repeat earlier ones as KEYFRAMEs,
+    None if none does."""
     begin, end = int(grouped.begins[group]), int(grouped.ends[group])
     ts_ns, max_offset = grouped.rows["ts_ns"][begin:end], grouped.rows["aux"][begin:end]
 
-    def of(*kinds: int) -> _Some:
-        return _Some(grouped.stream(kinds), group, is_key)
+    def of(*kinds: int) -> _OfKind:
+        return _OfKind(grouped.stream(kinds), group, is_key)
 
     frames = of(Kind.RECEIVED if is_slave else Kind.TRANSFER)
     acks, reports = of(Kind.ACK), of(Kind.REPORTED)
@@ -284,11 +288,11 @@ def _aggregate_connection(
         state=int(states["flags"][-1]) if len(states) else UNKNOWN,
         close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,
         closed_ts_ns=_largest(ts_ns[ended.rows - begin]),
-        frames=frames.news,
+        frames=frames.count,
         body_bytes=int(frames["size"][~frames.is_key].sum()),
-        heartbeats_sent=went_out.news,
-        heartbeats_received=came_in.news,
-        acks=(reports if is_slave else acks).news,
+        heartbeats_sent=went_out.count,
+        heartbeats_received=came_in.count,
+        acks=(reports if is_slave else acks).count,
         refused=len(of(Kind.REFUSED)),
         request_offset=int(requests["offset"][0]) if len(requests) else UNKNOWN,
         max_offset=_largest(max_offset),
@@ -304,43 +308,45 @@ def _aggregate_connection(
     )
     if is_slave:
         return ConnectionPart(counters)
-    flying = np.flatnonzero(~frames.is_key & (frame_end >= 0))
+    in_flight = np.flatnonzero(~frames.is_key & (frame_end >= 0))
     acked = np.flatnonzero(acks["offset"] >= 0)
-    flow = Flow(
+    events = ConnectionEvents(
         ts_ns,
         max_offset,
-        frames.rows[flying] - begin,
-        frames["offset"][flying],
-        frame_end[flying],
+        frames.rows[in_flight] - begin,
+        frames["offset"][in_flight],
+        frame_end[in_flight],
         acks.rows[acked] - begin,
         acks["offset"][acked],
         ended.rows - begin,
     )
     is_stated = is_key is not None and bool(is_key[grouped.places_of(begin, end)].any())
-    born = is_stated or bool((states["flags"] == HaState.HANDSHAKE).any())
-    return _split(counters, flow, grid, born=born)
+    has_start = is_stated or bool((states["flags"] == HaState.HANDSHAKE).any())
+    return _split(counters, events, grid, has_start=has_start)
 
 
-def _split(counters: ConnectionCounters, flow: Flow, grid: TimeGrid, *, born: bool) -> ConnectionPart:
-    """Fold from where nothing earlier matters: the connection's begin, or an ack of all that came before."""
-    if born:
-        return ConnectionPart(counters, no_flow(), Progress().go_on(flow, grid))
-    starts = flow.start_offset[flow.start_offset >= 0]
+def _split(
+    counters: ConnectionCounters, events: ConnectionEvents, grid: TimeGrid, *, has_start: bool
+) -> ConnectionPart:
+    """Aggregate from where no earlier event counts: the connection's start, or an ack of all sent before."""
+    if has_start:
+        return ConnectionPart(counters, no_events(), Progress().after(events, grid))
+    starts = events.start_offset[events.start_offset >= 0]
     if len(starts):
-        covering = flow.acks[flow.ack_offset >= starts[0]]
-        if len(covering):
-            at = int(covering[0]) + 1
-            head = flow.cut(0, at)
-            # Begun with what the head leaves behind, and without its figures: those are for who folds it.
+        (first,) = first_covering(events.ack_offset, starts[:1])
+        if first < len(events.acks):
+            at = int(events.acks[first]) + 1
+            head = events.cut(0, at)
+            # The head sets the state, but its figures are left to the join with the part before.
             known = evolve(
-                Progress().go_on(head, grid),
+                Progress().after(head, grid),
                 lag=Histogram(),
                 latency=Histogram(),
                 lag_series=TimeSeries(),
                 latency_series=TimeSeries(),
             )
-            return ConnectionPart(counters, head, known.go_on(flow.cut(at), grid))
-    return ConnectionPart(counters, flow, None)
+            return ConnectionPart(counters, head, known.after(events.cut(at), grid))
+    return ConnectionPart(counters, events, None)
 
 
 def _largest(values: NDArray[np.integer[Any]]) -> int:

@@ -16,13 +16,13 @@ _IS_MARK: Final = kind_mask((Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOS
 
 @frozen
 class Counts:
-    """What happened since the session began."""
+    """Counts of events since the session began."""
 
     puts: int = 0
     put_bytes: int = 0
     waits_begun: int = 0
     waits: tuple[int, ...] = (0,) * 256
-    """Waits that ended, by `PutStatus`."""
+    """Waits that ended, by code of `PutStatus`."""
     dropped: int = 0
 
     def __add__(self, later: Counts) -> Counts:
@@ -54,7 +54,7 @@ def marks_of(records: Array, *, was_failing: bool = False) -> Array:
 
 
 def counts_of(records: Array) -> Counts:
-    """What happened in `records`."""
+    """Counts of the events in `records`."""
     kind = records["kind"]
     counts = np.bincount(kind, minlength=256)
     waits = (0,) * 256

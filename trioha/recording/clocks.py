@@ -1,17 +1,17 @@
-"""Which connection of a master is which of a slave, and how far their clocks are apart. Needs NumPy.
+"""Which connection of a master is which of a slave, and the offset between their clocks. Needs NumPy.
 
-A slave records the frames that it takes (RECEIVED) as the master recorded them (TRANSFER), and its reports
-(REPORTED) come back as acks (ACK): a connection of each belong together if their frames begin at the same
-offsets with the same lengths. Of several, the one with the most frames and acks in common, then the one that
-began at the nearest time.
+A slave records the frames that it receives (RECEIVED) as the master recorded them (TRANSFER), and its reports
+(REPORTED) come back as acks (ACK). A connection of a master and one of a slave belong together if their
+frames have the same starts and lengths. Of several the one with the most common frames and acks counts, then
+the one with the nearest start.
 
-The difference of the clocks follows as in NTP. A frame is received no earlier than it was sent, and an ack no
-earlier than its report: with the smallest difference on the way there (d1) and on the way back (d2), the
-slave's clock is (d1 - d2) / 2 ahead, give or take (d1 + d2) / 2, if nothing is known of the two ways.
+The clock offset follows as in NTP. A frame is received no earlier than it was sent, and an ack no earlier
+than its report. With the smallest difference to the slave (d1) and to the master (d2), the slave's clock is
+ahead by (d1 - d2) / 2, with an error of at most (d1 + d2) / 2, if nothing is known of the two directions.
 
-With that difference taken off, what an ack took falls into three: the frame's way there, the slave's own time
-(from the frame's end to the report that covers it: checks, the disk if it acknowledges what is flushed), and
-the report's way back. All of the clocks' uncertainty is in the two ways, none in the slave's time.
+With this offset taken off, the time of an ack has three parts: the one-way delay of the frame to the slave,
+the slave's own time (from the frame's end to the report that covers it: checks, and the disk if it
+acknowledges what is flushed), and the one-way delay of the report. The clock error is in the two delays only.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ KEPT_MAX: Final = 5_000
 """Frames, and acks, of a connection that are compared: its first ones."""
 
 PROBES_PER_CONNECTION: Final = 16
-"""Connections whose begin is looked at, for each one wanted: some may be probes, in older recordings."""
+"""Connections to examine for each one wanted: in older recordings some are probes."""
 BEGIN_RECORDS: Final = 4096
-"""Records that are the begin of a connection, where no more are looked at."""
+"""Records to read of a connection from its start, where not everything is read."""
 
 
 @frozen
@@ -50,34 +50,34 @@ class Link:
     slave_conn: int
     frames: int
     """Frames that both have, of the first `KEPT_MAX`."""
-    ahead_ns: int | None
-    """How far the slave's wall clock is ahead of the master's; None if only one way is known."""
-    uncertain_ns: int | None
-    """The true difference is not farther from `ahead_ns` than this."""
-    there_ns: Distribution[int] | None
-    """From a frame's TRANSFER to its RECEIVED; None if the clocks are not known. Like the two below, of the
-    first `KEPT_MAX` frames or acks."""
+    clock_offset_ns: int | None
+    """How far the slave's wall clock is ahead of the master's; None if only one direction is known."""
+    clock_error_ns: int | None
+    """Largest error of `clock_offset_ns`."""
+    to_slave_ns: Distribution[int] | None
+    """One-way delay to the slave, from TRANSFER to RECEIVED; None if the clocks are not known. Like the two
+    below, of the first `KEPT_MAX` frames or acks."""
     slave_ns: Distribution[int] | None
     """From a frame's RECEIVED to the first REPORTED at or beyond its end."""
-    back_ns: Distribution[int] | None
-    """From a REPORTED to its ACK; None if the clocks are not known."""
+    to_master_ns: Distribution[int] | None
+    """One-way delay to the master, from REPORTED to ACK; None if the clocks are not known."""
 
     @property
     def ack_mostly(self) -> str | None:
-        """What takes longer of an ack's time, by the medians: `network` (both ways) or `slave`; None if the
-        clocks are not known."""
-        if self.there_ns is None or self.back_ns is None or self.slave_ns is None:
+        """The longer part of an ack's time, by the medians: `network` (both directions) or `slave`; None if
+        the clocks are not known."""
+        if self.to_slave_ns is None or self.to_master_ns is None or self.slave_ns is None:
             return None
-        return "network" if self.there_ns.p50 + self.back_ns.p50 > self.slave_ns.p50 else "slave"
+        return "network" if self.to_slave_ns.p50 + self.to_master_ns.p50 > self.slave_ns.p50 else "slave"
 
-    def on_master(self, slave_wall_ns: int) -> int:
-        """A time of the slave's wall clock on the master's."""
-        return slave_wall_ns - (self.ahead_ns or 0)
+    def master_wall_ns(self, slave_wall_ns: int) -> int:
+        """A time of the slave's wall clock, on the master's."""
+        return slave_wall_ns - (self.clock_offset_ns or 0)
 
 
 @define
 class _Track:
-    """First frames and acks (or reports) of a connection: ts_ns, offset and size of each."""
+    """The first frames and acks (or reports) of a connection."""
 
     began_ns: int
     frames: list[NDArray[np.void]] = field(factory=list)
@@ -87,11 +87,11 @@ class _Track:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more of it is kept."""
+        """Whether it has `KEPT_MAX` frames and acks."""
         return self.frame_count >= KEPT_MAX and self.ack_count >= KEPT_MAX
 
-    def take(self, frames: NDArray[np.void], acks: NDArray[np.void]) -> None:
-        """Keep these, which come next, as far as there is room."""
+    def add(self, frames: NDArray[np.void], acks: NDArray[np.void]) -> None:
+        """Add frames and acks that come next, up to `KEPT_MAX`."""
         frames, acks = frames[: KEPT_MAX - self.frame_count], acks[: KEPT_MAX - self.ack_count]
         if len(frames):
             self.frames.append(frames)
@@ -101,7 +101,7 @@ class _Track:
             self.ack_count += len(acks)
 
     def may_be(self, other: _Track) -> bool:
-        """Whether their frames are of the same stretch of the log, as far as they are kept."""
+        """Whether their frames overlap in the log."""
         if not self.frames or not other.frames:
             return False
         begin = max(self.frames[0]["offset"][0], other.frames[0]["offset"][0])
@@ -114,30 +114,30 @@ _End = tuple[SessionReader, int, _Track]
 def links(readers: Sequence[SessionReader], *, connections_max: int | None = None) -> list[Link]:
     """The connections that both a master's and a slave's session have, by the master's number.
 
-    With `connections_max` no more than the begins of so many connections of each session are looked at, which
-    takes milliseconds of however large a session; else all of them are, wherever they begin.
+    With `connections_max` only the starts of so many connections of each session are read, which takes
+    milliseconds however large the session is; otherwise all of them.
     """
     masters = [reader for reader in readers if not reader.session.is_slave]
     slaves = [reader for reader in readers if reader.session.is_slave]
-    # Who has no other side is not read.
+    # Sessions without a counterpart are not read.
     shared = {_broker(reader) for reader in masters} & {_broker(reader) for reader in slaves}
     tracks = {id(reader): _tracks(reader, connections_max) for reader in readers if _broker(reader) in shared}
     found: list[tuple[int, int, Link]] = []
     for master, slave in product(masters, slaves):
         if _broker(master) == _broker(slave):
-            for conn, grouped in tracks[id(master)].items():
-                for other, its_track in tracks[id(slave)].items():
-                    if not grouped.may_be(its_track):
+            for conn, track in tracks[id(master)].items():
+                for other, other_track in tracks[id(slave)].items():
+                    if not track.may_be(other_track):
                         continue
-                    link, score = _link((master, conn, grouped), (slave, other, its_track))
+                    link, score = _link((master, conn, track), (slave, other, other_track))
                     if link.frames:
-                        found.append((-score, abs(grouped.began_ns - its_track.began_ns), link))
-    taken: set[tuple[int, int]] = set()
+                        found.append((-score, abs(track.began_ns - other_track.began_ns), link))
+    linked: set[tuple[int, int]] = set()
     chosen = []
     for _, _, link in sorted(found, key=_by_score):
         ends = {(id(link.master), link.master_conn), (id(link.slave), link.slave_conn)}
-        if not ends & taken:
-            taken |= ends
+        if not ends & linked:
+            linked |= ends
             chosen.append(link)
     return sorted(chosen, key=_by_conn)
 
@@ -154,8 +154,8 @@ def _by_conn(link: Link) -> tuple[str, int]:
     return str(link.master.session.path), link.master_conn
 
 
-def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDArray[np.void]]:
-    """The records to look at."""
+def _batches(reader: SessionReader, connections_max: int | None) -> Iterator[NDArray[np.void]]:
+    """The records to examine."""
     if connections_max is None:
         yield from (chunk.records for chunk in reader.scan())
         return
@@ -167,7 +167,7 @@ def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDAr
     for conn, seq in begins.items():
         records = reader.records_between(seq, seq + BEGIN_RECORDS)
         records = records[records["conn"] == conn]
-        # A probe is no connection to look at.
+        # Probes do not count.
         found += bool(shows_request(records).any())
         yield records
         if found >= connections_max:
@@ -175,61 +175,61 @@ def _pieces(reader: SessionReader, connections_max: int | None) -> Iterator[NDAr
 
 
 def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _Track]:
-    """The begin of each connection; about 100 ns a record."""
+    """The first frames and acks of each connection; about 100 ns a record."""
     frame_kind, ack_kind = Kind.TRANSFER, Kind.ACK
     if reader.session.is_slave:
         frame_kind, ack_kind = Kind.RECEIVED, Kind.REPORTED
     is_wanted = kind_mask((frame_kind, ack_kind))
     tracks: dict[int, _Track] = {}
     full: list[int] = []
-    for piece in _pieces(reader, connections_max):
-        records = piece[is_wanted[piece["kind"]] & ~np.isin(piece["conn"], [NO_CONNECTION, *full])]
+    for batch in _batches(reader, connections_max):
+        records = batch[is_wanted[batch["kind"]] & ~np.isin(batch["conn"], [NO_CONNECTION, *full])]
         for conn in np.unique(records["conn"]).tolist():
             own = records[records["conn"] == conn]
-            grouped = tracks.setdefault(conn, _Track(reader.session.wall_of(int(own["ts_ns"][0]))))
-            grouped.take(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
-            if grouped.is_full:
+            track = tracks.setdefault(conn, _Track(reader.session.wall_of(int(own["ts_ns"][0]))))
+            track.add(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
+            if track.is_full:
                 full.append(conn)
     return tracks
 
 
 def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
-    """The link if the two are one connection, and how many frames and acks they share."""
-    master, conn, grouped = at_master
-    slave, other, its_track = at_slave
-    sent, received = _joined(master, grouped.frames), _joined(slave, its_track.frames)
-    acked, reported = _joined(master, grouped.acks), _joined(slave, its_track.acks)
+    """The two ends as a link, and its score: how many frames and acks they have in common."""
+    master, conn, track = at_master
+    slave, other, other_track = at_slave
+    sent, received = _joined(master, track.frames), _joined(slave, other_track.frames)
+    acked, reported = _joined(master, track.acks), _joined(slave, other_track.acks)
     _, at, there = np.intersect1d(sent[1], received[1], return_indices=True)
     same = sent[2][at] == received[2][there]
-    out_ns = received[0][there[same]] - sent[0][at[same]]
-    # The first report is the request: the master notes it as an ack too, but later.
+    sent_ns = received[0][there[same]] - sent[0][at[same]]
+    # The first report is the request: the master records it as an ack too, but later.
     _, at, there = np.intersect1d(acked[1], reported[1], return_indices=True)
     back_ns = acked[0][at] - reported[0][there]
     place = first_covering(reported[1], received[1] + received[2])
     covered = place < len(reported[1])
     link = Link(
-        *(master, conn, slave, other, len(out_ns)),
-        ahead_ns=None,
-        uncertain_ns=None,
-        there_ns=None,
-        slave_ns=_spread(reported[0][place[covered]] - received[0][covered]),
-        back_ns=None,
+        *(master, conn, slave, other, len(sent_ns)),
+        clock_offset_ns=None,
+        clock_error_ns=None,
+        to_slave_ns=None,
+        slave_ns=_distribution(reported[0][place[covered]] - received[0][covered]),
+        to_master_ns=None,
     )
-    if len(out_ns) and len(back_ns):
-        there_ns, return_ns = int(out_ns.min()), int(back_ns.min())
-        ahead_ns = (there_ns - return_ns) // 2
+    if len(sent_ns) and len(back_ns):
+        to_slave_ns, to_master_ns = int(sent_ns.min()), int(back_ns.min())
+        clock_offset_ns = (to_slave_ns - to_master_ns) // 2
         link = evolve(
             link,
-            ahead_ns=ahead_ns,
-            uncertain_ns=max(0, (there_ns + return_ns) // 2),
-            there_ns=_spread(out_ns - ahead_ns),
-            back_ns=_spread(back_ns + ahead_ns),
+            clock_offset_ns=clock_offset_ns,
+            clock_error_ns=max(0, (to_slave_ns + to_master_ns) // 2),
+            to_slave_ns=_distribution(sent_ns - clock_offset_ns),
+            to_master_ns=_distribution(back_ns + clock_offset_ns),
         )
-    return link, len(out_ns) + len(back_ns)
+    return link, len(sent_ns) + len(back_ns)
 
 
-def _spread(passed_ns: Ints) -> Distribution[int] | None:
-    """Clocks that drift may make a time negative: that is none."""
+def _distribution(passed_ns: Ints) -> Distribution[int] | None:
+    """Clocks that drift may make a time negative: it counts as 0."""
     return Histogram.of(np.maximum(passed_ns, 0)).distribution()
 
 

@@ -1,7 +1,7 @@
-"""What events say without looking back: counts, last values, largest values. They simply add up.
+"""Counts, last values and largest values of events: they need no earlier event and add up.
 
-Offsets only grow on a connection: the final one is the largest. A node's own do not (a slave sets a log aside
-that is not its master's, and begins a new one): the final one is the last.
+Offsets only grow on a connection, so its final offset is the largest. A node's own offsets may go back (a
+slave replaces a log that is not its master's), so its final offset is the last.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from trioha.recording.time_series import TimeSeries
 
 @frozen(eq=False)
 class ConnectionCounters:
-    """What the events of a connection say without looking back. Offsets and times are `UNKNOWN` at first."""
+    """Counters of one connection. Offsets, times and codes are `UNKNOWN` at first."""
 
     first_ts_ns: int = UNKNOWN
     asked_ts_ns: int = UNKNOWN
-    """First event that shows that the log was asked for on it: `UNKNOWN` of a probe."""
+    """First event that shows a request for the log; `UNKNOWN` of a probe."""
     last_ts_ns: int = UNKNOWN
     state: int = UNKNOWN
     """Last `HaState`."""
     close_reason: int = UNKNOWN
-    """`CloseReason` of its end."""
+    """`CloseReason` of its CLOSED record."""
     closed_ts_ns: int = UNKNOWN
     frames: int = 0
     body_bytes: int = 0
@@ -36,7 +36,7 @@ class ConnectionCounters:
     refused: int = 0
     request_offset: int = UNKNOWN
     max_offset: int = UNKNOWN
-    """Of the node that recorded."""
+    """End of the recording node's log."""
     sent_offset: int = UNKNOWN
     ack_offset: int = UNKNOWN
     received_offset: int = UNKNOWN
@@ -77,24 +77,24 @@ class ConnectionCounters:
 
 @frozen(eq=False)
 class NodeCounters:
-    """What the events say of the node itself."""
+    """Counters of the node itself."""
 
     events: int = 0
     """Records that were read, those of kinds unknown here included."""
     dropped: int = 0
-    """Events that the recorder had no room for."""
+    """Events that found no free block in the recorder."""
     first_ts_ns: int = UNKNOWN
     last_ts_ns: int = UNKNOWN
     puts: int = 0
     put_bytes: int = 0
     put_offset: int = UNKNOWN
-    """End of the last put."""
+    """End offset of the last put."""
     flushed_offset: int = UNKNOWN
-    """Of the last flush."""
+    """Offset of the last flush."""
     dispatched_offset: int = UNKNOWN
-    """Of the last dispatch."""
+    """Offset of the last dispatch."""
     max_offset: int = UNKNOWN
-    """End of the own log, as the last event names it that does."""
+    """End of the node's log, by the last record that names it."""
     waits_begun: int = 0
     waits: Mapping[int, Histogram] = field(factory=dict)
     """Waiting times of finished waits in us, by `PutStatus`."""

@@ -1,4 +1,4 @@
-"""The events of a recorded session, and the sink that everyone reports them to.
+"""The events of a recorded session, and the sink that receives them.
 
 An event is one 48-byte little-endian record (`RECORD`):
 
@@ -35,7 +35,7 @@ NO_CONNECTION = -1
 
 
 class Kind(IntEnum):
-    """What happened. Readers pass over kinds that they do not know."""
+    """Kind of an event. Readers ignore unknown kinds."""
 
     PUT = 1
     """offset: end after the append; aux: request id; size: record bytes."""
@@ -86,14 +86,14 @@ class HaState(IntEnum):
 
 
 class Direction(IntEnum):
-    """Which way a heartbeat went, seen from the node that recorded it."""
+    """Direction of a heartbeat, seen from the recording node."""
 
     SENT = 0
     RECEIVED = 1
 
 
 class LinkEvent(IntEnum):
-    """What a LINK record says of a slave's connection to its master."""
+    """Event of a slave's link to its master (LINK)."""
 
     CONNECTING = 0
     CONNECTED = 1
@@ -110,7 +110,7 @@ class CloseReason(IntEnum):
     IO_ERROR = 2
     """Reset, broken pipe, or another failure of the socket."""
     HOUSEKEEPING = 3
-    """Nothing was read for haHousekeepingInterval."""
+    """No bytes were read for haHousekeepingInterval."""
     SHUTDOWN = 4
     """This node stops."""
     ACK_BEYOND_SENT = 5
@@ -122,9 +122,9 @@ class CloseReason(IntEnum):
     BAD_SIZE = 8
     """A frame of negative or oversized length, or one that crosses a file end."""
     REQUEST_ABOVE_MAX = 9
-    """The slave asked for bytes beyond the master's log: it is ahead, or has another log."""
+    """The slave requested bytes beyond the master's log: it is ahead, or has another log."""
     REQUEST_BELOW_MIN = 10
-    """The slave asked for bytes that the master has deleted."""
+    """The slave requested bytes that the master has deleted."""
     MASTER_CHANGED = 11
     """The slave's master address changed."""
     BAD_RECORD = 12
@@ -134,19 +134,19 @@ class CloseReason(IntEnum):
     STORE_ERROR = 14
     """The slave's own disk refused the bytes."""
     GAP = 15
-    """The master no longer has the bytes behind the slave's end."""
+    """The master no longer has the bytes after the end of the slave's log."""
     AHEAD = 16
-    """The slave's log ends behind the master's."""
+    """The slave's log ends after the master's."""
     DIVERGED = 17
     """The slave holds other bytes than the master."""
     NOT_ALLOWED = 18
     """The peer is not in the allow-list, or too many connections are open."""
     PROBED = 19
-    """The slave has found out what it wanted to know of where the master's log begins."""
+    """The slave connected only to find where the master's log starts, and has found it."""
     NO_REQUEST = 20
-    """The peer connected and asked for nothing in time."""
+    """The peer sent no request in time."""
     LOG_RESTARTED = 21
-    """The log that was served on this connection was set aside, or begins elsewhere now."""
+    """The log that this connection served was archived, or starts at another offset now."""
     INTERNAL_ERROR = 22
     """A fault of this program ended the connection."""
 
@@ -191,7 +191,7 @@ class NoSink:
         size: int = 0,
         flags: int = 0,
     ) -> None:
-        """Nothing."""
+        """Discard an event."""
 
     def fact(self, type_: str, **fields: object) -> None:
-        """Nothing."""
+        """Discard a fact."""

@@ -1,4 +1,4 @@
-"""The figures of a whole session: what replay, report and monitor show."""
+"""The figures of a whole session, as replay and report show them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trioha.recording.time_series import TimeGrid, TimeSeries
 
 @frozen(eq=False)
 class ConnectionResult:
-    """One connection when all was folded. Offsets are None if there was none, and so is what a slave's
-    session cannot say (lag, latency, sent, ack) or a master's (received, reported)."""
+    """Figures of one connection. An offset that no event named is None; so are lag, latency, sent and ack in
+    a slave's session, received and reported in a master's."""
 
     conn: int
     first_ts_ns: int
     asked_ts_ns: int | None
-    """First event that shows that the log was asked for; None of a probe."""
+    """First event that shows a request for the log; None of a probe."""
     last_ts_ns: int
     closed_ts_ns: int | None
     """None if it was open at the end."""
@@ -37,10 +37,10 @@ class ConnectionResult:
     heartbeats_sent: int
     heartbeats_received: int
     acks: int
-    """ACKs taken (master), or reports made (slave), heartbeats apart."""
+    """ACKs received (master) or reports sent (slave), heartbeats apart."""
     refused: int
     max_offset: int | None
-    """Of the node that recorded, at the connection's last event."""
+    """End of the recording node's log at the connection's last event."""
     request_offset: int | None
     sent_offset: int | None
     ack_offset: int | None
@@ -57,7 +57,7 @@ class ConnectionResult:
 
 
 def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> ConnectionResult:
-    """The figures of one connection of a whole session."""
+    """Figures of one connection of a whole session; `grid` is that of its part."""
     counters = part.counters
     progress = part.finished(grid)
     return ConnectionResult(
@@ -82,7 +82,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
         reported_offset=known(counters.reported_offset),
         lag_bytes=progress.lag.distribution(),
         ack_latency_ns=progress.latency.distribution(),
-        unacknowledged_frames=len(progress.flying_ts_ns),
+        unacknowledged_frames=len(progress.in_flight_ts_ns),
         ack_latency_histogram=progress.latency,
         series={
             "max": counters.max_series,
@@ -110,7 +110,7 @@ class WaitResult:
 
 @frozen(eq=False)
 class NodeResult:
-    """The node when all was folded; offsets are None if there was none."""
+    """Figures of the node; an offset that no event named is None."""
 
     events: int
     dropped: int
@@ -130,11 +130,11 @@ class NodeResult:
 
 
 def node_result(counters: NodeCounters) -> NodeResult:
-    """The figures of the node of a whole session."""
+    """Figures of the node of a whole session."""
     waits = []
     for status, histogram in counters.waits.items():
         waited = histogram.distribution()
-        assert waited is not None, "a status is there because a wait ended with it"
+        assert waited is not None, "each status has a wait that ended with it"
         waits.append(WaitResult(code_name(PutStatus, status), histogram.total, waited, histogram))
     return NodeResult(
         events=counters.events,

@@ -1,7 +1,7 @@
-"""Distributions that add up: percentiles of any number of values from parts that were counted apart.
+"""Histograms that add up: percentiles of any number of values, counted in parts.
 
-A value v >= 0 falls into a bucket of its own below 2048, and above that into one of 1024 buckets for each
-power of two: percentiles are exact for small values, and at most 0.1 % above the true one for others. The
+Each value below 2048 has a bucket of its own; above that there are 1024 buckets for each power of two.
+Percentiles are exact for small values, and at most 0.1 % above the true one for others. The
 largest value is kept exactly. Weights are integers, so that merging in any order gives the same.
 """
 
@@ -22,11 +22,11 @@ _EXACT_BELOW: Final = 1 << (_BITS + 1)
 _MANTISSA_BITS: Final = 52
 _FLOAT_EXACT_BELOW: Final = 1 << (_MANTISSA_BITS + 1)
 _BUCKET_OF_FLOAT: Final = (1023 + _BITS - 1) << _BITS
-"""What the upper bits of a float64 are more than its bucket: 1023 is the exponent of 1."""
+"""Difference between the upper bits of a float64 and its bucket: 1023 is the exponent of 1."""
 _FEW: Final = 64
-"""So few buckets are sorted rather than counted."""
+"""Below so many buckets sorting is faster than counting."""
 _SPREAD: Final = 16
-"""Buckets are counted in a table that is at most so many times larger than what is counted."""
+"""Size of the table for counting, at most, as a multiple of the buckets to count."""
 
 
 def _none() -> Ints:
@@ -35,14 +35,14 @@ def _none() -> Ints:
 
 @frozen(eq=False)
 class Histogram:
-    """Weights of the buckets that have any."""
+    """Buckets with their weights; empty buckets are left out."""
 
     buckets: Ints = field(factory=_none)
     """Bucket numbers, ascending; shape (n,)."""
     weights: Ints = field(factory=_none)
     """Weight of each; shape (n,)."""
     max_value: int = -1
-    """Largest value that was counted, whatever its weight; -1 without any."""
+    """Largest value, of any weight; -1 without values."""
 
     @classmethod
     def of(cls, values: Ints, weights: Ints | None = None) -> Histogram:

@@ -1,12 +1,12 @@
-"""What a segment begins with, so that it can be read without those before it.
+"""KEYFRAME records: the state at the start of a segment, so that it can be read without earlier segments.
 
-`Mirror` follows the records as they are written and keeps, for each open connection and for the node itself,
-the last record of each kind that says where something stands (of HEARTBEAT, the last of each direction). A
-new segment repeats them as KEYFRAME records: `flags` is the kind it stands for; offset, aux and size are
-those of the record, except that a STATE or HEARTBEAT, whose `flags` were in use, carries them in `size`.
+`KeyframeBuilder` sees the records as they are written and keeps, for each open connection and for the node,
+the last record of each kind that has lasting state (of HEARTBEAT, the last of each direction). A new segment
+repeats them as KEYFRAME records: `flags` is the kind it stands for; offset, aux and size are those of the
+record, except that a STATE or HEARTBEAT, whose `flags` were in use, carries them in `size`.
 
 A connection is open from its first STATE, REQUESTED, TRANSFER, HEARTBEAT, ACK, RECEIVED or REPORTED until it
-is CLOSED or its state is READY or SHUTDOWN, and its number is not used again within a session.
+is CLOSED or its state is READY or SHUTDOWN. Its number is not used again within a session.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FLAGS_IN_SIZE: Final = frozenset(map(int, (Kind.STATE, Kind.HEARTBEAT)))
 """Kinds whose flags a KEYFRAME carries in `size`."""
 
 
-class Mirror:
+class KeyframeBuilder:
     """The last records from which the state can be rebuilt."""
 
     def __init__(self) -> None:
         self._last: dict[int, dict[int, bytes]] = {}
         """Connection -> kind (and direction) -> record."""
 
-    def follow(self, records: memoryview) -> None:
-        """Take note of `records`, whole ones, in their order.
+    def add(self, records: memoryview) -> None:
+        """Add `records`, whole ones, in their order.
 
-        Per record this is C only (about 60 ns): kind, flags, node and conn are one 64-bit word, and a dict
-        built from those words keeps the last index of each. Python sees the few that differ.
+        Each record costs about 60 ns, all in C: kind, flags, node and conn are one 64-bit word, and a dict
+        built from those words keeps the last index of each. Python loops over the few distinct words only.
         """
         words = records.cast("Q")[2::6].tolist()
         last_index = dict(zip(words, range(len(words)), strict=True))
@@ -55,7 +55,7 @@ class Mirror:
             elif kind == Kind.CLOSED or (kind == Kind.STATE and (word >> 8 & 0xFF) in END_STATES):
                 self._last.pop(conn, None)
             elif kind in _CONNECTION_KINDS:
-                # The direction of a heartbeat, which `flags` holds, makes it another one.
+                # Heartbeats of both directions are kept: `flags` is part of their key.
                 self._keep(conn, word & 0xFFFF if kind == Kind.HEARTBEAT else kind, records, index)
 
     def _keep(self, conn: int, key: int, records: memoryview, index: int) -> None:
@@ -63,7 +63,7 @@ class Mirror:
         self._last.setdefault(conn, {})[key] = bytes(records[start : start + RECORD_BYTES])
 
     def keyframes(self, ts_ns: int) -> bytearray:
-        """The KEYFRAME records that stand for all that is open, stamped `ts_ns`; seq and check are 0."""
+        """The KEYFRAME records of the node and all open connections, stamped `ts_ns`; seq and check are 0."""
         kept = list(self._records())
         frames = bytearray(len(kept) * RECORD_BYTES)
         for index, record in enumerate(kept):
@@ -86,7 +86,7 @@ class Mirror:
 
     def _records(self) -> Iterable[bytes]:
         for _, by_kind in sorted(self._last.items()):
-            # A record's own kind, whatever else tells it apart, makes the order.
+            # In the order of the record's own kind, not of the key.
             yield from sorted(by_kind.values(), key=_kind_and_flags)
 
 

@@ -1,8 +1,8 @@
 """Lag of a master's connections at each of their events, many events at a time. Needs NumPy.
 
-The rule is that of `trioha.recording.progress`: lag is the master's max offset less the slave's ack, from the
-first ack to the end of the connection. It is known just before an event (with the ack before it) and just
-after it.
+The rule is that of `trioha.recording.progress`: lag is the master's log end less the slave's ack, from the
+first ack to the end of the connection. Each event has two lags: with the ack just before it, and with the ack
+just after it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _IS_OF_CONNECTION = kind_mask(LOG_END_KINDS)
 
 @frozen(eq=False)
 class Lags:
-    """Events of connections, by connection and then in their order; arrays of one length."""
+    """Lag at events of connections, sorted by connection, then by seq; arrays of one length."""
 
     conn: Ints
     seq: Ints
     ts_ns: Ints
     before: Ints
-    """Lag in bytes just before the event, UNKNOWN before the first ack."""
+    """Lag in bytes just before the event; UNKNOWN before the first ack."""
     after: Ints
     """Lag in bytes just after it."""
     ack_before: Ints
@@ -37,9 +37,9 @@ class Lags:
     ack_after: Ints
     """Ack offset just after it."""
     snapshot: Ints
-    """Lag in bytes just after the connection's event before these, UNKNOWN if there is none."""
+    """Lag in bytes at the connection's last event before these, by the snapshot; UNKNOWN without one."""
     closed: Bools
-    """Whether the connection ends here."""
+    """Whether the connection ends with the event."""
 
     @property
     def worst(self) -> Ints:
@@ -48,10 +48,10 @@ class Lags:
 
 
 def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lags:
-    """Lag at the events in `records` of a master's session, where `snapshot` is the standing before them.
+    """Lag at the events in `records` of a master's session; `snapshot` is the state before them.
 
-    `is_sampled`: a monitor recorded it. Then an ack and the master's end are of one moment, and there was no
-    moment at which that end met the ack before.
+    `is_sampled`: a monitor recorded it. Then an ack and the log end are of one sample, so the log end never
+    met the ack before.
     """
     kind = records["kind"]
     place = np.flatnonzero(_IS_OF_CONNECTION[kind] & (records["conn"] != NO_CONNECTION))
@@ -69,7 +69,7 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
     began = np.maximum.accumulate(np.where(is_first, rows, 0))
     known_ack, known_max = _known(snapshot, conns)
     offset = records["offset"][place]
-    # The last ack at or before each event, if there is one among these.
+    # The last ack at or before each event; below `began` if it is of another connection.
     acked = np.maximum.accumulate(np.where(own == Kind.ACK, rows, -1))
     ack = np.where(acked >= began, offset[acked], known_ack[codes])
     max_offset = records["aux"][place]
@@ -92,7 +92,7 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
 
 
 def _dense(conn: NDArray[np.int32]) -> tuple[Ints, NDArray[np.integer[Any]]]:
-    """The connections there are, and the place among them of each; as 16 bits if possible: sorted faster."""
+    """The connections, and the index of each record's connection; as 16 bits if possible: sorted faster."""
     if not len(conn):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     lowest = int(conn.min())
@@ -105,7 +105,7 @@ def _dense(conn: NDArray[np.int32]) -> tuple[Ints, NDArray[np.integer[Any]]]:
 
 
 def _known(snapshot: Snapshot, conns: Ints) -> tuple[Ints, Ints]:
-    """Ack and max offset of each connection before, UNKNOWN without any."""
+    """Ack and log end of each connection in `snapshot`, UNKNOWN if it has none."""
     ack = np.full(len(conns), UNKNOWN, np.int64)
     max_offset = np.full(len(conns), UNKNOWN, np.int64)
     if not len(conns):

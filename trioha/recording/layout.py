@@ -1,10 +1,10 @@
-"""How a recorded session lies on disk: names, segment header, record fields and `session.json`.
+"""Files of a recorded session: names, segment header, record fields and `session.json`.
 
 ```
 SESSION/
   session.json                     what the records mean and who wrote them; written once
   events/<20-digit base seq>.seg   segments of records
-  facts.jsonl                      one JSON object a line: what does not fit a record
+  facts.jsonl                      one JSON object a line: facts that do not fit a record
 ```
 
 Segment header, 64 bytes, little-endian:
@@ -19,8 +19,8 @@ Segment header, 64 bytes, little-endian:
 | 24 | i64 | monotonic clock at the first record, ns |
 | 32 | 32 bytes | zeros |
 
-The records follow without a gap. A segment says nowhere how many it holds: `(file size - 64) // 48` are
-whole, and a torn last one is not there. Records are described in `trioha.recording.events`.
+The records follow without a gap. Their number is not stored: `(file size - 64) // 48` are whole, and a torn
+last one does not count. `trioha.recording.events` describes records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SESSION_FILE: Final = "session.json"
 EVENTS_FOLDER: Final = "events"
 FACTS_FILE: Final = "facts.jsonl"
 PACKED_SUFFIX: Final = ".parquet"
-"""Of a segment's name when `trioha session pack` has packed it: see `trioha.recording.packed`."""
+"""Suffix of a segment that `trioha session pack` has packed: see `trioha.recording.packed`."""
 
 MAGIC: Final = b"TRIOHAS1"
 HEADER: Final = Struct("<8sHHIqq32x")
@@ -75,9 +75,9 @@ CLOSED_NOTE: Final = "session closed"
 """Text of the last fact of a session that ended in order."""
 
 SOURCE_NODE: Final = "node"
-"""`source` of a session that the node itself recorded: every event of it."""
+"""`source` of a session that the node itself recorded: every event."""
 SOURCE_MONITOR: Final = "monitor"
-"""`source` of a session that a monitor recorded of a node that it asked again and again: samples."""
+"""`source` of a session that a monitor recorded of a node that it polled: samples."""
 
 NODE_ID_MAX: Final = 32767
 """Largest brokerId that fits a record."""
@@ -85,7 +85,7 @@ NODE_ID_MAX: Final = 32767
 
 @frozen
 class SessionIdentity:
-    """Whose session it is."""
+    """The node whose session it is."""
 
     cluster_name: str
     """brokerClusterName."""
@@ -96,9 +96,9 @@ class SessionIdentity:
     role: str
     """brokerRole: ASYNC_MASTER, SYNC_MASTER or SLAVE."""
     settings: Mapping[str, object] = field(factory=dict)
-    """The HA settings in force, by their broker.conf keys; values that JSON can say."""
+    """The HA settings in force, by their broker.conf keys; JSON values."""
     source: str = SOURCE_NODE
-    """Who recorded it: `SOURCE_NODE` or `SOURCE_MONITOR`."""
+    """`SOURCE_NODE` or `SOURCE_MONITOR`."""
     sampled_ms: int | None = None
     """Pause between two samples, in milliseconds, where `source` is a monitor."""
 

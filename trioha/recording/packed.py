@@ -1,8 +1,8 @@
-"""Packed segments: what `trioha session pack` makes of sealed ones.
+"""Packed segments: sealed segments that `trioha session pack` wrote as Parquet.
 
 `events/<20-digit base seq>.parquet` stands for the segment of that name: the same records, their fields as
 columns, without the check word, which follows from them. Row groups hold `BLOCK_RECORDS` consecutive records
-each, in any order. PyArrow reads them, which a node does not have: it is imported when there is one to read.
+each, in any order. PyArrow, which a node does not have, is imported when there is a packed segment to read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BASE_TS_KEY: Final = b"trioha.base_ts_ns"
-"""Key of the file's metadata: what the segment's header said."""
+"""Key of the file's metadata that holds the `base_ts_ns` of the segment's header."""
 BLOCK_RECORDS: Final = 131_072
 """Records of a row group."""
 CHECK: Final = "check"
 
 
 class PackedError(Exception):
-    """A packed segment that cannot be read; says why, in a few words."""
+    """A packed segment that cannot be read; its text is the reason."""
 
 
 def is_packed(path: Path) -> bool:
@@ -76,7 +76,7 @@ def read_packed(
                 if begin < end:
                     table = file.read_row_group(group, columns=names, use_threads=False)
                     seq = table["seq"].to_numpy()
-                    # Their own places: the group's seqs are consecutive, in any order.
+                    # The group's seqs are consecutive, in any order.
                     place = np.zeros(rows, np.int64)
                     place[np.clip(seq - int(seq.min()), 0, rows - 1)] = np.arange(rows)
                     chosen = place[begin - row : end - row]

@@ -1,8 +1,8 @@
-"""Folders as users name them, for processes that may have another working folder.
+"""Session folders as users name them, made absolute for processes in other working folders.
 
-A relative path counts from the working folder of the process that resolves it. That is done once, where the
-user's words arrive (on Spark's driver); everything after it has an absolute path. `file:` URIs of this
-machine are paths, with their percent escapes; every other scheme is refused.
+A relative path starts at the working folder of the process that resolves it. That is done once, where the
+command line or an option is read (on Spark's driver); later code has absolute paths. A `file:` URI of this
+machine is a path, with its percent escapes; other schemes are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HINT: Final = "name a folder that every process can read under the same path, as
 
 
 def absolute_path(named: str | Path) -> Path:
-    """The absolute path that `named` means: a path, or a `file:/path` or `file:///path` URI.
+    """The absolute path of `named`: a path, or a `file:/path` or `file:///path` URI.
 
-    Raises StoreError for another scheme, for a URI of another machine, and for what is no path at all.
+    Raises StoreError for another scheme, a URI of another machine, and a text that is not a path.
     """
     text = str(named)
     if found := _FILE.fullmatch(text):

@@ -1,12 +1,11 @@
-"""Connections at the HA port that never asked for the log: health checks, monitoring, port scanners.
+"""Probes: connections to the HA port without a request for the log (health checks, port scanners).
 
-They connect, perhaps send bytes of another protocol, and are gone, all day. A connection that never sent a
-valid request (an offset that a log can have) is a probe: it is counted by host and reason, and is neither a
-row nor a reconnect nor an event of its own.
+A connection that sends no valid request (an offset that a log can have) is a probe. Probes are counted by
+host and reason. They are not shown as slaves, reconnects or events.
 
-Nodes count them themselves: the fact `probes` has `host`, `reason` (of `CloseReason`) and `count`, of all
-since the session began; the last one of a host and reason counts. Older recordings have the events of each
-probe (STATE, CLOSED, perhaps REFUSED) instead; `trioha.recording.asking` tells them from a slave's.
+A node counts its probes itself, in the fact `probes`: `host`, `reason` (a `CloseReason`) and `count` since
+the session began; the last fact of a host and reason counts. Older recordings have the events of each probe
+(STATE, CLOSED, perhaps REFUSED) instead, without one that shows a request (`state.shows_request`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class ProbeCount:
     """How many probes of one host ended for one reason."""
 
     host: str
-    """Address without port, `other` for those that a node does not tell apart, or `UNKNOWN_HOST`."""
+    """Address without port, `other` for hosts beyond those that a node counts apart, or `UNKNOWN_HOST`."""
     reason: str
-    """`CloseReason`, by name; NONE of what was open at the end of the recording."""
+    """`CloseReason` by name; NONE if the connection was open at the end of the recording."""
     count: int
 
 
@@ -43,8 +42,8 @@ def probe_counts(
 ) -> list[ProbeCount]:
     """The probes of a session, by host and reason, most first.
 
-    `ended`: the probes that have events of their own, with the code of their `CloseReason`; `hosts`: of
-    connections, as far as the recording names them.
+    `ended`: code of the `CloseReason` of probes that have events of their own, by connection; `hosts`: by
+    connection, as far as the recording names them.
     """
     counted: dict[tuple[str, str], int] = {}
     for fact in facts:

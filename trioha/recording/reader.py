@@ -1,10 +1,10 @@
-"""Reads what a recorded session says of itself: `session.json`, its segments, its facts.
+"""Reads the metadata of a recorded session: `session.json`, its segments, its facts.
 
-Needs no NumPy; only segments that are packed need PyArrow.
+Needs no NumPy; only packed segments need PyArrow.
 
-The session may still be written, or end in the middle of a record. Damage never stops a reader: what cannot
-be read is left out and told in `Damage` values. A torn last record, or a torn last line, is not damage: that
-is how a killed recorder ends. The records themselves are read by `trioha.recording.records`.
+The session may still be written, or end within a record. Damage never stops a reader: what cannot be read is
+left out and reported as `Damage`. A torn last record or line is not damage: that is how a killed recorder
+ends. `trioha.recording.records` reads the records themselves.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from trioha.recording.packed import PackedError, describe, is_packed
 from trioha.recording.paths import absolute_path
 
 RECORD_BYTES_MAX: Final = 4096
-"""Longest record that is believed."""
+"""Longest record that is accepted."""
 CLOCK_NS: Final = Range(0, 2**62)
-"""Clock readings that are believed: to the year 2116."""
+"""Clock readings that are accepted: to the year 2116."""
 _CODE: Final = Range(0, 255)
 NEEDED_FIELDS: Final = ("ts_ns", "seq", "kind", "flags", "node", "conn", "offset", "aux", "size", "check")
 
@@ -50,16 +50,16 @@ class Damage:
     path: str
     """The file."""
     position: int
-    """Byte in the file where it begins."""
+    """Its first byte in the file."""
     reason: str
-    """What is wrong, in a few words."""
+    """The kind of damage, in a few words."""
     records: int
-    """How many records are lost by it; 0 if that cannot be known."""
+    """How many records are lost; 0 if unknown."""
 
 
 @frozen
 class Segment:
-    """A file of records as it is at one moment."""
+    """A file of records at one moment."""
 
     path: Path
     base_seq: int
@@ -67,14 +67,14 @@ class Segment:
     base_ts_ns: int
     """Monotonic clock at its first record."""
     header_bytes: int
-    """0 of a packed one."""
+    """0 of a packed segment."""
     records: int
     """Whole records in it."""
 
 
 @frozen
 class Segments:
-    """The segments of a session in their order, and what is wrong with them."""
+    """The segments of a session in their order, and their damage."""
 
     segments: tuple[Segment, ...]
     damage: tuple[Damage, ...]
@@ -87,30 +87,30 @@ class Segments:
 
 @frozen
 class Fact:
-    """What did not fit a record."""
+    """A line of facts.jsonl: information that does not fit a record."""
 
     seq: int
-    """Seq of the first record that comes after it."""
+    """Seq of the record after it."""
     type_: str
-    """`connection`, `config`, `note`, or a type that is new."""
+    """`connection`, `probes`, `config`, `note`, `sample`, or an unknown type."""
     fields: Mapping[str, Any]
 
 
 @frozen
 class Peer:
-    """The other side of a connection, as a fact names it. What it does not name is None."""
+    """The peer of a connection, as a fact names it. Missing fields are None."""
 
     address: str | None
     """`host:port`."""
     role: str | None
-    """Of the node that recorded: `master` or `slave`."""
+    """Role of the recording node on this connection: `master` or `slave`."""
     certificate: str | None
     """The name in its certificate."""
 
 
 @frozen
 class Session:
-    """What a session says of itself."""
+    """Metadata of a session."""
 
     path: Path
     identity: SessionIdentity
@@ -122,7 +122,7 @@ class Session:
     fields: tuple[tuple[str, str, int], ...]
     """Name, NumPy type and byte offset of each field of a record."""
     kinds: Mapping[int, str] = field(factory=dict)
-    """Names of the kinds, as the writer had them."""
+    """Names of the kinds by code, as written."""
 
     def wall_of(self, ts_ns: int) -> int:
         """Wall time, ns since 1970, of a record's `ts_ns`."""
@@ -130,14 +130,14 @@ class Session:
 
     @property
     def is_slave(self) -> bool:
-        """Whether the node that recorded it was a slave."""
+        """Whether a slave recorded it."""
         return self.identity.role == "SLAVE"
 
 
 def find_sessions(paths: Iterable[str | Path]) -> list[Path]:
-    """The session folders that `paths` mean: each is one itself, or a folder of them (trioha.recordDir).
+    """The session folders of `paths`: each path is a session, or a folder of sessions (trioha.recordDir).
 
-    They are absolute (`trioha.recording.paths`). Raises StoreError for a path that is neither.
+    They are absolute (`trioha.recording.paths`). Raises StoreError for other paths.
     """
     found: list[Path] = []
     for path in map(absolute_path, paths):
@@ -158,7 +158,7 @@ def find_sessions(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def open_session(path: Path) -> Session:
-    """Read `session.json` of the session folder `path`. Raises StoreError if this is no session of ours."""
+    """Read `session.json` of the session folder `path`. Raises StoreError if it is not a valid session."""
     file = path / SESSION_FILE
     try:
         document = json.loads(file.read_bytes())
@@ -222,10 +222,10 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
 
 
 def read_segments(session: Session) -> Segments:
-    """The segments that are there now, packed or not; one that is still written has more a moment later.
+    """The segments that exist now, packed or not; the last one may still grow.
 
-    Where both are there, a segment counts and not its packed file. Raises StoreError if one is packed and
-    PyArrow is not installed.
+    A segment has precedence over its packed file. Raises StoreError if one is packed and PyArrow is not
+    installed.
     """
     found: dict[int, Segment] = {}
     damage: list[Damage] = []
@@ -239,7 +239,6 @@ def read_segments(session: Session) -> Segments:
     segments = [found[base_seq] for base_seq in sorted(found)]
     for before, segment in pairwise(segments):
         expected_seq = before.base_seq + before.records
-        # What is missing lies before this segment, and what is there twice lies in it.
         missing = segment.base_seq - expected_seq
         if missing:
             reason = f"records {expected_seq} to {segment.base_seq - 1} are missing before this segment"
@@ -265,7 +264,7 @@ def _segment(path: Path, record_bytes: int) -> Segment | Damage:
     except OSError as error:
         return Damage(str(path), 0, f"cannot be read: {error.strerror or error}", 0)
     if len(header) < HEADER_BYTES:
-        # A recorder that is killed between making a segment and writing its header.
+        # The recorder was killed between creating the segment and writing its header.
         return Damage(str(path), 0, f"a header of {len(header)} bytes", 0)
     magic, version, its_record_bytes, header_bytes, base_seq, base_ts_ns = HEADER.unpack(header)
     whole = max(0, size_bytes - HEADER_BYTES) // record_bytes
@@ -283,7 +282,7 @@ def _segment(path: Path, record_bytes: int) -> Segment | Damage:
 
 
 def read_facts(session: Session) -> tuple[Sequence[Fact], Sequence[Damage]]:
-    """The facts of a session in their order; a torn last line is not there."""
+    """The facts of a session in their order; a torn last line is left out."""
     path = session.path / FACTS_FILE
     try:
         data = path.read_bytes()
@@ -305,7 +304,7 @@ def read_facts(session: Session) -> tuple[Sequence[Fact], Sequence[Damage]]:
 
 
 def peers_of(facts: Iterable[Fact]) -> dict[int, Peer]:
-    """The peer of each connection, by its number, as far as the facts name it."""
+    """The peer of each connection that a fact names, by its number."""
     return {conn: peer for conn, _, peer in named_peers(facts)}
 
 

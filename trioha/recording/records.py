@@ -1,8 +1,8 @@
 """Reads the records of a session as NumPy arrays. Not for a node, which has no NumPy.
 
 The array's type is built from the session's own `fields`, so that longer records of a later version read as
-well. Records whose check word is wrong, or that are not where their seq belongs, are left out and told in
-`Damage` values.
+well. Records whose check word is wrong, or whose seq is not that of their place, are left out and reported as
+`Damage`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHECKED_TOGETHER: Final = 8192
 
 @frozen
 class Records:
-    """Records of a session in the order of their seq, and what was wrong with those left out."""
+    """Records of a session in the order of their seq, and the damage of those left out."""
 
     array: NDArray[np.void]
     """Shape (n,); its fields are the session's."""
@@ -31,7 +31,7 @@ class Records:
 
 
 def record_dtype(session: Session) -> np.dtype[np.void]:
-    """NumPy type of the session's records. Raises StoreError if its fields make none."""
+    """NumPy type of the session's records. Raises StoreError if its fields are not valid."""
     names, formats, offsets = zip(*session.fields, strict=True)
     try:
         return np.dtype(
@@ -51,9 +51,9 @@ def read_segment(
 ) -> Records:
     """Read up to `count` records of a segment from its `first` on: the unit of parallel work.
 
-    Of a packed one the check words are 0, and whole row groups are read (`trioha.recording.packed`). Where
-    `scratch` is given and holds them, they are read to there, and are good until it is used again: memory
-    that was used before takes a fraction of the time of new memory. Raises StoreError if the file is gone.
+    Of a packed segment the check words are 0, and whole row groups are read (`trioha.recording.packed`). If
+    `scratch` is given and large enough, the records are read into it and valid until it is used again:
+    reading into used memory takes a fraction of the time. Raises StoreError if the file does not exist.
     """
     dtype = record_dtype(session)
     count = max(0, min(count, segment.records - first))
@@ -81,7 +81,7 @@ def read_segment(
     faulty = _faulty(array, words.reshape(whole, session.record_bytes // 8), segment.base_seq + first)
     if not faulty.any():
         return Records(array, ())
-    # Each run of bad records is told once.
+    # One `Damage` for each run of bad records.
     edges = np.flatnonzero(np.diff(np.concatenate(([False], faulty, [False])).astype(np.int8)))
     damage = tuple(
         Damage(
@@ -96,7 +96,7 @@ def read_segment(
 
 
 def _faulty(array: NDArray[np.void], words: NDArray[np.uint64], base_seq: int) -> NDArray[np.bool_]:
-    """Which records have a wrong check word, or a seq that does not follow from their place."""
+    """Which records have a wrong check word, or a seq that is not that of their place."""
     xor = np.zeros(len(words), np.uint64)
     # Some at a time, which stay in a processor's cache from column to column: half the time of all at once.
     for begin in range(0, len(words), _CHECKED_TOGETHER):

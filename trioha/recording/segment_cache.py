@@ -1,8 +1,7 @@
-"""The records of a session, chunk by chunk, and what passing them left behind. Needs NumPy.
+"""The records of a session in chunks, and an index of each segment. Needs NumPy.
 
-A segment is read in chunks of `CHUNK_RECORDS`, of which the last ones stay in memory. Whoever passes a chunk
-leaves behind where everything stood at its begin and which connections ended in it, so that the next one need
-not pass it again.
+A segment is read in chunks of `CHUNK_RECORDS`; the last ones stay in memory. Reading a segment once leaves an
+index: the snapshot at the start of each chunk and the connections that ended in it.
 """
 
 from __future__ import annotations
@@ -26,40 +25,40 @@ from trioha.recording.state_arrays import Array
 CHUNK_RECORDS: Final = 65_536
 """Records that are read at a time: 3 MiB."""
 _CHUNKS_KEPT: Final = 6
-"""SegmentCache that stay in memory."""
+"""Chunks that stay in memory."""
 
 
 @define(eq=False)
-class Passed:
-    """What passing a segment's chunks left behind; lists by chunk."""
+class SegmentIndex:
+    """Snapshots and ends of connections of a segment's first chunks; lists by chunk."""
 
-    snapshot: list[Snapshot]
-    """Where everything stood at the begin of each chunk, and of the next one to be passed."""
-    counted: list[Counts]
-    """From the segment's begin to there; only `scan` counts."""
+    snapshots: list[Snapshot]
+    """At the start of each indexed chunk, and of the next one."""
+    counts: list[Counts]
+    """From the segment's start to the start of each chunk; only `scan` counts."""
     first_seq: int
-    """Seq of its first record that is no KEYFRAME."""
+    """Seq of the segment's first record after its KEYFRAMEs."""
     ended: list[tuple[Ended, ...]] = field(factory=list)
-    """Connections that ended in each chunk that was passed."""
+    """Connections that ended in each indexed chunk."""
 
     @property
     def chunks(self) -> int:
-        """How many were passed."""
+        """How many chunks are indexed."""
         return len(self.ended)
 
 
 @frozen(eq=False)
 class Chunk:
-    """Records that lie together in a segment."""
+    """Consecutive records of a segment."""
 
     segment: int
     """Index among `SegmentCache.segments`."""
     number: int
     """Index in its segment."""
     records: Array
-    """Those that can be trusted."""
+    """Without damaged ones."""
     snapshot: Snapshot
-    """Where everything stood at its begin."""
+    """At its start."""
 
 
 class SegmentCache:
@@ -73,13 +72,13 @@ class SegmentCache:
         """Seq of the first record of each segment."""
         self._found = Segments((), ())
         self._damage: dict[tuple[int, int], tuple[Damage, ...]] = {}
-        self._passed: dict[int, Passed] = {}
+        self._indexes: dict[int, SegmentIndex] = {}
         """By the segment's base seq: indices may change when a segment that was missing appears."""
-        self._said: dict[int, dict[Identity, tuple[int, int]]] = {}
-        """What `last_said` has found, by base seq."""
+        self._last_times: dict[int, dict[Identity, tuple[int, int]]] = {}
+        """Results of `last_times`, by base seq."""
         self._cache: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
         self._scratch = bytearray(chunk_records * session.record_bytes)
-        """Where chunks are read to that are looked at once."""
+        """Buffer for chunks that are read `once`."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -88,26 +87,26 @@ class SegmentCache:
 
     @property
     def records(self) -> int:
-        """How many records are there, those that cannot be trusted included."""
+        """How many records there are, damaged ones included."""
         return self._found.records
 
     @property
     def segment_damage(self) -> tuple[Damage, ...]:
-        """Segments that cannot be read."""
+        """Damage of segments that cannot be read."""
         return tuple(self._found.damage)
 
     @property
     def chunk_damage(self) -> tuple[Damage, ...]:
-        """What is known to be unreadable of those that can."""
+        """Damage within readable segments, as far as they were read."""
         return tuple(one for key in sorted(self._damage) for one in self._damage[key])
 
     @property
-    def passed(self) -> Mapping[int, Passed]:
-        """What was passed by now, by base seq of the segment."""
-        return self._passed
+    def indexes(self) -> Mapping[int, SegmentIndex]:
+        """Index of each segment so far, by its base seq."""
+        return self._indexes
 
     def refresh(self) -> bool:
-        """Look for segments and records that were written since the last time; whether there are any."""
+        """Look for segments and records that were written since the last call; return whether any are."""
         found = read_segments(self.session)
         if found == self._found:
             return False
@@ -120,14 +119,14 @@ class SegmentCache:
         return -(-self.segments[index].records // self.chunk_records)
 
     def is_whole(self, index: int, number: int) -> bool:
-        """Whether nothing can be added to a chunk any more."""
+        """Whether a chunk cannot grow any more."""
         return (
             index < len(self.segments) - 1
             or (number + 1) * self.chunk_records <= self.segments[index].records
         )
 
     def read(self, index: int, number: int, *, once: bool = False) -> Array:
-        """The records of a chunk that can be trusted. Read `once`, they are good until the next such call."""
+        """The undamaged records of a chunk. Read `once`, they are valid until the next such call."""
         segment = self.segments[index]
         first = number * self.chunk_records
         count = min(self.chunk_records, segment.records - first)
@@ -140,7 +139,7 @@ class SegmentCache:
             scratch = self._scratch if once else None
             read = read_segment(self.session, segment, first=first, count=count, scratch=scratch)
         except StoreError as error:
-            # Taken away since the folder was looked at.
+            # The file was removed after the folder was listed.
             damage: tuple[Damage, ...] = (
                 Damage(str(segment.path), first * self.session.record_bytes, error.reason, count),
             )
@@ -156,23 +155,23 @@ class SegmentCache:
             self._cache.popitem(last=False)
         return array
 
-    def passed_to(self, index: int, number: int) -> Passed:
-        """Pass the chunks of a segment before `number`, which are whole."""
+    def index_to(self, index: int, number: int) -> SegmentIndex:
+        """Index the chunks of a segment before `number`, which are whole."""
         base_seq = self.segments[index].base_seq
-        passed = self._passed.get(base_seq)
-        if passed is None:
-            passed, is_complete = self._begin(index)
+        indexed = self._indexes.get(base_seq)
+        if indexed is None:
+            indexed, is_complete = self._begin(index)
             if is_complete:
-                self._passed[base_seq] = passed
-        while passed.chunks < number:
-            records = self.read(index, passed.chunks, once=True)
-            snapshot, ended = passed.snapshot[-1].after(records)
-            passed.ended.append(ended)
-            passed.snapshot.append(snapshot)
-        return passed
+                self._indexes[base_seq] = indexed
+        while indexed.chunks < number:
+            records = self.read(index, indexed.chunks, once=True)
+            snapshot, ended = indexed.snapshots[-1].after(records)
+            indexed.ended.append(ended)
+            indexed.snapshots.append(snapshot)
+        return indexed
 
-    def _begin(self, index: int) -> tuple[Passed, bool]:
-        """What a segment's KEYFRAMEs say, and whether they are all there already."""
+    def _begin(self, index: int) -> tuple[SegmentIndex, bool]:
+        """A new index of a segment, from its KEYFRAMEs, and whether all of them are written."""
         segment = self.segments[index]
         heads = [np.zeros(0, self.dtype)]
         complete = False
@@ -186,7 +185,7 @@ class SegmentCache:
         keyframes = np.concatenate(heads)
         snapshot = Snapshot.at_keyframes(keyframes) if len(keyframes) else Snapshot.nowhere(self.dtype)
         first_seq = int(keyframes["seq"][-1]) + 1 if len(keyframes) else segment.base_seq
-        return Passed([snapshot], [Counts()], first_seq), complete or index < len(self.segments) - 1
+        return SegmentIndex([snapshot], [Counts()], first_seq), complete or index < len(self.segments) - 1
 
     def whole(self, index: int) -> int:
         """How many chunks of a segment are whole."""
@@ -201,42 +200,42 @@ class SegmentCache:
         return index, max(0, inside) // self.chunk_records
 
     def before(self, index: int, number: int, position: int) -> Array:
-        """The records of a chunk that come before `position`."""
+        """The records of a chunk before `position`."""
         if not self.segments[index].records:
             return np.zeros(0, self.dtype)
         records = self.read(index, number)
         return records[: int(np.searchsorted(records["seq"], position))]
 
     def end_of(self, index: int) -> Snapshot:
-        """Snapshot at the end of a segment."""
+        """The snapshot at the end of a segment."""
         segment = self.segments[index]
         chunks = self.whole(index)
-        snapshot = self.passed_to(index, chunks).snapshot[chunks]
+        snapshot = self.index_to(index, chunks).snapshots[chunks]
         if chunks < self.count(index):
             snapshot, _ = snapshot.after(self.read(index, chunks))
-        assert segment.records or not len(snapshot.records), "a segment without records says nothing"
+        assert segment.records or not len(snapshot.records), "a segment without records has no state"
         return snapshot
 
-    def last_said(self, index: int, identities: Collection[Identity]) -> dict[Identity, tuple[int, int]]:
-        """Time and seq of the last record of each identity in a segment that is over, by identity.
+    def last_times(self, index: int, identities: Collection[Identity]) -> dict[Identity, tuple[int, int]]:
+        """Time and seq of the last record of each identity in a segment that cannot grow, by identity.
 
-        They must be of what stands at its end. Those that were said before it only have those of KEYFRAMEs.
+        The identities are of the snapshot at its end. If only its KEYFRAMEs have one, those count.
         """
         base_seq = self.segments[index].base_seq
-        known = self._said.setdefault(base_seq, {})
+        known = self._last_times.setdefault(base_seq, {})
         left = set(identities) - known.keys()
-        passed = self._passed.get(base_seq)
-        if left and passed is not None and passed.chunks >= self.count(index):
-            known.update(_said(self.end_of(index).records))
+        indexed = self._indexes.get(base_seq)
+        if left and indexed is not None and indexed.chunks >= self.count(index):
+            known.update(_times_of(self.end_of(index).records))
             left -= known.keys()
-        # From its end on, since most were said often; without passing it, which takes twice as long.
+        # From the end, since most are frequent; without the index, which takes twice as long.
         for number in range(self.count(index) - 1, -1, -1):
             if not left:
                 break
-            known.update(_said(last_of(self.read(index, number, once=True), left)))
+            known.update(_times_of(last_of(self.read(index, number, once=True), left)))
             left -= known.keys()
         if left:
-            at_begin = _said(self.passed_to(index, 0).snapshot[0].records)
+            at_begin = _times_of(self.index_to(index, 0).snapshots[0].records)
             known.update({one: at_begin[one] for one in left if one in at_begin})
         return {one: known[one] for one in identities if one in known}
 
@@ -253,5 +252,5 @@ class SegmentCache:
             yield from ((index, number) for number in range(begin, -(-end // self.chunk_records)))
 
 
-def _said(records: Array) -> dict[Identity, tuple[int, int]]:
+def _times_of(records: Array) -> dict[Identity, tuple[int, int]]:
     return {identity(record): (int(record["ts_ns"]), int(record["seq"])) for record in records}

@@ -1,12 +1,14 @@
-"""Where everything stands after some events: the last record of each kind of every open connection and of the
-node, which is what a segment's KEYFRAME records repeat. Not for a node, which has no NumPy.
+"""The state after some events: the last record of each kind of every open connection and of the node.
 
-`Mirror` makes keyframes while a session is written; `Snapshot` makes the same of a session that is read, at
-any record of it and many records at a time. So the state at any moment is the standing at a keyframe and the
-events from there: `standing.after(a).after(b)` is `standing.after(a and b)`, wherever they are cut.
+Not for a node, which has no NumPy.
 
-What a connection's standing means (what was sent, acknowledged, received, reported) is `connection_state`; it
-is what the fold of all of its events has.
+`KeyframeBuilder` makes these records for a new segment while a session is written; `Snapshot` makes them at
+any record of a session that is read, many records at a time. The state at any position is the snapshot at a
+keyframe and the events since: `snapshot.after(a).after(b)` is `snapshot.after(a and b)`, wherever they are
+cut.
+
+`connection_state` derives what was sent, acknowledged, received and reported from a connection's records in a
+snapshot; `aggregate` of all of its events gives the same.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Identity = tuple[int, int, int]
 """Connection, kind, and direction of a heartbeat."""
 
 _SLOTS: Final = 16
-"""Kinds that are told apart: a place for each in a connection's row."""
+"""Slots of a connection: one for each kind, and direction of a heartbeat, that a snapshot keeps."""
 _NODE_SLOTS: Final = {Kind.PUT: 1, Kind.FLUSHED: 2, Kind.DISPATCHED: 3}
 _STATE: Final = 4
 _HEARTBEAT: Final = 7
@@ -66,23 +68,23 @@ _FIELDS_OF_KIND: Final = {
 }
 """Fields of a `ConnectionState` that records of a kind raise."""
 _CODES_MAX: Final = 1 << 22
-"""Largest table of codes; connection numbers farther apart are renumbered first."""
+"""Largest table by connection and slot; connection numbers farther apart are renumbered first."""
 
 
 @frozen(eq=False)
 class Ended:
-    """A connection that ended, as it stood just before."""
+    """A connection that ended, with its state just before."""
 
     conn: int
     seq: int
     """Of the record that ended it: CLOSED, or a STATE without one."""
     records: Array
-    """Its standing, with the CLOSED record if there is one."""
+    """Its last records, with CLOSED if there is one."""
 
 
 @frozen(eq=False)
 class Snapshot:
-    """Last records, in the order of connection and kind; KEYFRAMEs are what they stand for."""
+    """Last records, in the order of connection and kind; KEYFRAMEs as the events that they repeat."""
 
     records: Array
     log_end_offset: int = UNKNOWN
@@ -95,7 +97,7 @@ class Snapshot:
 
     @classmethod
     def at_keyframes(cls, keyframes: Array) -> Snapshot:
-        """At the begin of a segment, from its KEYFRAME records."""
+        """At the start of a segment, from its KEYFRAME records."""
         records = keyframes_to_events(keyframes)
         snapshot, _ = cls.nowhere(records.dtype).after(records)
         # They are in the order of the connections: the largest is the latest.
@@ -103,9 +105,9 @@ class Snapshot:
         return evolve(snapshot, log_end_offset=int(ends.max(initial=UNKNOWN)))
 
     def after(self, records: Array) -> tuple[Snapshot, tuple[Ended, ...]]:
-        """Where everything stands after `records`, which come next, and the connections that ended in them.
+        """The snapshot after `records`, which come next, and the connections that ended in them.
 
-        KEYFRAME records say nothing here. About 15 ns a record.
+        KEYFRAME records are ignored. About 15 ns a record.
         """
         if not len(records):
             return self, ()
@@ -115,11 +117,11 @@ class Snapshot:
             log_end_offset = self.log_end_offset
         every = np.concatenate((self.records, records[places]))
         keys = np.concatenate((_keys_of(self.records), conns * _SLOTS + slots))
-        # Of what stood before, at place -1, and of what is new, the later one stands.
+        # Earlier records have place -1: of each key the latest record stays.
         at = np.concatenate((np.full(len(self.records), -1, np.int64), places))
         order = np.lexsort((at, keys))
-        connection_state = order[np.flatnonzero(np.diff(keys[order], append=np.iinfo(np.int64).max))]
-        every, keys, at = every[connection_state], keys[connection_state], at[connection_state]
+        latest = order[np.flatnonzero(np.diff(keys[order], append=np.iinfo(np.int64).max))]
+        every, keys, at = every[latest], keys[latest], at[latest]
         slot = keys % _SLOTS
         closes = (slot == _CLOSED) | (slot == _ENDING)
         ended: list[Ended] = []
@@ -131,7 +133,7 @@ class Snapshot:
                 end = int(at[own & closes].max())
                 over = own & (at <= end)
                 last = over & (slot <= _CLOSED)
-                # The state SHUTDOWN behind a CLOSED that came before these records ends nothing.
+                # A state SHUTDOWN whose CLOSED came before these records ends no connection.
                 if last.any():
                     first_end = int(at[own & closes].min())
                     ended.append(Ended(int(conn), int(records["seq"][first_end]), every[last]))
@@ -142,7 +144,7 @@ class Snapshot:
         return Snapshot(every, log_end_offset), tuple(ended)
 
     def connections(self) -> Iterator[tuple[int, Array]]:
-        """The standing of each open connection, by its number."""
+        """The last records of each open connection, by its number."""
         conns = self.records["conn"]
         begins = np.flatnonzero(np.diff(conns, prepend=np.int32(-(2**31))))
         for begin, end in zip(begins, np.append(begins, len(conns))[1:], strict=True):
@@ -220,7 +222,7 @@ def connection_state(records: Array, *, is_slave: bool) -> ConnectionState:
 
 
 def keyframes_to_events(keyframes: Array) -> Array:
-    """KEYFRAME records as the records that they repeat, with their own times and numbers."""
+    """KEYFRAME records as the events that they repeat, with the times and seqs of the KEYFRAMEs."""
     records = keyframes.copy()
     kinds = keyframes["flags"]
     records["kind"] = kinds
@@ -231,13 +233,13 @@ def keyframes_to_events(keyframes: Array) -> Array:
 
 
 def identity(record: np.void) -> Identity:
-    """What tells a record of a standing from the others."""
+    """Key of a record in a snapshot."""
     kind = int(record["kind"])
     return int(record["conn"]), kind, int(record["flags"]) if kind == Kind.HEARTBEAT else 0
 
 
 def last_of(records: Array, identities: Collection[Identity]) -> Array:
-    """The last record of each of these identities that is there, also of connections that ended."""
+    """The last record of each of `identities` in `records`, also of connections that ended."""
     of_kind = np.zeros(256, np.bool_)
     of_kind[[kind for _, kind, _ in identities]] = True
     some = records[of_kind[records["kind"]]]
@@ -248,7 +250,7 @@ def last_of(records: Array, identities: Collection[Identity]) -> Array:
 
 
 def _last_places(records: Array) -> tuple[Ints, Ints, Ints]:
-    """Connection, slot and place of the last record of each that says something lasting."""
+    """Connection, slot and place of the last record of each slot."""
     kind = records["kind"]
     slots = _SLOT_OF_KIND[kind]
     fix = np.flatnonzero((slots == _STATE) | (slots == _HEARTBEAT))

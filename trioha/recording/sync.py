@@ -1,9 +1,9 @@
-"""When a master counts a slave as in sync: the rule of `trioha.ha.replicas` for whoever reads a recording.
+"""Whether a slave is in sync: the rule of `trioha.ha.replicas` for recordings.
 
-A slave is in sync while it lacks less than haMaxGapNotInSync (haSlaveFallbehindMax), and while it has not
-owed an acknowledgement for haMaxTimeSlaveNotCatchup. It owes one from its last acknowledgement on, or from
-when the oldest byte that it has not acknowledged was stored, whichever is later. Whether it has proved itself
-(an observer never does) is not part of this.
+A slave is in sync while its lag is below haMaxGapNotInSync (haSlaveFallbehindMax), and while it has not owed
+an acknowledgement for haMaxTimeSlaveNotCatchup. It owes one from its last acknowledgement on, or from when
+the oldest byte without an ack was stored, whichever is later. Whether the slave has acknowledged at all (an
+observer never does) is not part of this rule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SILENCE_KEY: Final = "haMaxTimeSlaveNotCatchup"
 
 @frozen
 class SyncRule:
-    """The limits of one master. Times in ns on any one clock."""
+    """The limits of one master. Times are ns on any one clock."""
 
     gap_bytes_max: int = 256 << 20
     """haMaxGapNotInSync."""
@@ -30,7 +30,7 @@ class SyncRule:
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> SyncRule:
-        """That of a session's settings; RocketMQ's defaults for what they do not say, as older recordings."""
+        """The rule by a session's settings, with RocketMQ's defaults for missing ones (older recordings)."""
         default = cls()
         gap_bytes = _number(settings, GAP_KEY, Range(1, I64.high))
         silence_ms = _number(settings, SILENCE_KEY, Range(1, NATURAL32.high))
@@ -42,9 +42,9 @@ class SyncRule:
     def is_in_sync(self, *, lag_bytes: int, now_ns: int, acked_ns: int | None, oldest_ns: int | None) -> bool:
         """Whether a slave is in sync at `now_ns`.
 
-        `lag_bytes`: what it has not acknowledged. `acked_ns`: when it acknowledged last, its request
-        included. `oldest_ns`: when the oldest byte was stored that it has not acknowledged. Either is None if
-        it is not known: then the other one counts alone, and without both the lag.
+        `lag_bytes`: log without its ack. `acked_ns`: its last ack, or its request. `oldest_ns`: when the
+        oldest byte without an ack was stored. If one of the two times is not known (None), the other counts
+        alone; without both only the lag counts.
         """
         if lag_bytes <= 0:
             return True

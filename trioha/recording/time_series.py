@@ -1,4 +1,4 @@
-"""Curves over time in a bounded number of steps, whatever the number of events."""
+"""Time series with a bounded number of steps, however many events there are."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 _MANY: Final = 16
-"""So many values in a step are worth another way than fewer."""
+"""From so many values in a step, the borders between steps are searched instead of the step of each value."""
 
 
 @frozen
 class TimeGrid:
-    """Equal steps of time over a session, for its curves."""
+    """Equal steps of time over a session."""
 
     origin_ns: int
-    """Monotonic clock at the begin of step 0."""
+    """Monotonic clock at the start of step 0."""
     step_ns: int
     steps: int
     """Events before the first or after the last step count there."""
@@ -46,7 +46,7 @@ class TimeSeries:
 
     @classmethod
     def of(cls, steps: Ints, values: Ints) -> TimeSeries:
-        """The curve of some values (those of `UNKNOWN` do not count), each in its step."""
+        """The series of `values` (`UNKNOWN` ones are left out), each in its step."""
         known = values >= 0
         if not known.all():
             steps, values = steps[known], values[known]
@@ -60,14 +60,13 @@ class TimeSeries:
 
     @classmethod
     def over(cls, grid: TimeGrid, ts_ns: Ints, values: Ints) -> TimeSeries:
-        """The curve of some values, each at its time."""
+        """The series of `values`, each at its time."""
         if not len(ts_ns):
             return cls()
         first, last = grid.step_of(ts_ns[[0, -1]]).tolist()
         is_worth_it = last - first < len(ts_ns) // _MANY
         if not is_worth_it or not (ts_ns[1:] >= ts_ns[:-1]).all() or (values < 0).any():
             return cls.of(grid.step_of(ts_ns), values)
-        # The few borders between steps are looked for, rather than the step of each of many times.
         steps = np.arange(first, last + 1)
         begins = np.searchsorted(ts_ns, grid.origin_ns + steps * grid.step_ns)
         begins[0] = 0

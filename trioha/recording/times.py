@@ -1,21 +1,21 @@
-"""Moments as people write and read them: the one rule of `trioha replay` and of the monitor.
+"""Times as users write and read them: the one rule of `trioha replay` and the monitor.
 
-People read wall clocks: a clock time is the viewer's local time, as is every time that is shown, unless a `Z`
-or an offset from UTC is written after it.
+A clock time is the viewer's local time, as is every time that is shown, unless a `Z` or an offset from UTC
+follows it.
 
-| text | moment |
+| text | time |
 |---|---|
 | `03:12`, `03:12:00`, `03:12:00.5` | that local time, the first one in the recording |
 | `2026-11-21 03:12:00`, `2026-11-21T03:12` | that local time of that day |
-| `2026-11-21` | its begin, local time |
+| `2026-11-21` | its start, local time |
 | `03:12:00Z`, `2026-11-21T03:12:00Z` | the same in UTC |
 | `03:12:00+02:00`, `2026-11-21 03:12+0200` | the same where the clock is so far ahead of UTC |
-| `+90`, `+90s`, `-1.5m`, `+2h`, `+250ms` | so much after or before the present position (replay: the begin) |
-| `37%`, `37.5 %` | so much of the whole |
+| `+90`, `+90s`, `-1.5m`, `+2h`, `+250ms` | so long after or before the present position (replay: the start) |
+| `37%`, `37.5 %` | that part of the whole |
 | `begin`, `start`, `end` | the ends |
 
-A time without a date that the recording does not cover is the one nearest to it. In the hour that a clock
-repeats in autumn the first of the two counts, if the recording covers it.
+A time without a date that is not in the recording means the nearest one. Of the hour that a clock repeats in
+autumn the first one counts, if the recording covers it.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _DAY: Final = re.compile(_DATE)
 
 
 class MomentError(TriohaError):
-    """A text that is written like a moment and is none."""
+    """A text that is written like a time but does not name one."""
 
 
 def parse_moment(
     text: str, *, start_ns: int, end_ns: int, now_ns: int | None = None, zone: tzinfo | None = None
 ) -> int | None:
-    """The moment that `text` names in a recording from `start_ns` to `end_ns`, in ns since 1970.
+    """The time that `text` names in a recording from `start_ns` to `end_ns`, in ns since 1970.
 
-    `now_ns` is the present position, from which spans count; the begin if None. `zone` is the viewer's,
-    None for that of the system. The moment may lie outside of the recording. None if `text` is not written
-    like a moment: callers may know more words. Raises MomentError if it is, and is none (25:00).
+    `now_ns` is the present position, to which spans are added; the start if None. `zone` is the viewer's,
+    None for that of the system. The time may lie outside of the recording. None if `text` is not written like
+    a time: callers may accept other words. Raises MomentError if it is, but names none (25:00).
     """
     text = " ".join(text.split())
     low = text.lower()
@@ -91,7 +91,7 @@ def parse_moment(
 
 
 def clock_text(at_ns: int, zone: tzinfo | None = None) -> str:
-    """A moment on the viewer's clock, to the ms: `2026-11-21 03:12:00.500`. None is the system's zone."""
+    """A time on the viewer's clock, to the ms: `2026-11-21 03:12:00.500`. None is the system's zone."""
     try:
         moment = datetime.fromtimestamp(at_ns // NS_PER_S, UTC).astimezone(zone)
     except (ValueError, OverflowError, OSError):
@@ -100,7 +100,7 @@ def clock_text(at_ns: int, zone: tzinfo | None = None) -> str:
 
 
 def zone_text(moments_ns: Iterable[int], zone: tzinfo | None = None) -> str:
-    """By which clock `clock_text` shows these moments: `CET (UTC+01:00)`; several where it is changed."""
+    """The zones in which `clock_text` shows these times: `CET (UTC+01:00)`; several if the zone changes."""
     names: dict[str, None] = {}
     for at_ns in moments_ns:
         try:
@@ -112,7 +112,7 @@ def zone_text(moments_ns: Iterable[int], zone: tzinfo | None = None) -> str:
 
 
 def offset_ns(at_ns: int, zone: tzinfo | None = None) -> int:
-    """How far the viewer's clock is ahead of UTC at a moment."""
+    """How far the viewer's clock is ahead of UTC at a time, in ns."""
     try:
         ahead = datetime.fromtimestamp(at_ns // NS_PER_S, UTC).astimezone(zone).utcoffset()
     except (ValueError, OverflowError, OSError):
@@ -159,13 +159,13 @@ def _zone(offset: str) -> timezone:
 
 
 def _instants(day: date, of_day: time, zone: tzinfo | None) -> list[int]:
-    """When a clock in `zone` shows this: twice in the hour that it repeats."""
+    """When a clock in `zone` shows this time: twice in the hour that it repeats."""
     shown = datetime.combine(day, of_day)
     both = (shown.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     return sorted({round(moment.timestamp()) * NS_PER_S for moment in both})
 
 
 def _nearest(instants: Iterable[int], start_ns: int, end_ns: int) -> int:
-    """The first one in the recording, else the one nearest to it. Its begin counts by its whole second."""
+    """The first one in the recording, else the nearest one. The recording's start counts from its second."""
     low_ns = start_ns - start_ns % NS_PER_S
     return min(sorted(instants), key=lambda at_ns: max(low_ns - at_ns, at_ns - end_ns, 0))

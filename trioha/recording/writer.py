@@ -1,9 +1,9 @@
-"""The files of a session as they grow: what the recorder's worker thread does.
+"""Writes the files of a session, in the recorder's worker thread.
 
 Records arrive in blocks, complete but for two fields that are filled in here, column by column and without a
-Python loop: `seq`, so that numbers have no gap whatever was dropped and wherever keyframes go, and `check`.
+Python loop: `check`, and `seq`, so that dropped events and inserted keyframes leave no gap in the numbers.
 A block reaches the file in one `write`. Nothing is buffered and nothing is written twice, so a process that
-is killed leaves whole records and at most one torn one.
+is killed leaves whole records and at most one torn record.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from attrs import define, field
 
 from trioha.recording.events import RECORD, RECORD_BYTES
-from trioha.recording.keyframes import Mirror
+from trioha.recording.keyframes import KeyframeBuilder
 from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE, SESSION_FILE, encode_header, segment_name
 
 
 @define(eq=False)
 class Block:
-    """Some records and facts in the order in which they were reported."""
+    """Records and facts in the order in which they were reported."""
 
     buffer: bytearray
     used_bytes: int = 0
     """Whole records in `buffer`."""
     facts: list[tuple[int, str]] = field(factory=list)
-    """Index of the record that a fact precedes, and its JSON object without the seq."""
+    """Index of the record after each fact, and the fact's JSON object without the seq."""
     rolls: bool = False
     """Whether a new segment begins with this block."""
 
@@ -35,8 +35,8 @@ class Block:
 class SessionWriter:
     """Writes one session folder. Used by one thread at a time; every method may block on the disk.
 
-    After an OSError the session is left as it is: whatever is written later raises that error again, since
-    bytes behind a torn record could not be read.
+    After an OSError the session stays as it is, and later writes raise the same error: bytes after a torn
+    record could not be read.
     """
 
     def __init__(self, path: Path, *, document: bytes, base_ts_ns: int, segment_records: int) -> None:
@@ -46,10 +46,10 @@ class SessionWriter:
         """
         path.mkdir(parents=True)
         (path / EVENTS_FOLDER).mkdir()
-        _write_whole(path / SESSION_FILE, document)
+        _create_atomically(path / SESSION_FILE, document)
         self._path = path
         self._segment_records_max = segment_records
-        self._mirror = Mirror()
+        self._keyframe_builder = KeyframeBuilder()
         self._next_seq = 0
         self._segment_records = 0
         self._rolls = False
@@ -92,21 +92,21 @@ class SessionWriter:
             if self._rolls or self._segment_records >= self._segment_records_max:
                 self._roll(RECORD.unpack_from(records, done * RECORD_BYTES)[0])
                 self._rolls = False
-            # A new segment may be full of keyframes already: it takes one record all the same.
+            # A new segment may be full of keyframes already: at least one record is written to it.
             room = max(1, self._segment_records_max - self._segment_records)
             end = min(count, done + room)
             here = [fact for fact in facts if fact[0] <= end]
             facts = facts[len(here) :]
             self._write_facts(here, self._next_seq - done)
             part = records[done * RECORD_BYTES : end * RECORD_BYTES]
-            self._mirror.follow(part)
+            self._keyframe_builder.add(part)
             self._append(part)
             done = end
 
     def _roll(self, ts_ns: int) -> None:
         self._segment.close()
         self._segment = self._new_segment(ts_ns)
-        frames = self._mirror.keyframes(ts_ns)
+        frames = self._keyframe_builder.keyframes(ts_ns)
         if frames:
             self._append(memoryview(frames))
 
@@ -125,7 +125,7 @@ class SessionWriter:
         self._segment_records += count
 
     def _write_facts(self, facts: list[tuple[int, str]], base_seq: int) -> None:
-        # Before the records that they explain: whoever reads a connection's events can name its peer.
+        # Before the records that they explain, so that a reader of a connection's events knows its peer.
         if facts:
             lines = "".join(f'{{"seq": {base_seq + index}, {text[1:]}\n' for index, text in facts)
             _write_all(self._facts, lines.encode())
@@ -156,12 +156,12 @@ def check_records(records: memoryview) -> None:
 def _write_all(file: FileIO, data: bytes | memoryview) -> None:
     written = file.write(data)
     while written < len(data):
-        # A short write is what a full disk answers first; the next one says so.
+        # On a full disk the first write is short, and only the next one raises.
         written += file.write(memoryview(data)[written:])
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+def _create_atomically(path: Path, data: bytes) -> None:
+    """Create a file atomically: whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(data)
     temporary.replace(path)

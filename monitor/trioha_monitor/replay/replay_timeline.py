@@ -210,10 +210,10 @@ class ReplayTimeline:
         """Find out how far the clocks of slaves were ahead of their masters'."""
         runs = {id(run.reader): run for run in self.runs if not run.is_sampled}
         found = links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
-        certain = [(link, link.uncertain_ns) for link in found if link.uncertain_ns is not None]
+        certain = [(link, link.clock_error_ns) for link in found if link.clock_error_ns is not None]
         for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
             # Of several connections the last one counts: the most certain one.
-            run, ahead_ns = runs[id(link.slave)], link.ahead_ns or 0
+            run, ahead_ns = runs[id(link.slave)], link.clock_offset_ns or 0
             is_apart = abs(ahead_ns) > uncertain_ns
             run.clock_ahead_ns = ahead_ns if is_apart else 0
             run.clock_of = self.node_of(runs[id(link.master)]).key if is_apart else ""

@@ -38,10 +38,10 @@ class AdjacentEventRule:
         return BatchEdges(raw[:1], raw[-1:], Findings.of(raw[broken + 1], raw[broken]), max(0, len(raw) - 1))
 
     def join(
-        self, earlier: BatchEdges, later: BatchEdges, setting: SessionSettings, *, gap: bool
+        self, earlier: BatchEdges, later: BatchEdges, settings: SessionSettings, *, gap: bool
     ) -> BatchEdges:
         """What two parts that follow each other say together."""
-        del setting, gap
+        del settings, gap
         if not len(earlier.first) or not len(later.first):
             return later if len(later.first) else earlier
         difference = later.first[self.column] - earlier.last[self.column]

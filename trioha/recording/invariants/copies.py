@@ -8,7 +8,7 @@ for its turn).
 
 A part does not know what was acknowledged before it. It keeps the waits that it cannot show to be safe, and
 the moments at which connections ended, each with the last ack of every connection as far as the part knows
-it (`Views`). Who joins it to what came before fills in the rest. What is never shown to be safe, with its
+it (`AckTable`). Who joins it to what came before fills in the rest. What is never shown to be safe, with its
 begin known and nothing missing since then, is a violation. Connections are counted, not the nodes behind
 them.
 """
@@ -35,7 +35,7 @@ PENDING_MAX: Final = 20_000
 
 
 @frozen(eq=False)
-class Views:
+class AckTable:
     """What connections had acknowledged at some moments."""
 
     conns: Ints
@@ -43,25 +43,25 @@ class Views:
     acks: Ints
     """Last ack of each connection before each moment, `UNKNOWN` or `CLOSED`; shape (n, c)."""
 
-    def after(self, before: Views) -> Views:
+    def after(self, before: AckTable) -> AckTable:
         """The same moments, with what is unknown taken from `before`, which has one moment."""
         conns = np.union1d(self.conns, before.conns)
         acks = np.full((len(self.acks), len(conns)), UNKNOWN, np.int64)
         acks[:, np.searchsorted(conns, self.conns)] = self.acks
         earlier = np.full(len(conns), UNKNOWN, np.int64)
         earlier[np.searchsorted(conns, before.conns)] = before.acks[0]
-        return Views(conns, np.where(acks == UNKNOWN, earlier, acks))
+        return AckTable(conns, np.where(acks == UNKNOWN, earlier, acks))
 
-    def pick(self, rows: NDArray[np.integer] | Bools) -> Views:
+    def pick(self, rows: NDArray[np.integer] | Bools) -> AckTable:
         """Some of the moments."""
-        return Views(self.conns, self.acks[rows])
+        return AckTable(self.conns, self.acks[rows])
 
-    def __add__(self, other: Views) -> Views:
+    def __add__(self, other: AckTable) -> AckTable:
         conns = np.union1d(self.conns, other.conns)
         acks = np.full((len(self.acks) + len(other.acks), len(conns)), UNKNOWN, np.int64)
         acks[: len(self.acks), np.searchsorted(conns, self.conns)] = self.acks
         acks[len(self.acks) :, np.searchsorted(conns, other.conns)] = other.acks
-        return Views(conns, acks)
+        return AckTable(conns, acks)
 
 
 @frozen(eq=False)
@@ -71,7 +71,7 @@ class Pending:
     ends: Array
     begins: Array
     """The WAIT_BEGIN of each; where that is not known, the end itself."""
-    views: Views
+    views: AckTable
 
     def pick(self, rows: Bools) -> Pending:
         """Some of them."""
@@ -90,7 +90,7 @@ class Pending:
         known: Bools = self.begins["kind"] == Kind.WAIT_BEGIN
         return known
 
-    def unsafe(self, closes: Ints, close_views: Views) -> Pending:
+    def unsafe(self, closes: Ints, close_views: AckTable) -> Pending:
         """Those that are still not shown to be safe, given the moments (seqs) at which connections ended."""
         begun = self.is_begun
         need = np.where(begun, self.begins["size"].astype(np.int64) - 1, np.iinfo(np.int64).max)
@@ -111,11 +111,11 @@ class Copies:
     pending: Pending
     open_: Array
     """WAIT_BEGIN records without an end, by request id."""
-    exit_: Views
+    exit_: AckTable
     """What was acknowledged at the end: one moment."""
     closes: Ints
     """Seqs of records that ended a connection, as far as a wait may still ask for them."""
-    close_views: Views
+    close_views: AckTable
     """Just before each of them."""
     has_hole: bool
     checked: int
@@ -133,7 +133,7 @@ class Copies:
             self,
             closes=self.closes[kept],
             close_views=self.close_views.pick(kept),
-            exit_=Views(self.exit_.conns[is_open], self.exit_.acks[:, is_open]),
+            exit_=AckTable(self.exit_.conns[is_open], self.exit_.acks[:, is_open]),
         )
 
 
@@ -171,12 +171,12 @@ class CopiesRule:
             close_views=close_views,
             has_hole=bool(len(batch.holes)),
             checked=int(np.count_nonzero(is_ok)),
-            is_first=batch.cold,
+            is_first=batch.is_first,
         ).pruned()
 
-    def join(self, earlier: Copies, later: Copies, setting: SessionSettings, *, gap: bool) -> Copies:
+    def join(self, earlier: Copies, later: Copies, settings: SessionSettings, *, gap: bool) -> Copies:
         """What two parts that follow each other say together; `gap`: records between them are missing."""
-        del setting
+        del settings
         checked = earlier.checked + later.checked
         begun = later.pending.is_begun
         if gap:
@@ -257,10 +257,10 @@ class _Acks:
                 counts[begin:end] += values[at] >= offsets[begin:end]
         return counts
 
-    def views(self, places: Ints) -> Views:
+    def views(self, places: Ints) -> AckTable:
         """What was acknowledged just before each of `places`, ascending."""
         acks = np.full((len(places), len(self._tracks)), UNKNOWN, np.int64)
         for column, (grouped, values) in enumerate(self._tracks):
             at = np.searchsorted(grouped, places) - 1
             acks[:, column] = np.where(at >= 0, values[at], UNKNOWN)
-        return Views(self._conns, acks)
+        return AckTable(self._conns, acks)

@@ -39,7 +39,7 @@ class SessionSettings:
         return cls(session.is_slave, identity.settings, identity.source != SOURCE_NODE)
 
     def milliseconds(self, key: str) -> int | None:
-        """A setting in ms; None if the session does not say it."""
+        """A settings in ms; None if the session does not say it."""
         value = self.values.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -143,8 +143,8 @@ class EventBatch:
 
     raw: Array
     """All of them."""
-    setting: SessionSettings
-    cold: bool
+    settings: SessionSettings
+    is_first: bool
     """Whether nothing came before, so that KEYFRAMEs tell where everything stands."""
     found: dict[type, object] = field(factory=dict)
     """What was worked out of it for all rules, by its type."""
@@ -154,7 +154,7 @@ class EventBatch:
         is_key = self.raw["kind"] == Kind.KEYFRAME
         if not is_key.any():
             return self.raw, None
-        if self.cold:
+        if self.is_first:
             # STATE and HEARTBEAT say nothing that a later kind's KEYFRAME would not say better.
             is_key &= ~np.isin(self.raw["flags"], (Kind.STATE, Kind.HEARTBEAT))
             kept = (self.raw["kind"] != Kind.KEYFRAME) | is_key
@@ -169,7 +169,7 @@ class EventBatch:
 
     @property
     def records(self) -> Array:
-        """The records without KEYFRAMEs; of a cold part these are what they stand for."""
+        """The records without KEYFRAMEs; of a is_first part these are what they stand for."""
         return self._kept[0]
 
     @property

@@ -30,7 +30,7 @@ _BY_NAME = {invariant.name: invariant for invariant in INVARIANTS}
 class Judgement:
     """What the rules know of some records of one session."""
 
-    setting: SessionSettings
+    settings: SessionSettings
     first_seq: int
     """Of the first record; -1 without any."""
     last_seq: int
@@ -56,7 +56,7 @@ class Verdict:
 
     invariant: Invariant
     is_judged: bool
-    """False if the session is another role's, or does not say a setting that is needed."""
+    """False if the session is another role's, or does not say a settings that is needed."""
     checked: int
     """How many records were judged by it."""
     count: int
@@ -65,21 +65,21 @@ class Verdict:
     """The first ones of these."""
 
 
-def judge(records: NDArray[np.void], setting: SessionSettings, *, cold: bool = False) -> Judgement:
-    """Judge `records` of one session, in the order of their seq; `cold`: nothing came before them."""
-    return judge_batch(EventBatch(records, setting, cold))
+def judge(records: NDArray[np.void], settings: SessionSettings, *, is_first: bool = False) -> Judgement:
+    """Judge `records` of one session, in the order of their seq; `is_first`: nothing came before them."""
+    return judge_batch(EventBatch(records, settings, is_first))
 
 
 def judge_batch(batch: EventBatch) -> Judgement:
     """Judge records that are looked at for other things too."""
-    records, setting = batch.raw, batch.setting
+    records, settings = batch.raw, batch.settings
     carries = {
         invariant.name: invariant.rule.judge(batch)
         for invariant in INVARIANTS
-        if invariant.applies_to(setting)
+        if invariant.applies_to(settings)
     }
     seqs = (int(records["seq"][0]), int(records["seq"][-1])) if len(records) else (-1, -1)
-    return Judgement(setting, *seqs, carries)
+    return Judgement(settings, *seqs, carries)
 
 
 def combine(parts: Iterable[Judgement]) -> Judgement:
@@ -94,20 +94,20 @@ def _combine(earlier: Judgement, later: Judgement) -> Judgement:
         return later
     gap = later.first_seq != earlier.last_seq + 1
     carries = {
-        name: _BY_NAME[name].rule.join(carry, later.carries[name], earlier.setting, gap=gap)
+        name: _BY_NAME[name].rule.join(carry, later.carries[name], earlier.settings, gap=gap)
         for name, carry in earlier.carries.items()
     }
-    return Judgement(earlier.setting, earlier.first_seq, later.last_seq, carries)
+    return Judgement(earlier.settings, earlier.first_seq, later.last_seq, carries)
 
 
 def judge_session(session: Session) -> tuple[Verdict, ...]:
     """The verdicts on all of a session, read part by part. Raises StoreError if a segment is gone."""
-    setting = SessionSettings.of(session)
-    judgement = judge(np.zeros(0, record_dtype(session)), setting)
+    settings = SessionSettings.of(session)
+    judgement = judge(np.zeros(0, record_dtype(session)), settings)
     for segment in read_segments(session).segments:
         for first in range(0, segment.records, PART_RECORDS):
             records = read_segment(session, segment, first=first, count=PART_RECORDS).array
-            judgement = combine([judgement, judge(records, setting, cold=judgement.first_seq < 0)])
+            judgement = combine([judgement, judge(records, settings, is_first=judgement.first_seq < 0)])
     return verdicts(judgement)
 
 
@@ -129,7 +129,7 @@ def _verdict(invariant: Invariant, judgement: Judgement) -> Verdict:
             seq=int(new["seq"]),
             ts_ns=int(new["ts_ns"]),
             conn=None if new["conn"] == NO_CONNECTION else int(new["conn"]),
-            sentence=invariant.says(new, old, judgement.setting),
+            sentence=invariant.says(new, old, judgement.settings),
         )
         for new, old in zip(findings.new, findings.old, strict=True)
     )

@@ -73,7 +73,7 @@ class PrecedingEventRule:
         if batch.repeated is not None:
             checks = EventStream(grouped, checks.rows[~batch.repeated[checks.places]])
         if not self.sets:
-            broken = checks.places[self.fault(checks, checks, batch.setting)]
+            broken = checks.places[self.fault(checks, checks, batch.settings)]
             none = records[:0]
             return PrecedingEvents(
                 none, none, False, Findings.of(records[broken], records[broken]), len(checks)
@@ -95,7 +95,7 @@ class PrecedingEventRule:
         head = checks.places[~is_told & (checks_behind == 0) if len(holes) else ~is_told]
         findings = Findings.none(records.dtype)
         if len(sets):
-            broken = np.flatnonzero(self.fault(checks, Columns(sets, told), batch.setting) & is_told)
+            broken = np.flatnonzero(self.fault(checks, Columns(sets, told), batch.settings) & is_told)
             findings = Findings.of(records[checks.places[broken]], records[sets.places[told[broken]]])
         return PrecedingEvents(
             records[np.sort(head)],
@@ -106,7 +106,7 @@ class PrecedingEventRule:
         )
 
     def join(
-        self, earlier: PrecedingEvents, later: PrecedingEvents, setting: SessionSettings, *, gap: bool
+        self, earlier: PrecedingEvents, later: PrecedingEvents, settings: SessionSettings, *, gap: bool
     ) -> PrecedingEvents:
         """What two parts that follow each other say together; `gap`: records between them are missing."""
         findings, checked = earlier.findings + later.findings, earlier.checked + later.checked
@@ -127,7 +127,7 @@ class PrecedingEventRule:
             is_first[first] = True
             is_told &= is_first
         new, old = later.head[is_told], earlier.last[place[is_told]]
-        broken = self.fault(Columns(new), Columns(old), setting)
+        broken = self.fault(Columns(new), Columns(old), settings)
         head = earlier.head
         if not earlier.has_hole:
             head = np.concatenate((head, later.head[~is_told]))

@@ -44,7 +44,7 @@ class Rule(Protocol):
     def judge(self, batch: EventBatch) -> Any:
         """What the records of a part say."""
 
-    def join(self, earlier: Any, later: Any, setting: SessionSettings, *, gap: bool) -> Any:
+    def join(self, earlier: Any, later: Any, settings: SessionSettings, *, gap: bool) -> Any:
         """What two parts say together; associative. `gap`: records between them are missing."""
 
     def finish(self, carry: Any, *, is_whole: bool) -> tuple[Findings, int]:
@@ -67,12 +67,12 @@ class Invariant:
     of_samples: bool = False
     """Whether it can be judged in what a monitor recorded."""
 
-    def applies_to(self, setting: SessionSettings) -> bool:
-        """Whether it can be judged in a session with this setting."""
-        if setting.is_sampled and not self.of_samples:
+    def applies_to(self, settings: SessionSettings) -> bool:
+        """Whether it can be judged in a session with this settings."""
+        if settings.is_sampled and not self.of_samples:
             return False
-        role = "slave" if setting.is_slave else "master"
-        return role in self.roles and all(setting.milliseconds(key) is not None for key in self.needs)
+        role = "slave" if settings.is_slave else "master"
+        return role in self.roles and all(settings.milliseconds(key) is not None for key in self.needs)
 
 
 _MASTER: Final = frozenset({"master"})
@@ -83,8 +83,8 @@ _OF_CONNECTION: Final = (
 )
 
 
-def _ms(setting: SessionSettings, key: str) -> int:
-    value = setting.milliseconds(key)
+def _ms(settings: SessionSettings, key: str) -> int:
+    value = settings.milliseconds(key)
     assert value is not None, "an invariant is judged only where what it needs is known"
     return value
 
@@ -106,47 +106,47 @@ def _sent_of(record: np.void) -> int:
     return _end_of(record) if record["kind"] == Kind.TRANSFER else int(record["offset"])
 
 
-def _back(new: Columns, old: Columns, _setting: SessionSettings) -> Bools:
+def _back(new: Columns, old: Columns, _settings: SessionSettings) -> Bools:
     went_back: Bools = new["offset"] < old["offset"]
     return went_back
 
 
 def _says_back(what: str) -> Callable[[np.void, np.void, SessionSettings], str]:
-    def says(new: np.void, old: np.void, _setting: SessionSettings) -> str:
+    def says(new: np.void, old: np.void, _settings: SessionSettings) -> str:
         return f"{what} {new['offset']} after {old['offset']}"
 
     return says
 
 
-def _is_early(new: Columns, _old: Columns, setting: SessionSettings) -> Bools:
+def _is_early(new: Columns, _old: Columns, settings: SessionSettings) -> Bools:
     limit_ms = np.full(256, -1, np.int64)
-    limit_ms[PutStatus.FLUSH_SLAVE_TIMEOUT] = _ms(setting, "slaveTimeout")
-    limit_ms[PutStatus.FLUSH_DISK_TIMEOUT] = _ms(setting, "syncFlushTimeout")
+    limit_ms[PutStatus.FLUSH_SLAVE_TIMEOUT] = _ms(settings, "slaveTimeout")
+    limit_ms[PutStatus.FLUSH_DISK_TIMEOUT] = _ms(settings, "syncFlushTimeout")
     early: Bools = new["size"] + EARLY_US < limit_ms[new["flags"]] * 1000
     return early
 
 
-def _says_early(new: np.void, _old: np.void, setting: SessionSettings) -> str:
+def _says_early(new: np.void, _old: np.void, settings: SessionSettings) -> str:
     status = PutStatus(int(new["flags"]))
     key = "slaveTimeout" if status is PutStatus.FLUSH_SLAVE_TIMEOUT else "syncFlushTimeout"
     waited_ms = new["size"] / 1000
-    return f"{status.name} of request {new['aux']} after {waited_ms:.3f} ms, {key} is {_ms(setting, key)} ms"
+    return f"{status.name} of request {new['aux']} after {waited_ms:.3f} ms, {key} is {_ms(settings, key)} ms"
 
 
-def _wait_limit_ms(setting: SessionSettings) -> int:
-    return max(_ms(setting, "slaveTimeout"), _ms(setting, "syncFlushTimeout"))
+def _wait_limit_ms(settings: SessionSettings) -> int:
+    return max(_ms(settings, "slaveTimeout"), _ms(settings, "syncFlushTimeout"))
 
 
-def _closed_early(new: Columns, old: Columns, setting: SessionSettings) -> Bools:
-    interval_ns = _ms(setting, "haHousekeepingInterval") * 1_000_000
+def _closed_early(new: Columns, old: Columns, settings: SessionSettings) -> Bools:
+    interval_ns = _ms(settings, "haHousekeepingInterval") * 1_000_000
     # A peer that talks but takes nothing is closed too: it cannot have acknowledged all there is.
     is_silence = (new["flags"] == CloseReason.HOUSEKEEPING) & (new["offset"] == new["aux"])
     early: Bools = is_silence & (new["ts_ns"] - old["ts_ns"] + EARLY_NS < interval_ns)
     return early
 
 
-def _silent_too_long(new: Columns, old: Columns, setting: SessionSettings) -> Bools:
-    limit_ns = (_ms(setting, "haHousekeepingInterval") + LATE_MS) * 1_000_000
+def _silent_too_long(new: Columns, old: Columns, settings: SessionSettings) -> Bools:
+    limit_ns = (_ms(settings, "haHousekeepingInterval") + LATE_MS) * 1_000_000
     late: Bools = new["ts_ns"] - old["ts_ns"] > limit_ns
     return late
 
@@ -155,7 +155,7 @@ def _seconds(new: np.void, old: np.void) -> str:
     return f"{(int(new['ts_ns']) - int(old['ts_ns'])) / 1e9:.3f} s"
 
 
-def _not_one_after(new: Columns, old: Columns, _setting: SessionSettings) -> Bools:
+def _not_one_after(new: Columns, old: Columns, _settings: SessionSettings) -> Bools:
     # A slave that asks from 0 gets the master's last file: only the master knows where that begins.
     from_anywhere = (old["kind"] == Kind.REQUESTED) & (old["offset"] == 0)
     differs: Bools = (new["offset"] != _sent(old)) & ~from_anywhere
@@ -326,12 +326,12 @@ INVARIANTS: Final = (
         f"No put waits longer than its timeout and {LATE_MS / 1000:g} s.",
         Severity.WARNING,
         PrecedingEventRule(
-            lambda new, _old, setting: new["size"] > (_wait_limit_ms(setting) + LATE_MS) * 1000,
+            lambda new, _old, settings: new["size"] > (_wait_limit_ms(settings) + LATE_MS) * 1000,
             checks=(Kind.WAIT_END,),
         ),
-        lambda new, _old, setting: (
+        lambda new, _old, settings: (
             f"request {new['aux']} waited {new['size'] / 1e6:.3f} s, "
-            f"the limit is {_wait_limit_ms(setting)} ms"
+            f"the limit is {_wait_limit_ms(settings)} ms"
         ),
         _MASTER,
         ("slaveTimeout", "syncFlushTimeout"),
@@ -380,9 +380,9 @@ INVARIANTS: Final = (
             sets=(Kind.STATE, Kind.REQUESTED, Kind.ACK, HEARTBEAT_RECEIVED, Kind.RECEIVED),
             key="conn",
         ),
-        lambda new, old, setting: (
+        lambda new, old, settings: (
             f"closed for silence {_seconds(new, old)} after the last word, "
-            f"haHousekeepingInterval is {_ms(setting, 'haHousekeepingInterval')} ms"
+            f"haHousekeepingInterval is {_ms(settings, 'haHousekeepingInterval')} ms"
         ),
         needs=("haHousekeepingInterval",),
     ),
@@ -396,9 +396,9 @@ INVARIANTS: Final = (
             sets=(Kind.REQUESTED, Kind.ACK, HEARTBEAT_RECEIVED, Kind.RECEIVED),
             key="conn",
         ),
-        lambda new, old, setting: (
+        lambda new, old, settings: (
             f"nothing was heard for {_seconds(new, old)}, "
-            f"haHousekeepingInterval is {_ms(setting, 'haHousekeepingInterval')} ms"
+            f"haHousekeepingInterval is {_ms(settings, 'haHousekeepingInterval')} ms"
         ),
         needs=("haHousekeepingInterval",),
     ),
