@@ -1,4 +1,4 @@
-"""What can go wrong, said so that the reader knows what, where, and what to do next."""
+"""Expected errors. Each says what is wrong, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class TriohaError(Exception):
 class ConfigError(TriohaError):
     """A setting that cannot be used.
 
-    `file` and `line` say where it stands (None for a setting given on the command line), `key` which it is,
-    `reason` what is wrong with it and `hint` what would be right.
+    `file` and `line` are its place (None for a setting of the command line), `key` its name, `reason` what is
+    wrong with it and `hint` what to write instead.
     """
 
     def __init__(
@@ -70,3 +70,10 @@ class PeerError(TriohaError):
         self.address = address
         self.code = code
         super().__init__(f"{address}: {reason}")
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group and in its groups; `error` itself if it is not a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
+    return [error]

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from trioha.cli import main
-from trioha.cli.demo_story import AFTER, BEFORE, DURING
+from trioha.cli.demo_run import AFTER, BEFORE, DURING
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

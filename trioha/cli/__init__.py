@@ -15,7 +15,7 @@ from typing import Final
 from cyclopts import App, CycloptsError, Parameter
 
 from trioha import __version__
-from trioha.errors import TriohaError
+from trioha.errors import TriohaError, leaves_of
 
 EXIT_REFUSED: Final = 2
 """Exit code for bad input: arguments, settings, files or peers that cannot be used."""
@@ -35,14 +35,13 @@ COMMANDS: Final = {
     "session": "Pack recorded sessions for keeping, and unpack them.",
     "demo": "Show it all: replicate, break, recover, verify, replay.",
 }
-"""The commands, each a function of its own name (with _ for -) in a module of that name, with its line in the
-help."""
+"""Commands and their summaries in the help. Each is a function in a module, both of its name with _ for -."""
 
 FLAGS: Final = ("--help", "-h", "--version")
 
 
 def _app(called: str | None) -> App:
-    """The commands: the one `called` is explained by its docstring, the others by their summary."""
+    """All commands; the help of `called` is its docstring, that of the others their summary."""
     app = App(
         name="trioha",
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
@@ -63,16 +62,15 @@ def _app(called: str | None) -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments` (those of the process by default) and return the exit code.
 
-    Whatever is wrong with the input is told in one line for each problem on stderr, with exit code 2; only a
-    bug of ours shows a traceback.
+    Each problem of the input is one line on stderr, with exit code 2; only a bug of ours shows a traceback.
     """
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens and tokens[0] not in COMMANDS and tokens[0] not in FLAGS:
-        # Told here: the parser would import every command to find out what else might have been meant.
-        meant = get_close_matches(tokens[0], COMMANDS, n=1)
+        # The parser would import every command to suggest one.
+        similar = get_close_matches(tokens[0], COMMANDS, n=1)
         return _refuse(
             f"there is no command {tokens[0]!r}",
-            hint=f"did you mean {meant[0]}?" if meant else "see trioha --help",
+            hint=f"did you mean {similar[0]}?" if similar else "see trioha --help",
         )
     try:
         code = _app(tokens[0] if tokens else None)(tokens)
@@ -84,28 +82,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who reads our output has seen enough (`trioha inspect | head`); what is still buffered goes nowhere.
+        # The reader of our output has ended (`trioha inspect | head`): discard what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except BaseExceptionGroup as group:
-        # A nursery wraps what ends it.
+        # Raised in a nursery.
         expected, bugs = group.split((TriohaError, KeyboardInterrupt))
         if bugs is not None or expected is None:
             raise
-        return _end(_leaves(expected))
+        return _end(leaves_of(expected))
     assert isinstance(code, int), f"a command ended in {code!r}"
     return code
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
-
-
 def _end(errors: list[BaseException]) -> int:
-    told = [_refuse(str(error)) for error in errors if isinstance(error, TriohaError)]
-    return told[0] if told else EXIT_INTERRUPTED
+    codes = [_refuse(str(error)) for error in errors if isinstance(error, TriohaError)]
+    return codes[0] if codes else EXIT_INTERRUPTED
 
 
 def _refuse(text: str, *, hint: str | None = None) -> int:

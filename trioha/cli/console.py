@@ -1,4 +1,4 @@
-"""Where commands print: results on stdout, progress and remarks on stderr."""
+"""Output of commands: results on stdout, progress and remarks on stderr; the extras that commands need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 
 PIPE_COLUMNS: Final = 200
-"""Width of what is not printed on a terminal: a table in a pipe is not cut at 80 columns."""
+"""Width of output that is not on a terminal: a table in a pipe is not cut at 80 columns."""
 
 
 @cache
@@ -26,5 +26,10 @@ def err() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as one JSON object on one line of stdout, for machines."""
+    """Print `value` as JSON on one line of stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def how_to_install(extra: str) -> str:
+    """How to install an extra from a checkout: no package index has trioha."""
+    return f"in a checkout of trioha run: pip install '.[{extra}]'"

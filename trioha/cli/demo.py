@@ -14,17 +14,16 @@ from typing import Final
 import trio
 from rich.table import Table
 
-from trioha.cli.console import err, out, print_json
-from trioha.cli.demo_story import BRISK, WATCHED, Plan, Story, tell_story
-from trioha.cli.extras import how_to_install
+from trioha.cli.console import err, how_to_install, out, print_json
+from trioha.cli.demo_run import BRISK, WATCHED, DemoRun, Plan, run_demo
 from trioha.errors import ConfigError, TriohaError
 
 COUNT_DEFAULT: Final = 20_000
 COUNT_MIN: Final = 100
-"""Fewer messages would not tell before, during and after apart."""
+"""With fewer messages the acts before, during and after the kill cannot be distinguished."""
 REPORT_DEFAULT: Final = Path("trioha-demo.html")
 EXIT_SIGNAL_BASE: Final = 128
-"""A shell's exit code of what a signal ended is this and the signal's number."""
+"""A shell adds the signal's number to this for the exit code of a process that a signal ended."""
 
 
 def demo(
@@ -44,7 +43,7 @@ def demo(
     Parameters
     ----------
     watch
-        Show the monitor meanwhile, at a slower pace; it stays until q.
+        Show the monitor during the run, at a slower pace, until q.
     count
         Messages to send.
     keep
@@ -63,29 +62,29 @@ def demo(
     if not report.parent.is_dir():
         raise ConfigError(f"there is no folder {report.parent}", key="--report")
     folder = Path(tempfile.mkdtemp(prefix="trioha-demo-")) if keep is None else _empty_folder(keep)
-    narrator = _Narrator(quiet=watch)
+    progress = _ProgressLog(quiet=watch)
     plan = Plan(folder=folder, report=report, count=count, pace=WATCHED if watch else BRISK, watch=watch)
-    story = Story(tell=narrator.tell, terminal_is_back=narrator.speak)
+    demo_run = DemoRun(log=progress.write, on_terminal_released=progress.flush)
     try:
-        signal_number = trio.run(_tell_until_signal, plan, story)
+        signal_number = trio.run(_run_until_signal, plan, demo_run)
     except BaseException:
         err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
         raise
-    if keep is None and (signal_number is not None or story.all_held):
+    if keep is None and (signal_number is not None or demo_run.all_held):
         shutil.rmtree(folder, ignore_errors=True)
     if signal_number is not None:
         err().print(f"stopped by {signal.Signals(signal_number).name}; no process is left", markup=False)
         return EXIT_SIGNAL_BASE + signal_number
     kept = folder if folder.exists() else None
     if json:
-        print_json(_to_json(plan, story, kept))
+        print_json(_to_json(plan, demo_run, kept))
     else:
-        _print_summary(plan, story, kept)
-    return 0 if story.all_held else 1
+        _print_summary(plan, demo_run, kept)
+    return 0 if demo_run.all_held else 1
 
 
 def _require_spark() -> None:
-    """Raises TriohaError where the replay could not run: said now, not after everything else."""
+    """Raises TriohaError at the start if the replay at the end could not run."""
     try:
         java = importlib.import_module("trioha_spark.java")
         importlib.import_module("pyspark")
@@ -106,28 +105,28 @@ def _empty_folder(path: Path) -> Path:
     return path.absolute()
 
 
-class _Narrator:
-    """Progress on stderr; while the monitor has the terminal (`quiet`), lines are kept until `speak`."""
+class _ProgressLog:
+    """Progress on stderr; while the monitor has the terminal (`quiet`), lines are buffered until `flush`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._start_s = time.monotonic()
-        self._kept: list[str] | None = [] if quiet else None
+        self._buffered: list[str] | None = [] if quiet else None
 
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         line = f"{time.monotonic() - self._start_s:6.1f} s  {text}"
-        if self._kept is None:
+        if self._buffered is None:
             err().print(line, markup=False, soft_wrap=True)
         else:
-            self._kept.append(line)
+            self._buffered.append(line)
 
-    def speak(self) -> None:
-        kept, self._kept = self._kept or [], None
-        for line in kept:
+    def flush(self) -> None:
+        buffered, self._buffered = self._buffered or [], None
+        for line in buffered:
             err().print(line, markup=False, soft_wrap=True)
 
 
-async def _tell_until_signal(plan: Plan, story: Story) -> int | None:
-    """Tell the story; the signal that ended it early, if one did."""
+async def _run_until_signal(plan: Plan, demo_run: DemoRun) -> int | None:
+    """Run the demo; the number of the signal that ended it early, if any."""
     ended_by = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
@@ -139,24 +138,24 @@ async def _tell_until_signal(plan: Plan, story: Story) -> int | None:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(stop_on_signal)
-            await tell_story(plan, story)
+            await run_demo(plan, demo_run)
             nursery.cancel_scope.cancel()
     return ended_by
 
 
-def _print_summary(plan: Plan, story: Story, kept: Path | None) -> None:
+def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
     puts = Table("puts", box=None)
-    statuses = sorted(story.statuses, key=lambda status: -story.statuses[status])
+    statuses = sorted(demo_run.statuses, key=lambda status: -demo_run.statuses[status])
     for status in statuses:
         puts.add_column(status, justify="right")
     puts.add_column("p99 ms", justify="right")
-    for act, result in story.puts.items():
+    for act, result in demo_run.puts.items():
         counts = (f"{result.statuses.get(status, 0):,}" for status in statuses)
         puts.add_row(f"{act} the slave's absence", *counts, f"{result.latency_ms.get('p99', 0):,.1f}")
     out().print(puts)
     out().print()
     checks = Table("check", "", "seen", box=None)
-    for check in story.checks:
+    for check in demo_run.checks:
         verdict = "[green]\N{CHECK MARK} held[/]" if check.held else "[bold red]\N{BALLOT X} FAILED[/]"
         checks.add_row(check.name, verdict, check.seen)
     out().print(checks)
@@ -164,15 +163,17 @@ def _print_summary(plan: Plan, story: Story, kept: Path | None) -> None:
     out().print(f"report: {plan.report}", markup=False, soft_wrap=True)
     if kept is not None:
         out().print(f"stores, sessions and logs: {kept}", markup=False, soft_wrap=True)
-    held = sum(check.held for check in story.checks)
-    out().print(f"[bold {'green' if story.all_held else 'red'}]{held} of {len(story.checks)} checks held[/]")
+    held = sum(check.held for check in demo_run.checks)
+    out().print(
+        f"[bold {'green' if demo_run.all_held else 'red'}]{held} of {len(demo_run.checks)} checks held[/]"
+    )
 
 
-def _to_json(plan: Plan, story: Story, kept: Path | None) -> dict[str, object]:
+def _to_json(plan: Plan, demo_run: DemoRun, kept: Path | None) -> dict[str, object]:
     return {
-        "ok": story.all_held,
-        "checks": [{"name": check.name, "held": check.held, "seen": check.seen} for check in story.checks],
-        "puts": {act: result.to_json() for act, result in story.puts.items()},
+        "ok": demo_run.all_held,
+        "checks": [{"name": check.name, "held": check.held, "seen": check.seen} for check in demo_run.checks],
+        "puts": {act: result.to_json() for act, result in demo_run.puts.items()},
         "report": str(plan.report),
         "folder": None if kept is None else str(kept),
     }

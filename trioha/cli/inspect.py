@@ -94,7 +94,7 @@ def _as_line(record: Record | Blank) -> str:
 
 
 def _moment(time_ms: int) -> str:
-    """UTC time of a record; the number itself if no calendar has it: a record may claim any."""
+    """UTC time of a record; the number itself if it is beyond the calendar, as a damaged record's may be."""
     if not 0 <= time_ms < _CALENDAR_END_MS:
         return f"{time_ms} ms"
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}.{time_ms % 1000:03d}"

@@ -1,4 +1,4 @@
-"""`trioha load`: send messages to a broker, count how each put ended, and measure how long it took."""
+"""`trioha load`: send messages to a broker, count the put statuses and measure latencies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONNECTION_LOST: Final = "CONNECTION_LOST"
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024 - 64 * 1024
-"""What fits a remoting frame with room for its header."""
+"""Largest body that fits a remoting frame with its header."""
 RECONNECT_PAUSE_FIRST_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
 PROGRESS_INTERVAL_S: Final = 0.1
@@ -56,7 +56,7 @@ _POOL_BYTES = 64 * 1024
 
 @frozen
 class LoadPlan:
-    """What to send, where to, and how fast."""
+    """Messages to send, their broker and their rate."""
 
     broker: Address
     topic: str
@@ -64,49 +64,49 @@ class LoadPlan:
     """Messages."""
     size_bytes_min: int = field(default=1024, validator=ge(0))
     size_bytes_max: int = field(default=1024, validator=ge(0))
-    """Bodies are of even spread between the two, both included."""
+    """Sizes of bodies are uniformly distributed between the two, both included."""
     concurrency: int = field(default=16, validator=ge(1))
     """Messages in flight at a time, over one connection."""
     rate: float | None = None
-    """Messages per second at most; None for as fast as it goes."""
+    """Messages per second at most; None for no limit."""
     lines: tuple[bytes, ...] | None = None
-    """Bodies to send instead of made ones, over and over until `count`."""
+    """Bodies to send instead of generated ones, repeated up to `count`."""
     queues: int = field(default=4, validator=ge(1))
     """Queue ids 0 to `queues - 1`, in turn."""
     timeout_s: float = 10.0
-    """For each answer; longer than a broker waits for slaves and disk, so that its own status is seen."""
+    """For each answer; longer than a broker waits for slaves and disk, so that its status arrives."""
     reconnect_timeout_s: float = 30.0
-    """How long a broker may be away before the load ends."""
+    """How long a broker may be unreachable before the load ends."""
     seed: int = 0
-    """Same seed, same sizes and bodies in the same order."""
+    """The same seed gives the same sizes and bodies in the same order."""
 
 
 @frozen
 class LoadResult:
-    """How it went."""
+    """Figures of a load."""
 
     statuses: Mapping[str, int]
-    """How many messages ended with each put status, the most frequent first."""
+    """Messages by put status, the most frequent first."""
     remarks: Mapping[str, str]
-    """For each status that is not PUT_OK: what the first such answer, or error, said."""
+    """For each status that is not PUT_OK: the remark of its first answer, or the text of its first error."""
     latency_ms: Mapping[str, float]
-    """Percentiles from handing over a request until its answer, of answered messages; empty without any."""
+    """Percentiles of the time from a request to its answer; empty without an answer."""
     count: int
-    """Messages that ended, one way or another."""
+    """Messages that ended, with any status."""
     seconds: float
     bytes: int
     """Bodies of those messages."""
     reconnects: int
     complete: bool
-    """All messages of the plan have ended."""
+    """Whether all messages of the plan have ended."""
 
     @property
     def all_ok(self) -> bool:
-        """Every message of the plan ended with PUT_OK."""
+        """Whether every message of the plan ended with PUT_OK."""
         return self.complete and set(self.statuses) <= {PUT_OK}
 
     def to_json(self) -> dict[str, object]:
-        """For machines."""
+        """The object that `--json` prints."""
         return {
             "statuses": dict(self.statuses),
             "latencyMs": {name: round(value, 3) for name, value in self.latency_ms.items()},
@@ -121,10 +121,10 @@ class LoadResult:
 
 
 class Load:
-    """One load: its senders share one connection, which is made anew when it is lost.
+    """One load: its senders share one connection, which is replaced when it is lost.
 
     A message that was in flight when the connection ended counts as CONNECTION_LOST and is not sent again: it
-    may be stored. Messages not yet sent wait for the new connection.
+    may be stored. Unsent messages wait for the new connection.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -147,16 +147,16 @@ class Load:
 
     @property
     def failed(self) -> int:
-        """Those of them that did not end with PUT_OK."""
+        """Messages that ended with another status than PUT_OK."""
         return self._statuses.total() - self._statuses[PUT_OK]
 
     @property
     def is_connected(self) -> bool:
-        """Is the broker there now?"""
+        """Whether there is a connection to the broker now."""
         return self._connected.is_set()
 
     def result(self) -> LoadResult:
-        """The figures so far; cancellation of `run` leaves them usable."""
+        """The figures so far; they stay usable after `run` was cancelled."""
         return LoadResult(
             statuses=dict(self._statuses.most_common()),
             remarks=dict(self._remarks),
@@ -169,9 +169,9 @@ class Load:
         )
 
     async def run(self) -> None:
-        """Send everything; returns early if the broker stays away for `reconnect_timeout_s`.
+        """Send all messages; returns early if the broker is unreachable for `reconnect_timeout_s`.
 
-        Raises PeerError if the broker is not there to begin with.
+        Raises PeerError if the first connection fails.
         """
         plan = self._plan
         self._start_s = trio.current_time()
@@ -270,10 +270,7 @@ def percentiles_ms(latencies_ns: array[int]) -> dict[str, float]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """The body sizes in bytes that `A..B`, or `A` alone, stands for; both ends included.
-
-    Raises ConfigError for anything else.
-    """
+    """The smallest and the largest body size in bytes of `A..B` or `A`. Raises ConfigError otherwise."""
     low_text, dots, high_text = text.partition("..")
     parts = (low_text, high_text if dots else low_text)
     try:
@@ -290,7 +287,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def read_lines(path: Path) -> tuple[bytes, ...]:
-    """The lines of a file without their ends; blank lines, which no client may send, are passed over.
+    """The lines of a file without their ends and without blank lines, which no client may send.
 
     Raises ConfigError for a file that cannot be read or has no line.
     """
@@ -311,25 +308,25 @@ def read_lines(path: Path) -> tuple[bytes, ...]:
 def _bodies(plan: LoadPlan) -> Iterator[bytes]:
     if plan.lines is not None:
         return cycle(plan.lines)
-    return _made_bodies(plan)
+    return _generated_bodies(plan)
 
 
-def _made_bodies(plan: LoadPlan) -> Iterator[bytes]:
+def _generated_bodies(plan: LoadPlan) -> Iterator[bytes]:
     """Bodies cut from a pool of random letters: different, printable, and cheap."""
-    chance = random.Random(plan.seed)
-    pool = bytes(chance.choices(_BODY_ALPHABET, k=_POOL_BYTES))
+    generator = random.Random(plan.seed)
+    pool = bytes(generator.choices(_BODY_ALPHABET, k=_POOL_BYTES))
     pool *= 1 + math.ceil(plan.size_bytes_max / _POOL_BYTES)
     while True:
-        size_bytes = chance.randint(plan.size_bytes_min, plan.size_bytes_max)
-        start = chance.randrange(_POOL_BYTES)
+        size_bytes = generator.randint(plan.size_bytes_min, plan.size_bytes_max)
+        start = generator.randrange(_POOL_BYTES)
         yield pool[start : start + size_bytes]
 
 
 async def run_load(plan: LoadPlan, *, on_tick: Callable[[Load], None] | None = None) -> LoadResult:
     """Run `plan` and return its figures; SIGINT and SIGTERM end it early with the figures so far.
 
-    `on_tick` is called some ten times a second and at the end. Belongs to the main thread, as signals do.
-    Raises PeerError if the broker is not there to begin with.
+    `on_tick` is called ten times a second and at the end. Must run in the main thread, as signals do. Raises
+    PeerError if the first connection fails.
     """
     load = Load(plan)
     failure: PeerError | None = None
@@ -376,9 +373,9 @@ def load(
 ) -> int:
     """Send messages to a broker and measure it.
 
-    Ends with counts per put status and latency percentiles; exit code 1 if any put was not PUT_OK. If the
-    broker goes away, what was in flight counts as CONNECTION_LOST, and the rest waits for it to come back.
-    Ctrl-C ends it with the figures so far.
+    Prints counts per put status and latency percentiles; exit code 1 if any put was not PUT_OK. If the
+    connection is lost, messages in flight count as CONNECTION_LOST, and the rest waits for a new connection.
+    Ctrl-C ends the load with the figures so far.
 
     Parameters
     ----------
@@ -395,17 +392,17 @@ def load(
     rate
         Messages per second at most.
     from_
-        Send the lines of this file (blank ones left out) instead of made bodies: each once, or over and over
-        until --count.
+        Send the lines of this file (without blank ones) instead of generated bodies: each once, or repeated
+        up to --count.
     queues
         Queues of the topic to spread the messages over, from 0.
     timeout
-        Seconds to wait for a connection or an answer. Longer than the broker's slaveTimeout and
-        syncFlushTimeout, or its own answer comes too late to be seen.
+        Seconds to wait for a connection or an answer. Should be longer than the broker's slaveTimeout and
+        syncFlushTimeout, or its answer comes too late.
     reconnect
-        Seconds that the broker may be away before the load ends.
+        Seconds that the broker may be unreachable before the load ends.
     seed
-        Same seed, same bodies.
+        The same seed gives the same bodies.
     json
         Print one JSON object instead of tables.
     """

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from trioha.cli.extras import how_to_install
+from trioha.cli.console import how_to_install
 from trioha.errors import TriohaError
 from trioha.remoting.address import parse_address
 
@@ -29,23 +29,23 @@ def monitor(
     record_dir: Path = Path(),
     replay: Annotated[tuple[Path, ...], Parameter(name="--replay", negative=(), consume_multiple=True)] = (),
 ) -> int:
-    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events; or recorded sessions again.
+    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events; or replay recorded sessions.
 
     Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen,
-    r starts and stops a recording of what is seen.
+    r starts and stops a recording.
 
     Parameters
     ----------
     addresses
         Listen addresses of the nodes.
     namesrv
-        Name server, HOST:PORT: all brokers that it lists are shown, and found when they come and go.
+        Name server, HOST:PORT: shows all brokers that it lists, and follows its list.
     interval
-        Pause between two questions to a node, in seconds.
+        Pause between two requests to a node, in seconds.
     record_dir
-        Folder that recordings go into, each into one of its own.
+        Folder for recordings; each is a folder in it.
     replay
-        Show these sessions instead: folders that nodes or a monitor recorded.
+        Show these sessions instead: folders recorded by nodes or by a monitor.
     """
     if replay and (addresses or namesrv):
         raise TriohaError("monitor: --replay shows sessions, not nodes; leave out either of them")
@@ -56,7 +56,7 @@ def monitor(
     watched = tuple(str(parse_address(address)) for address in addresses)
     name_servers = tuple(str(parse_address(address)) for address in namesrv)
     package = _monitor_package()
-    # Textual reads the keyboard from stdin and draws on stderr; whoever redirects stdout wants text, too.
+    # Textual reads the keyboard from stdin and draws on stderr; a redirected stdout asks for text, too.
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
             raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
@@ -76,7 +76,7 @@ def monitor(
 
 
 def _monitor_package() -> ModuleType:
-    """trioha_monitor with Textual below it. Imported by name: a node has neither (design, section 2)."""
+    """trioha_monitor, imported by name: it needs Textual, which a node does not have (design, section 2)."""
     try:
         importlib.import_module("trioha_monitor.app")
         return importlib.import_module("trioha_monitor")

@@ -14,7 +14,7 @@ import trio
 from cyclopts import Parameter
 
 from trioha.config.broker import LoadedConfig, LogFormat, load_config
-from trioha.errors import TriohaError
+from trioha.errors import TriohaError, leaves_of
 from trioha.net.border import is_shortage
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.node.logs import configure_logs
@@ -33,10 +33,10 @@ def node(
 ) -> int:
     """Run one node until SIGTERM or SIGINT.
 
-    When it serves, one line on stdout starts with `ready` and names role, addresses, store and max offset.
-    Log lines go to stderr. A signal stops it: sends that wait for slaves or the disk are answered, for 3 s at
-    most; a second signal cuts that short. A signal during the start ends it within a second and without that
-    line: the next start begins its recovery anew.
+    When the node is ready, it prints one line on stdout that starts with `ready` and has role, addresses,
+    store and max offset. Log lines go to stderr. A signal stops the node: it answers the sends that wait for
+    slaves or the disk, for 3 s at most; a second signal ends it at once. A signal during the start ends the
+    node within a second, without the ready line: the next start repeats the recovery.
 
     Parameters
     ----------
@@ -53,14 +53,14 @@ def node(
     try:
         return trio.run(_run, loaded)
     except Exception as error:
-        faults = [leaf for leaf in _leaves(error) if not isinstance(leaf, TriohaError)]
+        faults = [leaf for leaf in leaves_of(error) if not isinstance(leaf, TriohaError)]
         if not faults:
             raise
         return _report_faults(error, faults)
 
 
 async def _run(loaded: LoadedConfig) -> int:
-    """Run the node until a signal comes; 0 is a clean stop."""
+    """Run the node until a signal stops it; returns exit code 0."""
     stopping = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -72,7 +72,7 @@ async def _run(loaded: LoadedConfig) -> int:
 
 
 class _Stop:
-    """What signals do: the first one drains a node that serves, and ends a start; the next one cuts."""
+    """Handles signals: the first one drains a node that is ready and ends a start, the next one cancels."""
 
     def __init__(self, stopping: trio.Event, scope: trio.CancelScope) -> None:
         self._stopping = stopping
@@ -101,14 +101,8 @@ class _Stop:
                 self._scope.cancel()
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
-
-
 def _report_faults(error: Exception, faults: list[BaseException]) -> int:
-    """Say in the last line what ended the node; the traceback of a bug comes before."""
+    """Report what ended the node in the last line, after the traceback of a bug."""
     first = faults[0]
     if is_shortage(first) or any(is_shortage(cause) for cause in _causes(first)):
         text = f"the system has no more memory, threads or files for this node ({_described(first)})"
@@ -120,7 +114,7 @@ def _report_faults(error: Exception, faults: list[BaseException]) -> int:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """What `error` was raised from, and that from, for as far as it goes."""
+    """The chain of causes and contexts of `error`."""
     found = []
     while (cause := error.__cause__ or error.__context__) is not None:
         found.append(cause)

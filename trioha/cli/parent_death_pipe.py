@@ -2,9 +2,9 @@
 
 A `ParentDeathPipe` is a pipe whose write end only the starting process holds. Each process started on it
 (`python -m trioha.cli.parent_death_pipe FD COMMAND ...`) is the `trioha` command with one more thread, which
-reads the pipe: its end of file means that the other side is gone, however it went, and ends the process and
-the process group that it leads, children of its own (a JVM) included. Unlike a parent-death signal this works
-on every POSIX system and does not depend on which thread started the process.
+reads the pipe. At its end of file the starting process has ended, and the thread kills the process and the
+process group that it leads, with its children (a JVM). Unlike a parent-death signal this works on every POSIX
+system and does not depend on which thread started the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 class ParentDeathPipe:
-    """The starting side: what holds on to processes. Leaving the context lets all of them go down."""
+    """The write end, in the starting process. Leaving the context kills the processes that still run."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
@@ -45,7 +45,7 @@ class ParentDeathPipe:
         """Start `trioha ARGUMENTS`; `options` are those of `subprocess.Popen`.
 
         With `own_group` it leads a process group of its own, so that Ctrl-C on the terminal does not reach it
-        and `stop` ends its children, too. Whoever starts a process calls `stop`, whatever happens.
+        and `stop` ends its children, too. The caller must call `stop`.
         """
         command = [
             sys.executable,
@@ -74,12 +74,12 @@ async def stop(process: trio.Process, *, timeout_s: float = STOP_TIMEOUT_S) -> i
     with trio.CancelScope(shield=True):
         await process.wait()
     code = process.returncode
-    assert code is not None, "it has been waited for"
+    assert code is not None, "wait() has returned"
     return code
 
 
 def end_group_of(pid: int) -> None:
-    """Kill what is left of the process group that `pid` leads or led; nothing if it never led one."""
+    """Kill the remaining processes of the group that `pid` leads or led, if any."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -43,22 +43,22 @@ def replay(
     master
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
-        HTML file to write: curves of offsets and lag, histograms; it needs nothing else to be looked at.
+        HTML file to write, with curves of offsets and lag and histograms; it needs no other file.
     tables
-        Folder to write the results to as Parquet tables; it is made if it is not there.
+        Folder to write the results to as Parquet tables; created if missing.
     at
-        Show where everything stood at a time: 03:12:00 or "2026-11-21 03:12:00.5" (your local time, unless Z
-        or an offset as +02:00 follows), +90s (from the begin), 50%, begin or end.
+        Show offsets and connections at a time: 03:12:00 or "2026-11-21 03:12:00.5" (local time, unless Z or
+        an offset as +02:00 follows), +90s (after the start), 50%, begin or end.
     explain
-        Tell the story of one put: a request id, @OFFSET (a physical offset of it), slowest, or failed (the
-        first one, or the first one after --at).
+        Explain one put: a request id, @OFFSET (a physical offset in it), slowest, or failed (the first, or
+        the first after --at).
     json
         Print one JSON object with `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`,
         `causes`, `links`, `invariants`, `violations`.
 
     Exits with 1 if an invariant of severity error does not hold.
     """
-    # What is wrong with the input is found before Spark is started.
+    # Errors of the input are reported before Spark is started.
     for path in find_sessions(sessions):
         open_session(path)
     if report is not None and not report.absolute().parent.is_dir():
@@ -95,16 +95,16 @@ def replay(
 
 
 def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
-    """Answer --at and --explain, for which the sessions are looked into rather than replayed."""
+    """Answer --at and --explain, which read parts of the sessions instead of replaying them."""
     moments = _module("trioha_analysis.state_at")
     readers = moments.open_readers(sessions)
     wall_ns = None if at is None else moments.wall_time(at, readers)
     if explain is not None:
-        story = _module("trioha_analysis.explain").explain(readers, explain, at_wall_ns=wall_ns)
+        explanation = _module("trioha_analysis.explain").explain(readers, explain, at_wall_ns=wall_ns)
         if json:
-            print_json(story)
+            print_json(explanation)
         else:
-            _print_story(story)
+            _print_explanation(explanation)
         return 0
     moment = moments.moment(readers, wall_ns)
     if json:
@@ -114,18 +114,18 @@ def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: boo
     return 0
 
 
-def _print_story(story: dict[str, Any]) -> None:
+def _print_explanation(put: dict[str, Any]) -> None:
     out().print(
-        f"put {story['request']} of {story['brokerName']} {story['brokerId']}, {_time(story['atMs'])} "
-        f"{_zone([story['atMs']])}",
+        f"put {put['request']} of {put['brokerName']} {put['brokerId']}, {_time(put['atMs'])} "
+        f"{_zone([put['atMs']])}",
         style="bold",
     )
-    out().print(story["summary"], markup=False)
+    out().print(put["summary"], markup=False)
     table = _table("", "ms", "what")
-    for step in story["steps"]:
+    for step in put["steps"]:
         table.add_row(f"{step['afterMs']:,.3f}", escape(step["sentence"]))
     out().print(table)
-    for clock in story["clocks"]:
+    for clock in put["clocks"]:
         if clock["aheadMs"] is not None:
             out().print(_clock_sentence(clock, broker_id=clock["brokerId"]), style="dim")
 
@@ -158,7 +158,6 @@ def _print_moment(moment: dict[str, Any]) -> None:
 
 
 def _time(at_ms: float) -> str:
-    """A moment on the clock of who looks at it."""
     return clock_text(_ns(at_ms))
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trioha.cli.console import err, out, print_json
-from trioha.cli.extras import how_to_install
+from trioha.cli.spark import spark_module
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.reader import find_sessions, open_session
 
@@ -28,9 +26,9 @@ def session(
 ) -> int:
     """Pack recorded sessions into Parquet, several times smaller, or unpack them byte for byte.
 
-    `pack` takes segments that nobody writes any more and deletes each when its packed file has been read back
-    and is the same. `trioha replay`, `trioha what-if`, `monitor --replay` and Spark read packed sessions as
-    they are, where PyArrow is installed. Exit code 1 if something had to be left as it was.
+    `pack` packs the segments that are complete and deletes each after its packed file has been read back and
+    is the same. `trioha replay`, `trioha what-if`, `monitor --replay` and Spark read packed sessions as they
+    are, where PyArrow is installed. Exit code 1 if a segment could not be packed or unpacked.
 
     Parameters
     ----------
@@ -39,16 +37,16 @@ def session(
     sessions
         Session folders, or folders of them (what trioha.recordDir names).
     keep
-        Keep the segments beside what is packed.
+        Keep the segments beside the packed files.
     all
-        Pack the last segment, too, of sessions that never were closed: their recorder was killed. Do not use
-        it on a session that is still recorded.
+        Also pack the last segment of sessions that were not closed because their recorder was killed. Do not
+        use it on a session that is still recorded.
     json
         Print one JSON object.
     """
     if action == "unpack" and (keep or all):
         raise TriohaError("--keep and --all are for pack: unpack makes every segment again")
-    packing = _packing()
+    packing = spark_module("trioha_analysis.packing", command="session", needs="Parquet")
     jobs = []
     for path in find_sessions(sessions):
         opened = open_session(path)
@@ -104,13 +102,3 @@ def session(
         for problem in problems:
             err().print(problem, style="red", soft_wrap=True, markup=False)
     return 1 if problems else 0
-
-
-def _packing() -> ModuleType:
-    """The module that packs, which is there only with the extra. Raises TriohaError without it."""
-    try:
-        return importlib.import_module("trioha_analysis.packing")
-    except ModuleNotFoundError as error:
-        raise TriohaError(
-            f"trioha session needs Parquet, and {error.name} is not installed; {how_to_install('spark')}"
-        ) from error

@@ -1,4 +1,4 @@
-"""What the commands that run on Spark share."""
+"""Parts that the commands on Spark share."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from trioha.cli.extras import how_to_install
+from trioha.cli.console import how_to_install
 from trioha.errors import TriohaError
 
 
-def spark_module(name: str, *, command: str) -> ModuleType:
-    """Import a module of the extra `spark` by its full name. Raises TriohaError if it is not installed."""
+def spark_module(name: str, *, command: str, needs: str = "Spark") -> ModuleType:
+    """Import a module that needs the extra `spark`. Raises TriohaError if that is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise TriohaError(
-            f"trioha {command} needs Spark, and {error.name} is not installed; {how_to_install('spark')}"
+            f"trioha {command} needs {needs}, and {error.name} is not installed; {how_to_install('spark')}"
         ) from error
 
 
 @contextmanager
 def progress(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on the terminal that is told how many of how many tasks are done; None if it is not `shown`."""
+    """A progress bar on the terminal, updated with `(tasks done, tasks)`; None if it is not `shown`."""
     if not shown:
         yield None
         return
-    # Spark has this process's stderr while it starts: the bar needs one of its own.
+    # Spark redirects stderr while it starts: the bar needs a descriptor of its own.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
         columns = (
             *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),

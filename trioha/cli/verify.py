@@ -24,7 +24,7 @@ def verify(store: Path, *, against: Path | None = None, prefix: bool = False, js
     against
         Another store: both are checked and compared byte by byte where both have a log.
     prefix
-        Accept that one of the two logs ends earlier, as a replica's does while it is behind.
+        Accept that one of the two logs ends earlier, as that of a replica with lag does.
     json
         Print one JSON object.
     """
@@ -89,7 +89,7 @@ def verify(store: Path, *, against: Path | None = None, prefix: bool = False, js
 
 
 def _check(log: ReadOnlyCommitLog, progress: Progress, title: str) -> LogCheck:
-    """Check the files one by one until one is bad or the log ends."""
+    """Check file after file up to the first bad record or the end of the log."""
     starts = log.file_starts()
     task = progress.add_task(title, total=len(starts))
     whole = LogCheck(min_offset=log.min_offset, end_offset=log.min_offset, records=0, fault="")

@@ -1,4 +1,4 @@
-"""`trioha what-if`: predict how puts would have gone with other settings, from recorded sessions."""
+"""`trioha what-if`: predict puts with other settings, from recorded sessions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def what_if(
     report: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Predict how puts would have gone with other settings, another link or other producers.
+    """Predict latencies and statuses of puts with other settings, another link or other producers.
 
-    A simulation of master, links and slaves, calibrated from the session of a master, plays the recorded puts
-    again. It first predicts the settings as recorded and says how far off it is. Options that are given more
-    than once, or with several values split by commas, make a grid of all combinations, which Spark computes
-    in parallel.
+    A simulation of master, links and slaves, calibrated from the session of a master, repeats the recorded
+    puts. It first predicts the settings as recorded and reports its own error. Options that are given more
+    than once, or with several values separated by commas, make a grid of all combinations, which Spark
+    computes in parallel.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def what_if(
     set_
         KEY=VALUE[,VALUE ...]: a setting of broker.conf, as in inSyncReplicas=2,3.
     bandwidth
-        Bytes per second of each slave's link, each way: a number, with k, M, G, Ki, Mi or Gi if you like.
+        Bytes per second of each slave's link, each way: a number, optionally with k, M, G, Ki, Mi or Gi.
     rtt
         Round trip to add to each slave's link: 5ms, 200us, 0.1s; a bare number is ms.
     slaves
@@ -67,14 +67,14 @@ def what_if(
     rate
         Puts per second of open-loop producers.
     producers
-        closed (a writer's next put comes after its last one ended), open (puts come when they came), or auto
-        (as the recording shows).
+        closed (a writer sends its next put when its last one has ended), open (at the recorded times), or
+        auto (as the recording suggests).
     repeats
         How often each point is simulated; percentiles are the medians of the repeats'.
     master
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
-        HTML file to write: a picture of the grid; it needs nothing else to be looked at.
+        HTML file to write, with a picture of the grid; it needs no other file.
     json
         Print one JSON object with `recorded`, `model` and `points`.
     """
@@ -131,13 +131,15 @@ def _producers(text: str) -> Any:
 
 
 def print_answer(document: dict[str, Any]) -> None:
-    """Print what `trioha_analysis.whatif.answer.document` says as a table, and how far it can be trusted."""
+    """Print the document of `trioha_analysis.whatif.answer` as a table, with the model's error."""
     model = document["model"]
-    who = f"{model['ratePerSecond']:,.0f} puts/s of an open loop"
+    producers = f"{model['ratePerSecond']:,.0f} puts/s of an open loop"
     if model["producers"] == "closed":
-        who = f"closed loop of {model['writers']} writers"
+        producers = f"closed loop of {model['writers']} writers"
     table = Table(
-        title=f"What if: {escape(document['session'])}, {who}", title_justify="left", box=box.SIMPLE_HEAD
+        title=f"What if: {escape(document['session'])}, {producers}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("", overflow="fold")
     for name in _COLUMNS:

@@ -1,4 +1,4 @@
-"""What `trioha demo` does: a synchronous pair that loses its slave, and the proof that nothing else was lost.
+"""What `trioha demo` does: a synchronous pair that loses its slave, and the proof that nothing else is lost.
 
 With real processes on free ports of loopback:
 
@@ -7,11 +7,11 @@ With real processes on free ports of loopback:
 3. More are sent, at an even rate. Early in it SIGKILL ends the slave; a while later it is started again on
    the same store, and catches up while the messages keep coming. What the master answers is counted.
 4. More are sent: every put waits for the slave again.
-5. What both nodes say of their offsets is noted, then SIGTERM stops them.
+5. The status of both nodes is kept, then SIGTERM stops them.
 6. Both commit logs are compared, and the recorded sessions of all three node starts are replayed on Spark.
 
-Each step is bounded in time. Every process hangs on a `ParentDeathPipe` and is stopped where it was started,
-so however the story ends, none of them outlives it.
+Each step is bounded in time. Every process is on a `ParentDeathPipe` and is stopped where it was started,
+so none of them outlives the demo, however it ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trioha.remoting.status_reader import fetch_status
 START_TIMEOUT_S: Final = 30.0
 """For a node to serve."""
 CATCH_UP_TIMEOUT_S: Final = 60.0
-"""For a slave to hold all that its master has."""
+"""For a slave to have the whole log of its master."""
 VERIFY_TIMEOUT_S: Final = 60.0
 REPLAY_TIMEOUT_S: Final = 180.0
 POLL_INTERVAL_S: Final = 0.05
@@ -68,17 +68,17 @@ BEFORE: Final = "before"
 DURING: Final = "during"
 AFTER: Final = "after"
 HONEST_WITHOUT_SLAVE: Final = frozenset((PUT_OK, "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"))
-"""What a SYNC_MASTER may answer while its only slave is away or coming back."""
+"""Put statuses of a SYNC_MASTER while its only slave is away or catching up."""
 
 
 @frozen
 class Pace:
-    """How fast the story is told."""
+    """How long the acts take."""
 
     whole_s: float | None
-    """At least so long for the puts before, and for those after; None for as fast as it goes."""
+    """Shortest time for the puts before, and for those after; None for no limit of their rate."""
     broken_s: float
-    """At least so long for the puts during which the slave is killed."""
+    """Shortest time for the puts during which the slave is killed."""
     away_s: float
     """From the kill of the slave to its next start."""
 
@@ -105,21 +105,22 @@ class Plan:
 
 @frozen
 class Check:
-    """Something that the demo proves, or fails to."""
+    """One claim of the demo."""
 
     name: str
     held: bool
     seen: str
-    """The figures it was judged by."""
+    """The figures behind the verdict."""
 
 
 @define
-class Story:
-    """What was seen so far, told line by line to `tell`."""
+class DemoRun:
+    """Results so far."""
 
-    tell: Callable[[str], None]
-    terminal_is_back: Callable[[], None] = lambda: None
-    """Called when the monitor has given the terminal back: what was told meanwhile may be shown."""
+    log: Callable[[str], None]
+    """Receives a line for each step."""
+    on_terminal_released: Callable[[], None] = lambda: None
+    """Called when the monitor has ended: lines that were logged meanwhile may be shown."""
     puts: dict[str, LoadResult] = field(factory=dict)
     """By act: before, during and after the slave's absence."""
     checks: list[Check] = field(factory=list)
@@ -128,43 +129,43 @@ class Story:
 
     def check(self, name: str, held: bool, seen: str) -> None:
         self.checks.append(Check(name, held, seen))
-        self.tell(f"{'ok' if held else 'FAILED'}: {name}: {seen}")
+        self.log(f"{'ok' if held else 'FAILED'}: {name}: {seen}")
 
     @property
     def all_held(self) -> bool:
-        """There were checks, and each of them held."""
+        """Whether there were checks, and each of them held."""
         return bool(self.checks) and all(check.held for check in self.checks)
 
     @property
     def statuses(self) -> Counter[str]:
-        """Puts by status, all acts together, as those who sent them counted."""
+        """Puts of all acts by status, as counted by their senders."""
         total: Counter[str] = Counter()
         for result in self.puts.values():
             total.update(result.statuses)
         return total
 
 
-async def tell_story(plan: Plan, story: Story) -> None:
-    """Run the demo; what it found is in `story`. Raises TriohaError where it cannot go on.
+async def run_demo(plan: Plan, demo_run: DemoRun) -> None:
+    """Run the demo and put its results into `demo_run`. Raises TriohaError where it cannot go on.
 
-    Cancellation stops every process before it goes through.
+    Cancellation stops every process first.
     """
     with ParentDeathPipe() as death_pipe:
-        master, slave = await _replicate(plan, story, death_pipe)
-        await _verify(plan, story, death_pipe, max_offset=master.max_offset)
-        await _replay(plan, story, death_pipe, master=master, slave=slave)
+        master, slave = await _replicate(plan, demo_run, death_pipe)
+        await _verify(plan, demo_run, death_pipe, max_offset=master.max_offset)
+        await _replay(plan, demo_run, death_pipe, master=master, slave=slave)
 
 
 @frozen
 class _Node:
-    """A node process that serves."""
+    """A running node process."""
 
     name: str
     process: trio.Process
     listen: Address
     ha: str
     max_offset: int
-    """Where its log ended when it began to serve."""
+    """End of its log at its start."""
     session: Path
 
 
@@ -174,9 +175,9 @@ def _store(plan: Plan, name: str) -> Path:
 
 @asynccontextmanager
 async def _node(
-    plan: Plan, story: Story, death_pipe: ParentDeathPipe, name: str, **settings: str
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, name: str, **settings: str
 ) -> AsyncIterator[_Node]:
-    """Start a node and wait until it serves; leaving stops it."""
+    """Start a node and wait until it is ready; leaving the context stops it."""
     conf, log = plan.folder / f"{name}.conf", plan.folder / f"{name}.log"
     document = PropertiesDocument.parse(b"")
     places = {
@@ -192,19 +193,19 @@ async def _node(
         )
     try:
         assert process.stdout is not None, "asked for as a pipe"
-        said = _ready_pairs(await _first_line(process.stdout))
-        if said is None:
+        ready = _ready_pairs(await _first_line(process.stdout))
+        if ready is None:
             raise TriohaError(f"the {name} did not start; its log ends:\n{_log_tail(log)}")
         node = _Node(
             name=name,
             process=process,
-            listen=parse_address(said["listen"]),
-            ha=said["ha"],
-            max_offset=int(said["max_offset"]),
-            session=Path(said["session"]),
+            listen=parse_address(ready["listen"]),
+            ha=ready["ha"],
+            max_offset=int(ready["max_offset"]),
+            session=Path(ready["session"]),
         )
-        story.sessions.append(node.session)
-        story.tell(f"{name} serves on {node.listen}, max offset {node.max_offset:,}")
+        demo_run.sessions.append(node.session)
+        demo_run.log(f"{name} serves on {node.listen}, max offset {node.max_offset:,}")
         yield node
     finally:
         await stop(process)
@@ -215,7 +216,7 @@ def _log_tail(log: Path) -> str:
 
 
 async def _first_line(stream: trio.abc.ReceiveStream) -> str:
-    """The first line, or what there is of it at the end of the stream or after `START_TIMEOUT_S`."""
+    """The first line, cut at the end of the stream or after `START_TIMEOUT_S`."""
     line = b""
     with trio.move_on_after(START_TIMEOUT_S):
         while b"\n" not in line and len(line) < READY_LINE_BYTES_MAX:
@@ -234,21 +235,21 @@ def _ready_pairs(line: str) -> Mapping[str, str] | None:
 
 
 async def _replicate(
-    plan: Plan, story: Story, death_pipe: ParentDeathPipe
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe
 ) -> tuple[BrokerStatus, BrokerStatus]:
-    """Acts 1 to 5; what master and slave said at the end."""
+    """Steps 1 to 5; the last status of master and slave."""
     async with (
-        _node(plan, story, death_pipe, "master", **MASTER_SETTINGS) as master,
+        _node(plan, demo_run, death_pipe, "master", **MASTER_SETTINGS) as master,
         AsyncExitStack() as slaves,
     ):
         settings = SLAVE_SETTINGS | {"haMasterAddress": master.ha}
         slave = await slaves.enter_async_context(
-            _node(plan, story, death_pipe, "slave", **settings, listenPort="0")
+            _node(plan, demo_run, death_pipe, "slave", **settings, listenPort="0")
         )
-        async with _monitor(plan, story, death_pipe, master, slave):
+        async with _monitor(plan, demo_run, death_pipe, master, slave):
             await _caught_up(master, slave)
             first, second = plan.count // 4, plan.count // 2
-            await _put(plan, story, master, BEFORE, first)
+            await _put(plan, demo_run, master, BEFORE, first)
 
             load = _load(master, count=second, seconds=plan.pace.broken_s)
             async with trio.open_nursery() as sending:
@@ -256,35 +257,35 @@ async def _replicate(
                 await trio.sleep(plan.pace.broken_s / 8)
                 slave.process.kill()
                 await slave.process.wait()
-                story.tell("slave killed with SIGKILL")
+                demo_run.log("slave killed with SIGKILL")
                 await trio.sleep(plan.pace.away_s)
-                # Where it was before, so that whoever watches it finds it again.
+                # On its old port, so that the monitor finds it again.
                 slave = await slaves.enter_async_context(
-                    _node(plan, story, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
+                    _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
                 )
-            judge_puts(story, DURING, load.result())
+            judge_puts(demo_run, DURING, load.result())
             status, _ = await _caught_up(master, slave)
-            story.check(
+            demo_run.check(
                 "the slave resumed where it was and caught up",
                 held=0 < slave.max_offset <= status.max_offset,
                 seen=f"from offset {slave.max_offset:,} to the master's {status.max_offset:,}",
             )
-            await _put(plan, story, master, AFTER, plan.count - first - second)
+            await _put(plan, demo_run, master, AFTER, plan.count - first - second)
         live = await _caught_up(master, slave)
         statuses = {status: count for status, count in live[0].put_statuses.items() if count}
-        story.check(
+        demo_run.check(
             "the master counted the puts as their senders did",
-            held=statuses == dict(story.statuses),
+            held=statuses == dict(demo_run.statuses),
             seen=_counts(statuses),
         )
-        await _stop(story, slave, master)
+        await _stop(demo_run, slave, master)
         return live
 
 
-async def _put(plan: Plan, story: Story, master: _Node, act: str, count: int) -> None:
+async def _put(plan: Plan, demo_run: DemoRun, master: _Node, act: str, count: int) -> None:
     load = _load(master, count=count, seconds=plan.pace.whole_s)
     await load.run()
-    judge_puts(story, act, load.result())
+    judge_puts(demo_run, act, load.result())
 
 
 def _load(master: _Node, *, count: int, seconds: float | None) -> Load:
@@ -302,18 +303,18 @@ def _load(master: _Node, *, count: int, seconds: float | None) -> Load:
     )
 
 
-def judge_puts(story: Story, act: str, result: LoadResult) -> None:
-    """Judge the puts of one act."""
-    story.puts[act] = result
+def judge_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
+    """Check the puts of one act."""
+    demo_run.puts[act] = result
     statuses = result.statuses
     if act == DURING:
-        story.check(
+        demo_run.check(
             "while the slave was away, the master said so",
             held=result.complete and set(statuses) <= HONEST_WITHOUT_SLAVE and set(statuses) != {PUT_OK},
             seen=_counts(statuses),
         )
     else:
-        story.check(f"every put {act} that was PUT_OK", held=result.all_ok, seen=_counts(statuses))
+        demo_run.check(f"every put {act} that was PUT_OK", held=result.all_ok, seen=_counts(statuses))
 
 
 def _counts(statuses: Mapping[str, int]) -> str:
@@ -326,7 +327,7 @@ async def _status(node: _Node) -> BrokerStatus:
 
 
 async def _caught_up(master: _Node, slave: _Node) -> tuple[BrokerStatus, BrokerStatus]:
-    """Wait until the slave has all that the master has, and the master knows it; what they say then."""
+    """The status of both when the slave has the whole log and the master its ack."""
     seen = "nothing"
     with trio.move_on_after(CATCH_UP_TIMEOUT_S):
         while True:
@@ -343,10 +344,10 @@ async def _caught_up(master: _Node, slave: _Node) -> tuple[BrokerStatus, BrokerS
     raise TriohaError(f"the slave did not catch up within {CATCH_UP_TIMEOUT_S:g} s: {seen}")
 
 
-async def _stop(story: Story, *nodes: _Node) -> None:
+async def _stop(demo_run: DemoRun, *nodes: _Node) -> None:
     start_s = trio.current_time()
     codes = [await stop(node.process) for node in nodes]
-    story.check(
+    demo_run.check(
         "both nodes stopped cleanly on SIGTERM",
         held=not any(codes),
         seen=f"exit codes {codes} within {trio.current_time() - start_s:.1f} s",
@@ -355,9 +356,9 @@ async def _stop(story: Story, *nodes: _Node) -> None:
 
 @asynccontextmanager
 async def _monitor(
-    plan: Plan, story: Story, death_pipe: ParentDeathPipe, *nodes: _Node
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, *nodes: _Node
 ) -> AsyncIterator[None]:
-    """With `watch`: the monitor on this terminal meanwhile, and until it is quit."""
+    """With `watch`, run the monitor on this terminal until it is quit."""
     if not plan.watch:
         yield
         return
@@ -367,7 +368,7 @@ async def _monitor(
 
     async def until_quit() -> None:
         await process.wait()
-        story.terminal_is_back()
+        demo_run.on_terminal_released()
 
     try:
         async with trio.open_nursery() as nursery:
@@ -377,15 +378,15 @@ async def _monitor(
         if process.poll() is None:
             await stop(process)
             termios.tcsetattr(sys.stdin, termios.TCSANOW, terminal)
-            # Back from the alternate screen, cursor shown, mouse and pasted text as they come.
+            # Leave the alternate screen, show the cursor, end mouse and bracketed paste modes.
             print("\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l", end="", file=sys.stderr)
-        story.terminal_is_back()
+        demo_run.on_terminal_released()
 
 
 async def _run_json(
     plan: Plan, death_pipe: ParentDeathPipe, command: str, *arguments: str | Path, timeout_s: float
 ) -> tuple[int, Any]:
-    """Run another command with `--json` to its end; its exit code and what it printed."""
+    """Run another command with `--json`; its exit code and its output."""
     log = plan.folder / f"{command}.log"
     with log.open("ab") as stderr:
         process = await death_pipe.start(
@@ -414,13 +415,13 @@ async def _run_json(
         raise TriohaError(f"trioha {command} ended with exit code {code}:\n{_log_tail(log)}") from None
 
 
-async def _verify(plan: Plan, story: Story, death_pipe: ParentDeathPipe, *, max_offset: int) -> None:
+async def _verify(plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, *, max_offset: int) -> None:
     code, report = await _run_json(
         plan, death_pipe, "verify", _store(plan, "master"), "--against", _store(plan, "slave"),
         timeout_s=VERIFY_TIMEOUT_S,
     )  # fmt: skip
     records = {store["records"] for store in report["stores"]}
-    story.check(
+    demo_run.check(
         "both commit logs are whole and byte-identical",
         held=code == 0 and report["ok"] and report["compared"] == [0, max_offset] and len(records) == 1,
         seen="; ".join(report["problems"])
@@ -429,24 +430,24 @@ async def _verify(plan: Plan, story: Story, death_pipe: ParentDeathPipe, *, max_
 
 
 async def _replay(
-    plan: Plan, story: Story, death_pipe: ParentDeathPipe, *, master: BrokerStatus, slave: BrokerStatus
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, *, master: BrokerStatus, slave: BrokerStatus
 ) -> None:
-    story.tell("replaying the recorded sessions on Spark")
+    demo_run.log("replaying the recorded sessions on Spark")
     code, replayed = await _run_json(
-        plan, death_pipe, "replay", *story.sessions, "--report", plan.report, timeout_s=REPLAY_TIMEOUT_S
+        plan, death_pipe, "replay", *demo_run.sessions, "--report", plan.report, timeout_s=REPLAY_TIMEOUT_S
     )
     if code != 0:
         raise TriohaError(f"trioha replay ended with exit code {code}")
-    judge_replay(story, replayed, master=master, slave=slave)
+    judge_replay(demo_run, replayed, master=master, slave=slave)
 
 
 def judge_replay(
-    story: Story, replayed: Mapping[str, Any], *, master: BrokerStatus, slave: BrokerStatus
+    demo_run: DemoRun, replayed: Mapping[str, Any], *, master: BrokerStatus, slave: BrokerStatus
 ) -> None:
-    """Hold what `trioha replay --json` found against what the nodes said before they stopped."""
+    """Compare the result of `trioha replay --json` with the last status of the nodes."""
     sessions = {row["session"]: row for row in replayed["sessions"]}
-    # The killed slave said nothing at its end, and its session ends with the last block it wrote.
-    of_master, of_slave = story.sessions[0].name, story.sessions[-1].name
+    # The session of the killed slave ends with the last block that it wrote.
+    of_master, of_slave = demo_run.sessions[0].name, demo_run.sessions[-1].name
     sent = _last_connection(replayed, of_master)
     received = _last_connection(replayed, of_slave)
     live_sent = [(one.connection_id, one.sent_offset, one.ack_offset) for one in master.connections]
@@ -466,21 +467,21 @@ def judge_replay(
         )
         if live != again
     ]
-    story.check(
+    demo_run.check(
         "the replayed offsets are those that the nodes reported live",
         held=not differences,
         seen="; ".join(differences)
         or f"sent, acknowledged, received and reported up to {master.max_offset:,}",
     )
     waits = {row["status"]: row["count"] for row in replayed["waits"] if row["session"] == of_master}
-    story.check(
+    demo_run.check(
         "the replayed group commits are the puts that were sent",
-        held=waits == dict(story.statuses),
+        held=waits == dict(demo_run.statuses),
         seen=_counts(waits),
     )
     events = sum(row["events"] for row in sessions.values())
     missing = sum(row["dropped"] + row["lost"] for row in sessions.values())
-    story.check(
+    demo_run.check(
         "no recording dropped or lost an event",
         held=missing == 0,
         seen=f"{events:,} events in {len(sessions)} sessions, {missing:,} of them missing",

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
-from trioha.cli.demo_story import AFTER, BEFORE, DURING, Story, judge_puts, judge_replay
+from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, judge_puts, judge_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
 
@@ -44,15 +44,15 @@ def load_result(complete: bool = True, **statuses: int) -> LoadResult:
 )
 def test_puts_are_judged_by_what_the_slave_can_have_had(act: str, result: LoadResult, held: bool) -> None:
     said: list[str] = []
-    story = Story(tell=said.append)
-    judge_puts(story, act, result)
-    assert [check.held for check in story.checks] == [held]
-    assert story.all_held is held
+    demo_run = DemoRun(log=said.append)
+    judge_puts(demo_run, act, result)
+    assert [check.held for check in demo_run.checks] == [held]
+    assert demo_run.all_held is held
     assert said[0].startswith("ok: " if held else "FAILED: ")
 
 
 def test_a_story_without_checks_has_not_held() -> None:
-    assert not Story(tell=print).all_held
+    assert not DemoRun(log=print).all_held
 
 
 MASTER = BrokerStatus(
@@ -115,13 +115,13 @@ REPLAYED = {
 
 def judged(replayed: dict[str, Any]) -> list[bool]:
     """Offsets, group commits, completeness: which of them held."""
-    story = Story(
-        tell=lambda text: None,
+    demo_run = DemoRun(
+        log=lambda text: None,
         puts={BEFORE: load_result(PUT_OK=5), DURING: load_result(PUT_OK=2, SLAVE_NOT_AVAILABLE=2)},
         sessions=[Path("x/m"), Path("x/s1"), Path("x/s2")],
     )
-    judge_replay(story, replayed, master=MASTER, slave=SLAVE)
-    return [check.held for check in story.checks]
+    judge_replay(demo_run, replayed, master=MASTER, slave=SLAVE)
+    return [check.held for check in demo_run.checks]
 
 
 def test_a_replay_that_says_what_the_nodes_said_holds() -> None:
