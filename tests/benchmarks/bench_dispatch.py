@@ -18,11 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from trioha.store.commit_log import CommitLog, Message
+from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch import Dispatcher
 from trioha.store.index_service import IndexService
 from trioha.store.message_properties import encode_properties
+from trioha.store.messages import Message
 from trioha.store.record import Host
 
 FILE_BYTES = 256 << 20

@@ -29,7 +29,8 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.recording.events import NoSink
-from trioha.store.commit_log import CommitLog, Message
+from trioha.store.commit_log import CommitLog
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 

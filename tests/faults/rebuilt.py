@@ -23,7 +23,8 @@ from trioha.store.consume_queues import (
     ConsumeQueueSettings,
     Queue,
 )
-from trioha.store.dispatch import Dispatcher, DispatchSettings
+from trioha.store.dispatch import Dispatcher
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from trioha.store.index_file import IndexFile, IndexShape
 from trioha.store.index_service import FOLDER as INDEX_FOLDER

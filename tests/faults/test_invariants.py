@@ -18,9 +18,9 @@ from tests.faults.producer import Promise
 from tests.faults.runner import Report
 from tests.recording.sessions import Event, write_session
 from trioha.recording.events import CloseReason, Kind, PutStatus
-from trioha.store.commit_log import Message
 from trioha.store.message_properties import encode_properties
 from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.messages import Message
 from trioha.store.record import Host
 
 FILE_BYTES = 4096

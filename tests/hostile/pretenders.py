@@ -34,7 +34,7 @@ from trioha.remoting.send_message import (
 )
 from trioha.remoting.status_reader import StatusReader
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import Message
+from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.recovery import open_commit_log
 from trioha_monitor.cluster import Cluster, Sample

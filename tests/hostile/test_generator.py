@@ -14,7 +14,7 @@ from tests.hostile.transferring import Place
 from tests.store.support import open_log
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codec import FrameDecoder
-from trioha.store.commit_log import Message
+from trioha.store.messages import Message
 
 FRAMES = 6000
 

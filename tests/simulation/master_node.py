@@ -24,7 +24,7 @@ from trioha.ha.group_commit import GroupCommit
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import CloseReason, Kind
-from trioha.store.commit_log import Message
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 
 SAME_MOMENT_S = 1e-6

@@ -24,8 +24,8 @@ from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.store.allocate import allocate_ahead
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import DispatchService
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
@@ -253,9 +253,9 @@ class Node(ABC):
         elif self.rng.random() < 0.5:
             self._tear_append(log)
         # What the kernel does for a process that is gone; the files are not flushed.
-        for file in (*log.files, *((log._offered,) if log._offered else ())):
+        for file in (*log.files, *((ahead,) if (ahead := log._files.preallocated) else ())):
             file.close()
-        for sync in log._syncs:
+        for sync in log._files.unsynced:
             sync.close()
         for sync in store._queue_sync or ():
             sync.close()

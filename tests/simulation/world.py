@@ -26,7 +26,7 @@ from tests.simulation.plan import LINK_FAULTS, Fault, Plan, plan_of
 from tests.simulation.slave_node import ReportCheck, SlaveNode
 from tests.simulation.trace import Trace
 from trioha.net.descriptors import raise_descriptor_limit
-from trioha.store.commit_log import Message
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 
 CHECK_INTERVAL_S = 0.5

@@ -11,7 +11,8 @@ from tests.descriptors import close_after_test
 from tests.store.support import OPEN_QUEUE_FILES_MAX, VECTORS, expected
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
-from trioha.store.dispatch import Dispatcher, DispatchSettings
+from trioha.store.dispatch import Dispatcher
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from tests.descriptors import close_after_test, release_after_test
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import CommitLog, Message
+from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.recovery import Recovered, open_commit_log
 

@@ -9,7 +9,7 @@ from tests.descriptors import resources_closed
 from tests.store.support import HOST
 from trioha.numbers import I32, I64
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore, StoreSettings
@@ -23,7 +23,7 @@ from trioha.store.record_layout import (
     body_crc,
 )
 from trioha.store.replica import ReplicaAppender
-from trioha.store.tags import SCHEDULE_TOPIC
+from trioha.store.topics import SCHEDULE_TOPIC
 
 HOST_V6 = Host.parse("::1", 1)
 

@@ -10,8 +10,8 @@ from tests.descriptors import close_after_test, open_descriptors
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import mapped_file
-from trioha.store.inner import MultiDispatch
 from trioha.store.mapped_file import MappedFile
+from trioha.store.message_offsets import MultiDispatch
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Blank, Host, Record, decode_record, encode_record
 

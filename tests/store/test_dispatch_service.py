@@ -10,8 +10,8 @@ from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store import message_store
 from trioha.store.consume_queues import ConsumeQueues
-from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import GATHER_S, RECHECK_S, TELL_INTERVAL_S, DispatchService
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.put_status import PutStatus
 from trioha.store.queue_manifest import load_queue_manifest
 

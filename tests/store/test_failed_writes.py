@@ -20,7 +20,7 @@ from trioha.errors import StoreError
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 
 CALLS = (

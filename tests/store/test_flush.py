@@ -162,7 +162,7 @@ async def test_a_log_that_cannot_be_set_aside_stays_as_it_was(store, autojump_cl
     def refuse(directory):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("trioha.store.commit_log.sync_directory", refuse)
+    monkeypatch.setattr("trioha.store.log_files.sync_directory", refuse)
     with pytest.raises(OSError, match="Too many"):
         log.archive(log.directory.with_name("aside"))
     assert (log_bytes(log), sorted(path.name for path in log.directory.iterdir())) == (before, files)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.descriptors import resources_closed
 from tests.store.support import log_bytes, message, open_log
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import CommitLog, Message
+from trioha.store.commit_log import CommitLog
+from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.recovery import SECTOR_BYTES
 

@@ -15,7 +15,7 @@ from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.store.dispatching import RECORDED_INDEX, RECORDED_QUEUES, batch_topics
 from tests.store.support import FILE_BYTES, VECTORS, copy_store, open_store
 from trioha.store.batch_consume_queue import BatchConsumeQueue
-from trioha.store.dispatch import DispatchSettings
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.message_store import MessageStore
 
 Bounds = tuple[int, int, int]

@@ -12,7 +12,8 @@ from attrs import define, field, frozen
 from trioha.broker.stats import RateWindows
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
-from trioha.store.commit_log import AppendResult, CommitLog, Message
+from trioha.store.commit_log import CommitLog
+from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
 
 _PUT = int(Kind.PUT)

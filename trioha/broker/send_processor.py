@@ -21,11 +21,12 @@ from trioha.remoting.send_message import (
     send_response,
 )
 from trioha.remoting.serving import Peer
-from trioha.store.commit_log import Message
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
+from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
-from trioha.store.tags import SCHEDULE_TOPIC, DelayLevels
+from trioha.store.tags import DelayLevels
+from trioha.store.topics import SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."

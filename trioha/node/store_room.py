@@ -16,11 +16,11 @@ from trioha.net.threads import run_in_thread
 from trioha.recording.events import EventSink, Kind
 from trioha.store.allocate import allocate_ahead
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.dispatch import DispatchSettings
 from trioha.store.dispatch_service import DispatchService
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
-from trioha.store.inner import MultiDispatch
+from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.retention import Retention, RetentionSettings

@@ -21,6 +21,7 @@ from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.file_cache import OPEN_FILES_MAX, FileCache
 from trioha.store.syncing import SyncWork
+from trioha.store.topics import topic_fault
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +29,6 @@ CONSUME_QUEUE_FOLDER = "consumequeue"
 BATCH_CONSUME_QUEUE_FOLDER = "batchconsumequeue"
 QUEUES_MAX = 100_000
 """Queues that puts may make: a flood of made-up topics must not fill memory, and the disk with folders."""
-TOPIC_BYTES_MAX = 255
 QUEUE_ID_MAX = 0x7FFFFFFF
 _NEAR_END_QUEUES = 8
 
@@ -54,19 +54,6 @@ class ConsumeQueueSettings:
 
 def _never(_topic: str) -> bool:
     return False
-
-
-def topic_fault(topic: str) -> str:
-    """Why `topic` cannot name a folder; empty if it can."""
-    if not topic or topic in {".", ".."} or "/" in topic or "\0" in topic:
-        return f"topic {topic!r} cannot name a folder"
-    try:
-        data = topic.encode()
-    except UnicodeEncodeError:
-        return f"topic {topic!r} is no text"
-    if len(data) > TOPIC_BYTES_MAX:
-        return f"topic of {len(topic)} characters is longer than {TOPIC_BYTES_MAX} bytes"
-    return ""
 
 
 class ConsumeQueues:

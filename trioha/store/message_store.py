@@ -23,7 +23,8 @@ from trioha.net.border import is_shortage
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
-from trioha.store.dispatch import Dispatcher, DispatchSettings, start_position
+from trioha.store.dispatch import Dispatcher, start_position
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import AbortFile, StoreLock

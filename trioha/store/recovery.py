@@ -28,7 +28,8 @@ from attrs import evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import CommitLog, list_files
+from trioha.store.commit_log import CommitLog
+from trioha.store.log_files import list_files
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Host
 from trioha.store.record_layout import (

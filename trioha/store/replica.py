@@ -12,12 +12,8 @@ default: a replica whose own is smaller does not refuse its master's records.
 
 from __future__ import annotations
 
-from trioha.store.commit_log import (
-    MESSAGE_BYTES_MAX_DEFAULT,
-    NO_BYTES,
-    RECORD_OVERHEAD_BYTES_MAX,
-    CommitLog,
-)
+from trioha.store.commit_log import NO_BYTES, CommitLog
+from trioha.store.put_limits import MESSAGE_BYTES_MAX_DEFAULT, RECORD_OVERHEAD_BYTES_MAX
 from trioha.store.record import RecordError
 from trioha.store.record_layout import (
     BLANK,

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from trioha.errors import ConfigError
 from trioha.numbers import I32, I64, parse_int
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 _MASK_32 = 0xFFFFFFFF

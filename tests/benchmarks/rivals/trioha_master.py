@@ -26,10 +26,11 @@ from trioha.net.busy_poll import has_cores_to_spare
 from trioha.node.logs import configure_logs
 from trioha.recording.events import NoSink
 from trioha.store.allocate import allocate_ahead
-from trioha.store.commit_log import CommitLog, Message
+from trioha.store.commit_log import CommitLog
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 from trioha.watermark import Watermark

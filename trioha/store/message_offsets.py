@@ -1,12 +1,12 @@
-"""What the log itself writes into properties: offsets of inner batches, and of further queues.
+"""Queue offsets of a message, as far as the log writes them into its properties.
 
 | property (spec store 2.7, 2.10) | given when | value |
 |---|---|---|
 | `INNER_BASE` | sysFlag says INNER_BATCH | queue offset of the first of the `INNER_NUM` messages |
 | `INNER_MULTI_QUEUE_OFFSET` | `INNER_MULTI_DISPATCH` names queues | their next offsets, in that order |
 
-Where they are given, a producer's own idea of them is dropped. They stand in front: readers of properties do
-not mind, and the dispatcher finds `INNER_MULTI_DISPATCH` behind a separator.
+A producer's own values of the two are dropped. The log's stand in front: readers of properties do not mind,
+and the dispatcher finds `INNER_MULTI_DISPATCH` after a separator.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from trioha.store.message_properties import encode_properties, parse_properties
-from trioha.store.tags import SCHEDULE_TOPIC
+from trioha.store.topics import LMQ_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 INNER_BATCH = 0x80
 """Bit of sysFlag."""
-LMQ_PREFIX = "%LMQ%"
-_NOT_DISPATCHED_PREFIXES = ("%RETRY%", "rmq_sys_")
+_NOT_DISPATCHED_PREFIXES = (RETRY_TOPIC_PREFIX, "rmq_sys_")
 
 QueueKey = tuple[str, int]
 """Topic and queue."""
@@ -30,26 +29,27 @@ QueueKey = tuple[str, int]
 
 @frozen
 class MultiDispatch:
-    """Which messages enter further queues."""
+    """Which messages enter other queues beside their own."""
 
     enabled: bool = False
     """enableMultiDispatch or enableLmq: those whose INNER_MULTI_DISPATCH names some."""
     light_queues: bool = False
-    """enableLmq: a name that starts with `%LMQ%` stands for its queue 0; others for the message's queue."""
+    """enableLmq: a name that starts with `%LMQ%` means its queue 0; others mean the message's queue id."""
 
 
 @frozen
-class Inner:
-    """What the log gives to a message."""
+class MessageOffsets:
+    """The queue offsets that a message takes."""
 
     properties: bytes
+    """The message's properties with its offsets."""
     messages: int
-    """How many queue offsets of its own queue it takes."""
-    further: tuple[QueueKey, ...]
-    """Further queues that it takes one offset of, each."""
+    """How many offsets of its own queue it takes."""
+    other_queues: tuple[QueueKey, ...]
+    """Other queues that it takes one offset of, each."""
 
 
-def give_offsets(
+def assign_offsets(
     properties: bytes,
     *,
     topic: str,
@@ -57,8 +57,8 @@ def give_offsets(
     sys_flag: int,
     queue_offsets: Mapping[QueueKey, int],
     multi: MultiDispatch,
-) -> Inner | None:
-    """The message's properties with its offsets; None if it is illegal: INNER_NUM is no number, or alone."""
+) -> MessageOffsets | None:
+    """The message's offsets; None if it is illegal: INNER_NUM is not a number, or without INNER_BATCH."""
     parsed = parse_properties(properties)
     is_batch = bool(sys_flag & INNER_BATCH)
     messages = 1
@@ -67,10 +67,10 @@ def give_offsets(
         if not is_batch or not (number.isascii() and number.isdecimal()) or not 0 < int(number) < 2**31:
             return None
         messages = int(number)
-    given = {}
+    assigned = {}
     if is_batch:
-        given["INNER_BASE"] = str(queue_offsets.get((topic, queue_id), 0))
-    further: list[QueueKey] = []
+        assigned["INNER_BASE"] = str(queue_offsets.get((topic, queue_id), 0))
+    other_queues: list[QueueKey] = []
     if (
         multi.enabled
         and "INNER_MULTI_DISPATCH" in parsed
@@ -83,13 +83,13 @@ def give_offsets(
             key = (name, 0 if multi.light_queues and name.startswith(LMQ_PREFIX) else queue_id)
             next_offsets.append(str(queue_offsets.get(key, 0) + seen[key]))
             seen[key] += 1
-            further.append(key)
-        given["INNER_MULTI_QUEUE_OFFSET"] = ",".join(next_offsets)
-    if not (given or multi.enabled):
-        return Inner(properties, messages, ())
+            other_queues.append(key)
+        assigned["INNER_MULTI_QUEUE_OFFSET"] = ",".join(next_offsets)
+    if not (assigned or multi.enabled):
+        return MessageOffsets(properties, messages, ())
     kept = {
         name: value
         for name, value in parsed.items()
         if name not in {"INNER_BASE", "INNER_MULTI_QUEUE_OFFSET"}
     }
-    return Inner(encode_properties(given | kept), messages, tuple(further))
+    return MessageOffsets(encode_properties(assigned | kept), messages, tuple(other_queues))

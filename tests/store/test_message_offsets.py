@@ -3,9 +3,9 @@
 import pytest
 
 from tests.store.support import STORES, copy_store, message, open_log
-from trioha.store.commit_log import Message
-from trioha.store.inner import INNER_BATCH, MultiDispatch
+from trioha.store.message_offsets import INNER_BATCH, MultiDispatch
 from trioha.store.message_properties import encode_properties, parse_properties
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, decode_record
 from trioha.store.record_layout import BORN_HOST_V6, STORE_HOST_V6

@@ -1,0 +1,61 @@
+"""Messages on their way into the log, and the result of storing one."""
+
+from __future__ import annotations
+
+from attrs import define
+
+from trioha.store.put_status import PutStatus
+from trioha.store.record import Host, offset_message_id
+
+NO_HOST = Host.parse("127.0.0.1", 0)
+"""Born host of a message that came from no socket."""
+
+
+@define
+class Message:
+    """What a producer wants stored: a record without the fields that only the log can assign.
+
+    Not frozen, since attrs makes frozen classes slower; the code treats it as frozen.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes = b""
+    """As stored, see `store.message_properties`."""
+    flag: int = 0
+    sys_flag: int = 0
+    """Without the two host bits: the log sets them from the hosts."""
+    born_timestamp_ms: int = 0
+    born_host: Host = NO_HOST
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+@define
+class AppendResult:
+    """Result of an append. The offsets mean something only if `status` is PUT_OK.
+
+    Not frozen, as `Message`.
+    """
+
+    status: PutStatus
+    physical_offset: int = -1
+    size: int = 0
+    """Bytes of the record."""
+    queue_offset: int = -1
+    store_timestamp_ms: int = 0
+    store_host_packed: bytes = b""
+    """The host that the record names."""
+    reason: str = ""
+    """Why it was refused, one clause."""
+
+    @property
+    def message_id(self) -> str:
+        """The offset msgId; empty for a message that was not stored."""
+        return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of the first byte after the record: what flush and replicas must reach."""
+        return self.physical_offset + self.size
