@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from trioha_analysis.whatif.answer import Answer, Prediction, join
+from trioha_analysis.whatif.answer import Answer, Prediction, combine_repeats
 from trioha_analysis.whatif.figures import Figures, figures
 from trioha_analysis.whatif.model import Model, check, play
 from trioha_analysis.whatif.scenario import Point, Scenario
@@ -31,11 +31,11 @@ def predict(
     spark: SparkSession | None = None,
     watch: Watch | None = None,
 ) -> Answer:
-    """Play `points`, and the settings as recorded, `repeats` times each on Spark.
+    """Simulate `points` and the settings as recorded, `repeats` times each, on Spark.
 
-    Uses `spark` if given, else the session that runs in this process, else one of its own on `master`.
-    `watch` is told how far it is. Raises ModelError for a point that the recording says too little for,
-    JavaError or SparkError if Spark cannot be started.
+    Uses `spark` if given, else the active session of this process, else a new one on `master`. `watch`
+    receives the progress. Raises ModelError for a point that the recording has too little data for, JavaError
+    or SparkError if Spark does not start.
     """
     for point in points:
         check(model, point.scenario)
@@ -45,7 +45,9 @@ def predict(
             found = _run(own, model, every, repeats, watch)
     else:
         found = _run(spark, model, every, repeats, watch)
-    joined = [join([found[index, repeat] for repeat in range(repeats)]) for index in range(len(every))]
+    joined = [
+        combine_repeats([found[index, repeat] for repeat in range(repeats)]) for index in range(len(every))
+    ]
     return Answer(
         model,
         joined[0],
@@ -58,11 +60,11 @@ def _run(
     spark: SparkSession, model: Model, points: Sequence[Point], repeats: int, watch: Watch | None
 ) -> dict[tuple[int, int], Figures]:
     count = len(points) * repeats
-    # What a task needs is small: the model's times and at most some ten thousand puts of each stretch.
+    # Small: the model's times and at most 20,000 puts of each stretch.
     work = partial(_play_batches, model, [point.scenario for point in points], repeats)
     with this_python(), watched(spark.sparkContext, watch):
         rows = spark.range(0, count, 1, count).mapInArrow(work, PLAYED_SCHEMA).collect()
-    # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
+    # Pickled by a worker of the same job.
     return {(row["point"], row["repeat"]): pickle.loads(row["figures"]) for row in rows}  # noqa: S301
 
 

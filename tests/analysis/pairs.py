@@ -1,4 +1,4 @@
-"""Sessions of a master and a slave, made by hand: who puts, and how long each step takes, is known."""
+"""Sessions of a master and a slave with known producers and step times."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONN = 1
 
 
 def closed_loop(writers: int, *, rounds: int, seed: int = 1) -> list[Event]:
-    """`writers` that put together, wait together for one slave, which takes 0.3 to 3 ms, and think 0.5 ms."""
+    """`writers` put at once, wait for one slave, which takes 0.3 to 3 ms, and think for 0.5 ms."""
     chance = random.Random(seed)
     return _rounds(rounds, writers, chance, lambda ended_ns: ended_ns + THINK_NS)
 
 
 def open_loop(*, every_ns: int, rounds: int, seed: int = 1) -> list[Event]:
-    """A put every `every_ns`, however long the slave takes (less than that)."""
+    """A put every `every_ns`, which is longer than the slave takes."""
     chance = random.Random(seed)
     begins = iter(range(every_ns, every_ns * (rounds + 2), every_ns))
     return _rounds(rounds, 1, chance, lambda _: next(begins))

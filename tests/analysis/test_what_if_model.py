@@ -1,4 +1,4 @@
-"""What a recording teaches the model, without Spark."""
+"""Calibration of the what-if model from recordings."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def model_at(path: Path, producers: Producers = Producers.AUTO) -> Model:
 
 
 @pytest.mark.parametrize("writers", [1, 12])
-def test_closed_loop_is_found_with_its_writers_and_their_think_time(writers: int, tmp_path: Path) -> None:
-    found = model_at(write_pair(tmp_path / "session", closed_loop(writers, rounds=150))).producing
+def test_closed_loop_is_detected_with_its_writers_and_their_think_time(writers: int, tmp_path: Path) -> None:
+    found = model_at(write_pair(tmp_path / "session", closed_loop(writers, rounds=150))).producer_model
     assert (found.kind, found.writers) == (Producers.CLOSED, writers)
-    assert found.slope > 0.8
+    assert found.delay_slope > 0.8
     # The first writer's put comes when the others' waits have ended, all have thought, and it was appended.
     assert found.think.median_s == pytest.approx((520 + 20 * writers) * 1e-6, rel=0.1)
 
 
-def test_open_loop_is_found_and_can_be_taken_for_a_closed_one(tmp_path: Path) -> None:
+def test_open_loop_is_detected_and_can_be_overridden(tmp_path: Path) -> None:
     path = write_pair(tmp_path / "session", open_loop(every_ns=5_000_000, rounds=500))
-    found = model_at(path).producing
+    found = model_at(path).producer_model
     assert found.kind is Producers.OPEN
     assert found.rate_per_s == pytest.approx(200, rel=0.01)
-    assert abs(found.slope) < 0.3
-    assert model_at(path, Producers.CLOSED).producing.kind is Producers.CLOSED
+    assert abs(found.delay_slope) < 0.3
+    assert model_at(path, Producers.CLOSED).producer_model.kind is Producers.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_open_loop_is_found_and_can_be_taken_for_a_closed_one(tmp_path: Path) ->
     ],
     ids=["one writer", "eight writers", "open loop"],
 )
-def test_unchanged_settings_give_the_recording_again(events: list[Event], tmp_path: Path) -> None:
+def test_unchanged_settings_reproduce_the_recording(events: list[Event], tmp_path: Path) -> None:
     model = model_at(write_pair(tmp_path / "session", events))
     found = figures([play(model, model.scenario, repeat=repeat) for repeat in range(3)])
     recorded = model.recorded
@@ -71,10 +71,10 @@ def test_unchanged_settings_give_the_recording_again(events: list[Event], tmp_pa
     assert found.statuses == {"PUT_OK": 3 * recorded.puts}
 
 
-def test_rate_and_writers_change_how_puts_come(tmp_path: Path) -> None:
+def test_rate_and_writers_change_the_arrivals(tmp_path: Path) -> None:
     closed = model_at(write_pair(tmp_path / "closed", closed_loop(4, rounds=300)))
     outcome = play(closed, evolve(closed.scenario, writers=9), repeat=0)
-    assert outcome.waiting_max == 9
+    assert outcome.outstanding_max == 9
     assert outcome.end_offset[-1] == 1200 * RECORD_BYTES
     paced = figures([play(closed, evolve(closed.scenario, rate_per_s=100.0), repeat=0)])
     assert paced.puts_per_s == pytest.approx(100, rel=0.01)
@@ -83,7 +83,7 @@ def test_rate_and_writers_change_how_puts_come(tmp_path: Path) -> None:
     assert faster.puts_per_s == pytest.approx(400, rel=0.01)
 
 
-def test_recorded_settings_are_read_and_the_slaves_session_says_how_it_acks(tmp_path: Path) -> None:
+def test_settings_come_from_the_masters_session_and_the_ack_mode_from_the_slaves(tmp_path: Path) -> None:
     master = write_pair(tmp_path / "master", closed_loop(2, rounds=50))
     slave = write_session(tmp_path / "slave", slave_events(), role="SLAVE", broker_id=1)
     text = (slave / "session.json").read_text()
@@ -98,7 +98,7 @@ def test_recorded_settings_are_read_and_the_slaves_session_says_how_it_acks(tmp_
     assert scenario.ack_mode is AckMode.FLUSHED
 
 
-def test_syncs_are_those_of_the_node_that_somebody_waits_for(tmp_path: Path) -> None:
+def test_syncs_are_those_of_the_node_whose_syncs_are_waited_for(tmp_path: Path) -> None:
     write_pair(tmp_path / "master", closed_loop(2, rounds=200))
     syncs = [Event(at * 1000, Kind.FLUSHED, offset=at * RECORD_BYTES, aux=700_000) for at in range(1, 200)]
     asked = [Scenario(ack_mode=AckMode.FLUSHED)]
@@ -113,9 +113,9 @@ def test_syncs_are_those_of_the_node_that_somebody_waits_for(tmp_path: Path) -> 
     assert not remarks(both, asked)
 
 
-def test_frames_that_grow_while_something_else_is_slow_do_not_make_bytes_dear(tmp_path: Path) -> None:
+def test_large_frames_after_a_delay_do_not_raise_the_time_per_byte(tmp_path: Path) -> None:
     events = closed_loop(1, rounds=400)
-    # Every tenth round is slow and large: as if puts had piled up meanwhile.
+    # Every tenth round is slow and large, as if puts had accumulated.
     frames = [index for index, event in enumerate(events) if event.kind == Kind.TRANSFER]
     late_ns, slow = 0, {frame + 1 for frame in frames[::10]}
     grown = []
@@ -126,7 +126,7 @@ def test_frames_that_grow_while_something_else_is_slow_do_not_make_bytes_dear(tm
     assert model_at(write_pair(tmp_path / "session", grown)).costs.slave_per_byte_s <= 1 / 50e6
 
 
-def test_what_a_recording_does_not_show_cannot_be_asked(tmp_path: Path) -> None:
+def test_scenario_that_the_recording_has_no_data_for_is_refused(tmp_path: Path) -> None:
     events = open_loop(every_ns=5_000_000, rounds=100)
     alone = [event for event in events if event.kind not in {Kind.ACK, Kind.TRANSFER, Kind.FLUSHED}]
     model = model_at(write_pair(tmp_path / "alone", alone))
@@ -142,7 +142,7 @@ def test_what_a_recording_does_not_show_cannot_be_asked(tmp_path: Path) -> None:
         check(dry, evolve(dry.scenario, ack_mode=AckMode.FLUSHED))
     puts = [event for event in events if event.kind == Kind.PUT]
     async_only = write_pair(tmp_path / "async", puts, role="ASYNC_MASTER")
-    assert model_at(async_only).producing.kind is Producers.OPEN
+    assert model_at(async_only).producer_model.kind is Producers.OPEN
     with pytest.raises(ModelError, match="no put waited"):
         model_at(async_only, Producers.CLOSED)
     with pytest.raises(ModelError, match="nothing was put"):

@@ -41,7 +41,7 @@ from tests.interop.node import TriohaNode
 from trioha.config.model import AckMode
 from trioha.recording.reader import Session
 from trioha.recording.records import read_records
-from trioha_analysis.whatif.answer import join
+from trioha_analysis.whatif.answer import combine_repeats
 from trioha_analysis.whatif.figures import Figures, figures, outcome_of
 from trioha_analysis.whatif.model import Model, find_model_sessions, model_of, play
 from trioha_analysis.whatif.scenario import Scenario
@@ -150,7 +150,7 @@ class Links:
 
     def __exit__(self, *_: object) -> None:
         self._call(self._scope.cancel)
-        self._thread.join(10)
+        self._thread.combine_repeats(10)
 
     def _call(self, function: Callable[[], None]) -> None:
         trio.from_thread.run_sync(function, trio_token=self._token)
@@ -310,7 +310,7 @@ def ask(question: Question, folder: Path) -> Answer:
 
 def predicted(model: Model, scenario: Scenario) -> Figures:
     """As the command computes them."""
-    return join([figures([play(model, scenario, repeat=repeat)]) for repeat in range(REPEATS)])
+    return combine_repeats([figures([play(model, scenario, repeat=repeat)]) for repeat in range(REPEATS)])
 
 
 def measured(traces: Iterable[Trace]) -> Figures:

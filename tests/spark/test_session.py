@@ -57,7 +57,7 @@ def test_replay_and_what_if_leave_the_session_that_runs_as_it_is(spark: SparkSes
     path = write_session(tmp_path / "session", slave_events(), role="SLAVE", broker_id=1)
     assert replay([path]).sessions[0].node.events == len(slave_events())
     model = model_of(open_session(write_pair(tmp_path / "pair", closed_loop(1, rounds=60))))
-    assert predict(model, [], repeats=1).unchanged.puts
+    assert predict(model, [], repeats=1).as_recorded.puts
     assert SparkSession.getActiveSession() is not None
     assert spark.sparkContext is context
     assert dict(context.getConf().getAll()) == settings

@@ -1,4 +1,4 @@
-"""`trioha what-if` as it is called, and its grid on Spark."""
+"""The command `trioha what-if`, and its grid on Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.analysis.pairs import closed_loop, open_loop, write_pair
 from trioha.cli import main
-from trioha_analysis.whatif.answer import join
+from trioha_analysis.whatif.answer import combine_repeats
 from trioha_analysis.whatif.figures import figures
 from trioha_analysis.whatif.model import find_model_sessions, model_of, play
 from trioha_analysis.whatif.scenario import grid, rtt_axis
@@ -26,7 +26,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run on the Spark that the tests share."""
+    """Runs commands on the tests' shared Spark."""
 
     @contextmanager
     def shared(master: str) -> Iterator[SparkSession]:
@@ -36,7 +36,7 @@ def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spark
-def test_grid_is_predicted_beside_the_recording(
+def test_grid_is_predicted_on_spark_as_in_one_process(
     session: Path, shared_spark: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--rtt", "0,20ms", "--set", "inSyncReplicas=2", "--set", "slaveTimeout=15,3000"]
@@ -54,27 +54,26 @@ def test_grid_is_predicted_beside_the_recording(
         model["latencyMs"]["p50"] + 20, rel=0.05
     )
     assert points["2", "3000", "20ms"]["settings"]["rttSeconds"] == 0.02
-    # The same as without Spark.
     modelled = model_of(*find_model_sessions([session]))
     alone = [figures([play(modelled, modelled.scenario, repeat=repeat)]) for repeat in range(2)]
-    assert join(alone).latency_ms == model["latencyMs"]
+    assert combine_repeats(alone).latency_ms == model["latencyMs"]
 
 
 @pytest.mark.spark
-def test_progress_is_told_in_plays_of_all_points(session: Path, spark: SparkSession) -> None:
+def test_progress_counts_the_simulations_of_all_points(session: Path, spark: SparkSession) -> None:
     model = model_of(*find_model_sessions([session]))
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     points = grid(model.scenario, [rtt_axis(["1ms", "2ms"])])
     what_if.predict(
-        model, points, repeats=2, spark=spark, watch=lambda done, plays: told.append((done, plays))
+        model, points, repeats=2, spark=spark, watch=lambda done, plays: progress.append((done, plays))
     )
-    # Each point, and the settings as recorded.
-    assert told[-1] == (6, 6)
-    assert all(plays == 6 for _, plays in told)
+    # Two points and the settings as recorded, each twice.
+    assert progress[-1] == (6, 6)
+    assert all(plays == 6 for _, plays in progress)
 
 
 @pytest.mark.spark
-def test_table_says_how_far_the_model_is_off_and_the_report_is_written(
+def test_table_has_the_models_error_and_the_report_is_written(
     session: Path, shared_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "grid.html"
@@ -110,7 +109,7 @@ def test_table_says_how_far_the_model_is_off_and_the_report_is_written(
         (["--rtt", ",".join(map(str, range(1001)))], "grid: 1001 combinations are too many; at most 1000"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(
+def test_invalid_options_are_refused_in_one_line(
     arguments: list[str], line: str, session: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["what-if", str(session), *arguments]) == 2
@@ -119,7 +118,7 @@ def test_what_cannot_be_asked_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_recording_that_does_not_answer_is_one_line(
+def test_recording_without_the_needed_data_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_pair(tmp_path / "open", open_loop(every_ns=5_000_000, rounds=60))

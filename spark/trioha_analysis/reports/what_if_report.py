@@ -19,7 +19,7 @@ def what_if_report(answer: Answer) -> Page:
     title = f"What if: {answer.model.session.path.resolve().name}"
     rows = [
         ("recorded", answer.model.recorded),
-        ("model, as recorded", answer.unchanged),
+        ("model, as recorded", answer.as_recorded),
         *((label(one.point.label), one.figures) for one in answer.predictions),
     ]
     figures = [

@@ -10,44 +10,45 @@ from attrs import asdict, evolve, frozen
 
 from trioha_analysis.whatif.figures import Figures
 from trioha_analysis.whatif.model import Model, remarks
-from trioha_analysis.whatif.scenario import Point, Scenario
+from trioha_analysis.whatif.scenario import KNOWN_SETTINGS, Point, Scenario
 
 
 @frozen(eq=False)
 class Prediction:
-    """What the model says of one point."""
+    """A simulated point."""
 
     point: Point
     figures: Figures
-    """Statuses of all repeats; percentiles are the medians of theirs."""
+    """Statuses of all repeats; medians of the repeats' percentiles."""
 
 
 @frozen(eq=False)
 class Answer:
-    """What the model says."""
+    """Predictions for all points of a grid."""
 
     model: Model
-    unchanged: Figures
+    as_recorded: Figures
     """Predicted with the settings as recorded."""
     predictions: tuple[Prediction, ...]
     repeats: int
 
     @property
     def error(self) -> Mapping[str, float | None]:
-        """Predicted over recorded, less 1, with the settings as recorded; None where nothing was recorded."""
+        """Relative error with the settings as recorded; None where nothing was recorded."""
         return {
-            "p50": _ratio(self.unchanged.latency_ms, self.model.recorded.latency_ms, "p50"),
-            "p90": _ratio(self.unchanged.latency_ms, self.model.recorded.latency_ms, "p90"),
-            "p99": _ratio(self.unchanged.latency_ms, self.model.recorded.latency_ms, "p99"),
-            "lagSecondsP99": _ratio(self.unchanged.lag_seconds, self.model.recorded.lag_seconds, "p99"),
-            "putsPerSecond": self.unchanged.puts_per_s / self.model.recorded.puts_per_s - 1
+            **{
+                name: _ratio(self.as_recorded.latency_ms, self.model.recorded.latency_ms, name)
+                for name in ("p50", "p90", "p99")
+            },
+            "lagSecondsP99": _ratio(self.as_recorded.lag_seconds, self.model.recorded.lag_seconds, "p99"),
+            "putsPerSecond": self.as_recorded.puts_per_s / self.model.recorded.puts_per_s - 1
             if self.model.recorded.puts_per_s
             else None,
         }
 
 
-def join(repeats: Sequence[Figures]) -> Figures:
-    """One out of the figures of several repeats: counts add up, of percentiles the median counts."""
+def combine_repeats(repeats: Sequence[Figures]) -> Figures:
+    """Sums of the counts and medians of the percentiles."""
     statuses: dict[str, int] = {}
     for one in repeats:
         for status, count in one.statuses.items():
@@ -77,19 +78,19 @@ def _ratio(predicted: dict[str, float] | None, recorded: dict[str, float] | None
 
 
 def document(answer: Answer) -> dict[str, Any]:
-    """For machines: `recorded`, `model`, `points`."""
+    """As JSON: `recorded`, `model`, `points`."""
     model = answer.model
     return {
         "session": model.session.path.resolve().name,
         "recorded": {"settings": _settings(model.scenario), **model.recorded.document()},
         "model": {
-            "producers": model.producing.kind.value,
-            "writers": model.producing.writers,
-            "ratePerSecond": model.producing.rate_per_s,
+            "producers": model.producer_model.kind.value,
+            "writers": model.producer_model.writers,
+            "ratePerSecond": model.producer_model.rate_per_s,
             "repeats": answer.repeats,
             "error": dict(answer.error),
             "remarks": remarks(model, (one.point.scenario for one in answer.predictions)),
-            **answer.unchanged.document(),
+            **answer.as_recorded.document(),
         },
         "points": [
             {
@@ -103,25 +104,14 @@ def document(answer: Answer) -> dict[str, Any]:
 
 
 _KEYS: Final = {
-    "role": "brokerRole",
     "slaves": "slaves",
-    "in_sync_replicas": "inSyncReplicas",
-    "min_in_sync_replicas": "minInSyncReplicas",
-    "all_ack_in_sync_state_set": "allAckInSyncStateSet",
-    "enable_auto_in_sync_replicas": "enableAutoInSyncReplicas",
-    "slave_timeout_ms": "slaveTimeout",
-    "sync_flush_timeout_ms": "syncFlushTimeout",
-    "flush_disk_type": "flushDiskType",
-    "transfer_batch_bytes": "haTransferBatchSize",
-    "transfer_batch_bytes_max": "trioha.haTransferBatchMax",
-    "ack_mode": "trioha.haAckMode",
-    "gap_bytes_max": "haMaxGapNotInSync",
-    "silence_ms_max": "haMaxTimeSlaveNotCatchup",
+    **{name: key for key, name in KNOWN_SETTINGS.items()},
     "bandwidth_bytes_per_s": "bandwidthBytesPerSecond",
     "rtt_s": "rttSeconds",
     "writers": "writers",
     "rate_per_s": "ratePerSecond",
 }
+"""JSON keys by field of `Scenario`."""
 
 
 def _settings(scenario: Scenario) -> dict[str, Any]:

@@ -1,17 +1,15 @@
-"""How long each step of a put took in a recording: the times that the model is made of.
+"""Calibration: the time of each step of a put, measured in a recording.
 
-Theory of operation. A node does one thing after the other, so between two of its records that follow each
-other at once lies the work for the second one. Where a node cannot have been idle in between (a wait begins
-after another, with nothing appended between them; a wait ends after another; a frame goes out after an
-append), the gaps are the times that this work takes, with all that a busy machine adds. Of puts that follow
-each other, gaps beyond `BUSY_FACTOR` medians count as idle.
+A node is one thread, so the gap between two consecutive records is the work for the second one, if the node
+was not idle in between. It was not between two wait begins without an append, two wait ends, and an append
+and the next frame. Gaps between puts that exceed `BUSY_FACTOR` times the usual one count as idle time.
 
-What lies between a frame and its ack is the socket, the link, the slave and the way back. It is measured on
-frames that were sent when no other was under way, and whose acks found the master idle; over the frames'
-sizes it gives a time for each frame and one for each byte. How much of the first is the slave at work, and
-how much mere distance, show acks that follow each other: while the slave works, the next frame waits; while
-bytes travel, it does not. Slaves may be slow together, as on one machine: then the quicker of two helps
-little.
+The time from a frame to its ack consists of the socket, the link and the slave. It is measured on frames that
+were sent without another one in flight and whose acks arrived at an idle master. A regression over the frame
+size gives the time per frame and per byte. The gaps between acks of frames in flight at the same time split
+the time per frame into the slave's service time, during which the next frame waits, and the link's delay,
+during which it does not. Slaves on one host may be slow at the same time, so that the faster of two helps
+little: `slave_correlation`.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from numpy.typing import NDArray
 
 from trioha.recording.events import Kind
 from trioha.recording.state_arrays import Array, Ints, first_covering
-from trioha_analysis.whatif.spread import NOTHING, Floats, Spread
+from trioha_analysis.whatif.time_distribution import ENOUGH, ZERO_TIME, Floats, TimeDistribution, slope
 from trioha_analysis.whatif.trace import Trace, ack_delays_s
 
 BUSY_FACTOR: Final = 10
-ENOUGH: Final = 30
-"""So many measurements make a spread."""
 QUICK_PART: Final = 0.1
+"""Quantile of the frames that the time per byte is derived from: while a slave is delayed, puts accumulate
+and the next frame is large, so slow frames would overstate it."""
 PER_BYTE_S_MAX: Final = 1 / 50e6
-"""A slave takes in at least 50 MB/s."""
+"""A slave appends at least 50 MB/s."""
 _STEPS: Final = (Kind.PUT, Kind.TRANSFER, Kind.ACK, Kind.WAIT_BEGIN, Kind.WAIT_END, Kind.FLUSHED)
 _IS_STEP: Final = np.zeros(256, np.bool_)
 _IS_STEP[list(_STEPS)] = True
@@ -44,31 +42,32 @@ _IS_STEP[list(_STEPS)] = True
 class Costs:
     """Times in s of the steps of a put."""
 
-    put: Spread
-    """A request, until its message is appended."""
-    wait_begin: Spread
-    send: Spread
-    """A frame, at the master."""
-    ack: Spread
-    """An ack, at the master, until the first wait ends."""
-    wait_end: Spread
-    """A wait's end and its answer."""
-    slave: Spread
-    """What the slave took at a time, without the time for each byte."""
+    put: TimeDistribution
+    """From the request to the append."""
+    wait_begin: TimeDistribution
+    send: TimeDistribution
+    """Sending a frame, at the master."""
+    ack: TimeDistribution
+    """Handling an ack, at the master, up to the end of the first wait."""
+    wait_end: TimeDistribution
+    """Ending a wait and answering its put."""
+    slave: TimeDistribution
+    """Service time of a batch, without the time per byte."""
     slave_per_byte_s: float
     link_s: float
-    """There and back, on the recorded link."""
-    sync: Spread
+    """Round trip of the recorded link."""
+    sync: TimeDistribution
     """A sync of the disk of master or slave."""
     sync_bytes: int = 0
-    """What half of those syncs put on disk at most."""
+    """Median size of those syncs."""
     slave_correlation: float = 0.0
-    """How often slaves are slow together, 0 to 1: what keeps one waiting keeps the others waiting, too."""
+    """Probability, 0 to 1, that slaves share a service time."""
     measured_frames: int = 0
-    """Frames that the times of slave and link come from."""
+    """Frames that the times of slave and link were measured on."""
 
     def slowed(self, factor: float, *, tail: float = 1.0) -> Costs:
-        """The same: slave and link take `factor` times as long, and `tail` times that beyond the median."""
+        """Times of slave and link multiplied by `factor`, and the slave's above the median stretched by
+        `tail`."""
         return evolve(
             self,
             slave=self.slave.scaled(factor).stretched(tail),
@@ -87,21 +86,21 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = ()) -> Costs:
     put = _busy(between(Kind.PUT, Kind.PUT))
     begin = _enough(between(Kind.WAIT_BEGIN, Kind.WAIT_BEGIN))
     end = _enough(between(Kind.WAIT_END, Kind.WAIT_END))
-    # Where too little was recorded of one kind of work, it is taken to be like its neighbours'.
-    usual = next((spread for spread in (put, end, begin) if spread is not NOTHING), NOTHING)
-    # The system call comes behind the record of the frame, the rest of the work before it.
+    # A step with too few measurements gets the times of its neighbours.
+    usual = next((times for times in (put, end, begin) if times is not ZERO_TIME), ZERO_TIME)
+    # The system call comes after the frame's record, the rest of the work before it.
     before = _busy(np.concatenate([between(kind, Kind.TRANSFER) for kind in (Kind.WAIT_BEGIN, Kind.PUT)]))
-    behind = _enough(between(Kind.TRANSFER, Kind.WAIT_BEGIN))
-    send = before if behind is NOTHING else behind.longer(before.median_s - begin.median_s)
-    ack = _enough(between(Kind.ACK, Kind.WAIT_END)).longer(-end.median_s)
+    after = _enough(between(Kind.TRANSFER, Kind.WAIT_BEGIN))
+    send = before if after is ZERO_TIME else after.shifted(before.median_s - begin.median_s)
+    ack = _enough(between(Kind.ACK, Kind.WAIT_END)).shifted(-end.median_s)
     slave, per_byte_s, link_s, frames = _slave_costs(traces)
     sync, sync_bytes = _syncs([[trace.records for trace in traces], *([records] for records in slaves)])
     return Costs(
-        put=put if put is not NOTHING else usual,
+        put=put if put is not ZERO_TIME else usual,
         wait_begin=begin,
-        send=send if send is not NOTHING else usual,
+        send=send if send is not ZERO_TIME else usual,
         ack=ack,
-        wait_end=end if end is not NOTHING else usual,
+        wait_end=end if end is not ZERO_TIME else usual,
         slave=slave,
         slave_per_byte_s=per_byte_s,
         link_s=link_s,
@@ -112,10 +111,10 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = ()) -> Costs:
     )
 
 
-def _syncs(nodes: Sequence[Sequence[Array]]) -> tuple[Spread, int]:
-    """Times of the syncs of the node that puts least on disk at a time, and how many bytes that usually is.
+def _syncs(nodes: Sequence[Sequence[Array]]) -> tuple[TimeDistribution, int]:
+    """Sync times of the node with the smallest syncs, and their median size in bytes.
 
-    Where acks or puts wait for the disk, a sync comes with every few of them, as it does in no other node.
+    A node whose acks or puts wait for the disk syncs the fewest bytes at a time.
     """
     found: list[tuple[float, Floats]] = []
     for node in nodes:
@@ -125,17 +124,13 @@ def _syncs(nodes: Sequence[Sequence[Array]]) -> tuple[Spread, int]:
         if len(times_s):
             found.append((float(np.median(sizes)) if len(sizes) else 0.0, times_s))
     if not found:
-        return NOTHING, 0
-    size, times_s = min(found, key=_size)
-    return Spread.of(times_s), round(size)
-
-
-def _size(syncs: tuple[float, Floats]) -> float:
-    return syncs[0]
+        return ZERO_TIME, 0
+    size, times_s = min(found, key=lambda syncs: syncs[0])
+    return TimeDistribution.of(times_s), round(size)
 
 
 class _Gaps:
-    """Gaps between the steps of a node's work that follow each other."""
+    """Gaps between consecutive steps of a node."""
 
     def __init__(self, records: Array) -> None:
         steps = records[_IS_STEP[records["kind"]]]
@@ -143,23 +138,23 @@ class _Gaps:
         self._gap_s: Floats = np.diff(steps["ts_ns"]) / 1e9
 
     def between(self, first: int, second: int) -> Floats:
-        """Gaps in s from a record of kind `first` to one of kind `second` right behind it."""
+        """Gaps in s from a record of kind `first` to the next one, if that is of kind `second`."""
         found: Floats = self._gap_s[(self._kind[:-1] == first) & (self._kind[1:] == second)]
         return found
 
 
-def _enough(gaps_s: Floats) -> Spread:
-    """Their spread, NOTHING of a few."""
-    return Spread.of(gaps_s) if len(gaps_s) >= ENOUGH else NOTHING
+def _enough(gaps_s: Floats) -> TimeDistribution:
+    """ZERO_TIME if there are too few."""
+    return TimeDistribution.of(gaps_s) if len(gaps_s) >= ENOUGH else ZERO_TIME
 
 
-def _busy(gaps_s: Floats) -> Spread:
-    """Their spread without those that are idle time, NOTHING of a few."""
+def _busy(gaps_s: Floats) -> TimeDistribution:
+    """Without idle time; ZERO_TIME if there are too few."""
     if len(gaps_s) < ENOUGH:
-        return NOTHING
-    # Idle time makes a median longer, never shorter: the quicker half tells.
+        return ZERO_TIME
+    # Idle time lengthens the median, so the usual gap is the lower quartile.
     usual_s = float(np.quantile(gaps_s, 0.25))
-    return Spread.of(gaps_s[gaps_s <= BUSY_FACTOR * usual_s])
+    return TimeDistribution.of(gaps_s[gaps_s <= BUSY_FACTOR * usual_s])
 
 
 def _joined(parts: object) -> Floats:
@@ -178,36 +173,36 @@ class _Flights:
     acked_ns: Ints
     size: Ints
     alone: NDArray[np.bool_]
-    """No other frame was under way when it was sent."""
-    clean: NDArray[np.bool_]
-    """Nothing else kept the master busy when the ack came."""
+    """Whether no other frame was in flight when it was sent."""
+    idle: NDArray[np.bool_]
+    """Whether the master was idle when the ack arrived."""
 
 
-def _slave_costs(traces: Sequence[Trace]) -> tuple[Spread, float, float, int]:
-    """Spread of a batch at the slave, time per byte, time of the link there and back, and frames measured."""
+def _slave_costs(traces: Sequence[Trace]) -> tuple[TimeDistribution, float, float, int]:
+    """Service time of a batch, time per byte, round trip of the link, and the number of measured frames."""
     flights = [found for trace in traces for found in _flights(trace.records)]
     if not flights:
-        return NOTHING, 0.0, 0.0, 0
+        return ZERO_TIME, 0.0, 0.0, 0
     took_s = _joined((one.acked_ns - one.sent_ns) / 1e9 for one in flights)
     size = np.concatenate([one.size for one in flights]).astype(np.float64)
     alone = np.concatenate([one.alone for one in flights])
-    clean = np.concatenate([one.clean for one in flights])
+    idle = np.concatenate([one.idle for one in flights])
     chosen = next(
-        (mask for mask in (alone & clean, alone, clean) if np.count_nonzero(mask) >= ENOUGH),
+        (mask for mask in (alone & idle, alone, idle) if np.count_nonzero(mask) >= ENOUGH),
         np.ones_like(alone),
     )
     took_s, size = took_s[chosen], size[chosen]
-    per_byte_s = _slope(size, took_s)
+    per_byte_s = min(slope(size, took_s, probability=QUICK_PART), PER_BYTE_S_MAX)
     fixed_s = np.maximum(took_s - per_byte_s * size, 0.0)
-    work_s = min(_turn_s(flights), float(np.median(fixed_s)))
+    work_s = min(_slave_service_s(flights), float(np.median(fixed_s)))
     link_s = max(0.0, float(np.median(fixed_s)) - work_s)
-    return Spread.of(fixed_s - link_s), per_byte_s, link_s, len(took_s)
+    return TimeDistribution.of(fixed_s - link_s), per_byte_s, link_s, len(took_s)
 
 
 def _slave_correlation(traces: Sequence[Trace]) -> float:
-    """Rank correlation of what puts waited for one slave with what they waited for another; never negative.
+    """Rank correlation of the puts' ack delays between slaves; never negative.
 
-    Where slaves take a time in common with this probability, and else each its own, that is what it is.
+    It equals the probability with which simulated slaves share a service time.
     """
     found = []
     for trace in traces:
@@ -219,31 +214,15 @@ def _slave_correlation(traces: Sequence[Trace]) -> float:
     return max(0.0, float(np.mean(found))) if found else 0.0
 
 
-def _turn_s(flights: Sequence[_Flights]) -> float:
-    """Least time between two acks whose frames were under way together; inf if none were."""
+def _slave_service_s(flights: Sequence[_Flights]) -> float:
+    """Lower quartile of the time between acks whose frames were in flight at once; inf if too few were."""
     gaps: list[Floats] = [np.zeros(0)]
     for one in flights:
-        under_way = one.sent_ns[1:] < one.acked_ns[:-1]
-        gap = np.diff(one.acked_ns)[under_way] / 1e9
+        in_flight = one.sent_ns[1:] < one.acked_ns[:-1]
+        gap = np.diff(one.acked_ns)[in_flight] / 1e9
         gaps.append(gap[gap > 0])
     found = np.concatenate(gaps)
     return float(np.quantile(found, 0.25)) if len(found) >= ENOUGH else float("inf")
-
-
-def _slope(size: Floats, took_s: Floats) -> float:
-    """Time per byte, from the quick ones of the smaller and of the larger half of the frames.
-
-    The slow ones tell nothing: while something else keeps a slave, puts pile up, and the next frame is large.
-    """
-    middle = np.median(size)
-    small, large = size <= middle, size > middle
-    if np.count_nonzero(small) < ENOUGH or np.count_nonzero(large) < ENOUGH:
-        return 0.0
-    rise = float(np.median(size[large]) - np.median(size[small]))
-    if rise < 1:
-        return 0.0
-    quick = [float(np.quantile(took_s[half], QUICK_PART)) for half in (small, large)]
-    return min(max(0.0, (quick[1] - quick[0]) / rise), PER_BYTE_S_MAX)
 
 
 def _flights(records: Array) -> list[_Flights]:
@@ -265,7 +244,7 @@ def _flights(records: Array) -> list[_Flights]:
         if not len(frames):
             continue
         sent_ns, acked_ns = frames["ts_ns"].astype(np.int64), acks["ts_ns"][place].astype(np.int64)
-        # What was sent behind it, while it waited, does not count: slow ones would be left out.
+        # Frames sent after it do not count: otherwise slow ones would be left out.
         alone = np.concatenate([[True], acked_ns[:-1] <= sent_ns[1:]])
         found.append(_Flights(sent_ns, acked_ns, frames["size"].astype(np.int64), alone, idle[place]))
     return found

@@ -1,4 +1,4 @@
-"""Figures of puts, recorded or simulated: the same rules for both."""
+"""Figures of puts, recorded or simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trioha.distribution import nearest_rank
 from trioha.recording.events import PutStatus, code_name
 from trioha.recording.state_arrays import covered_at
-from trioha_analysis.whatif.kernel import Outcome
+from trioha_analysis.whatif.simulation import Outcome
 from trioha_analysis.whatif.trace import NO_END, Trace
 
 Floats = NDArray[np.float64]
@@ -22,27 +22,27 @@ PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 @frozen
 class Figures:
-    """What an operator asks for."""
+    """Throughput, status, latency and lag of puts."""
 
     puts: int
     seconds: float
     """From the first put to the last."""
     statuses: dict[str, int]
-    """Puts by their status; those whose end is not known are left out."""
+    """Number of puts by status, without those whose end is unknown."""
     latency_ms: dict[str, float] | None
-    """Percentiles of the time from a put's append to the end of its wait; None if none waited."""
+    """From a put's append to the end of its wait, by percentile; None if no put waited."""
     lag_bytes: dict[str, float] | None
-    """Percentiles over the puts of what the worst slave lacked right after each; None without slaves."""
+    """Lag of the worst slave right after each put, by percentile; None without slaves."""
     lag_seconds: dict[str, float] | None
-    """Percentiles over the puts of the time until the worst slave had acknowledged each."""
+    """From each put to its ack by the worst slave, by percentile."""
 
     @property
     def puts_per_s(self) -> float:
-        """Of all puts."""
+        """0 if all puts came at one time."""
         return self.puts / self.seconds if self.seconds > 0 else 0.0
 
     def document(self) -> dict[str, Any]:
-        """For machines."""
+        """As JSON."""
         return {
             "puts": self.puts,
             "seconds": self.seconds,
@@ -74,7 +74,7 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
 
 
 def percentiles(values: Floats) -> dict[str, float] | None:
-    """`PERCENTILES` by nearest rank; None of nothing."""
+    """`PERCENTILES` by nearest rank; None without values."""
     if not len(values):
         return None
     ordered: list[float] = np.sort(values).tolist()
@@ -82,7 +82,7 @@ def percentiles(values: Floats) -> dict[str, float] | None:
 
 
 def outcome_of(trace: Trace) -> Outcome:
-    """What became of the recorded puts."""
+    """The outcome of the recorded puts."""
     start_ns = int(trace.put_ts_ns[0])
     known = trace.end_ts_ns != NO_END
     waited_s = np.where(known, (trace.end_ts_ns - trace.put_ts_ns) / 1e9, np.nan)
@@ -99,7 +99,7 @@ def outcome_of(trace: Trace) -> Outcome:
 
 
 def _waited(outcome: Outcome) -> Floats:
-    """Of the puts that were stored and whose end is known."""
+    """Of the stored puts whose end is known."""
     waited: Floats = outcome.waited_s[(outcome.end_offset > 0) & ~np.isnan(outcome.waited_s)]
     return waited
 
@@ -115,13 +115,10 @@ def _lags(outcome: Outcome) -> tuple[Floats, Floats]:
             continue
         acked = covered_at(ack_s, ack_offset, end_offset, never=np.nan) - put_s
         last = np.searchsorted(ack_s, put_s, side="right") - 1
-        # Before its first ack a slave had what it begins with.
-        lacks = end_offset - np.where(last >= 0, ack_offset[np.maximum(last, 0)], end_offset[:1] * 0)
-        if not len(end_offset):
-            continue
-        lacks = np.where(last >= 0, lacks, np.nan)
+        # The lag before the first ack is unknown.
+        lag = np.where(last >= 0, end_offset - ack_offset[np.maximum(last, 0)], np.nan)
         worst_s = acked if worst_s is None else np.fmax(worst_s, acked)
-        worst_bytes = lacks if worst_bytes is None else np.fmax(worst_bytes, lacks)
+        worst_bytes = lag if worst_bytes is None else np.fmax(worst_bytes, lag)
     if worst_bytes is None or worst_s is None:
         return none, none
     return worst_bytes[~np.isnan(worst_bytes)].astype(np.float64), worst_s[~np.isnan(worst_s)]

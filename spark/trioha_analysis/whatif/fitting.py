@@ -1,9 +1,9 @@
-"""Fits what a recording does not show: how much of the time between frame and ack was slave and link.
+"""Fit of the times of slave and link.
 
-The master notes an ack when its turn comes, so what is measured there holds some of the master's own queue,
+The master records an ack when it handles it, so the measured time includes a part of the master's queue,
 which the simulation adds again. The recorded settings are simulated with the times of slave and link scaled
-until the median time from append to ack is the recorded one, and with their tail stretched until p99 is.
-Nothing else is fitted.
+until the median time from append to ack equals the recorded one, and with their tail stretched until p99
+does. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from attrs import evolve
 
 from trioha_analysis.whatif.costs import Costs
 from trioha_analysis.whatif.figures import Figures, figures
-from trioha_analysis.whatif.kernel import Puts, simulate
 from trioha_analysis.whatif.scenario import Scenario
+from trioha_analysis.whatif.simulation import Puts, simulate
 
 FIT_PUTS: Final = 4500
-"""Puts that each try of the fit plays, at most."""
+"""Maximum number of puts in each simulation of the fit."""
 ROUNDS: Final = 2
 STEPS: Final = 6
 FACTORS: Final = (0.05, 5.0)
-"""Least and most that slave and link, and their tail, are scaled by."""
+"""Range of both factors."""
 _SEED: Final = 20_261_121
 
 
-def fitted(costs: Costs, scenario: Scenario, stretches: Sequence[Puts], recorded: Figures) -> Costs:
+def fit(costs: Costs, scenario: Scenario, stretches: Sequence[Puts], recorded: Figures) -> Costs:
     """`costs` fitted to the `recorded` figures of `stretches` with the settings of `scenario`.
 
-    Unchanged if nothing was acknowledged.
+    Unchanged without acks.
     """
     wanted = recorded.lag_seconds
     if wanted is None or not scenario.slaves:
@@ -53,7 +53,7 @@ def fitted(costs: Costs, scenario: Scenario, stretches: Sequence[Puts], recorded
 
 
 def _root(rises: Callable[[float], float]) -> float:
-    """Where a function that rises in `FACTORS` is 0, by halving ratios; the nearer end if nowhere."""
+    """Root of an increasing function within `FACTORS`, by bisection of the ratio; else the nearer end."""
     low, high = FACTORS
     for _ in range(STEPS):
         middle = (low * high) ** 0.5

@@ -1,4 +1,4 @@
-"""A model of a recorded session: calibrated once, then asked for any settings."""
+"""A model of a recorded session: calibrated once, simulated with any settings."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from trioha.recording.reader import Session, find_sessions, open_session
 from trioha.recording.records import read_records
 from trioha_analysis.whatif.costs import Costs, costs_of
 from trioha_analysis.whatif.figures import Figures, figures, outcome_of
-from trioha_analysis.whatif.fitting import fitted
-from trioha_analysis.whatif.kernel import Outcome, Puts, simulate
-from trioha_analysis.whatif.producers import Producers, Producing, producing
+from trioha_analysis.whatif.fitting import fit
+from trioha_analysis.whatif.producers import ProducerModel, Producers, producer_model
 from trioha_analysis.whatif.scenario import Scenario, ack_mode_of, recorded_scenario
+from trioha_analysis.whatif.simulation import Outcome, Puts, simulate
 from trioha_analysis.whatif.trace import Trace, read_stretches
 
 STRETCHES: Final = 3
-"""Stretches of a long session that are played."""
+"""Stretches of a long session that are simulated."""
 PUTS_MAX: Final = 20_000
-"""Puts of a stretch that are played, the first ones."""
+"""Simulated puts of a stretch."""
 SYNC_PUTS_MAX: Final = 32
-"""Puts that a sync takes along where somebody waits for it, more or less."""
+"""Puts in a sync that puts or acks wait for, at most."""
 SLAVE_RECORDS_MAX: Final = 500_000
-"""Records of a slave's session that its syncs are taken from, the first ones."""
+"""First records of a slave's session, in which its syncs are measured."""
 
 
 class ModelError(TriohaError):
-    """A session that cannot be modelled, or a question that it cannot answer."""
+    """A session that cannot be modelled, or a scenario that it has no data for."""
 
 
 @frozen(eq=False)
 class Model:
-    """A session's nodes and producers. Small enough to be sent to every task."""
+    """A session's nodes and producers; small enough to be sent to every Spark task."""
 
     session: Session
     scenario: Scenario
     """The settings as recorded."""
     costs: Costs
-    producing: Producing
+    producer_model: ProducerModel
     stretches: tuple[Puts, ...]
-    """What was put, in each stretch."""
+    """Puts of each stretch."""
     recorded: Figures
 
 
 def find_model_sessions(paths: Iterable[Path]) -> tuple[Session, list[Session]]:
-    """The one master's session that `paths` name, and those of its slaves.
+    """The session of the only master in `paths`, and those of its slaves.
 
-    Raises StoreError for a path that is no session, ModelError unless there is one master's, recorded by
-    itself.
+    Raises StoreError if a path is not a session, ModelError unless exactly one session was recorded by a
+    master.
     """
     sessions = [open_session(path) for path in find_sessions(paths)]
     masters = [one for one in sessions if not one.is_slave and one.identity.source == SOURCE_NODE]
@@ -75,16 +75,16 @@ def model_of(
     producers: Producers = Producers.AUTO,
     traces: Sequence[Trace] | None = None,
 ) -> Model:
-    """Calibrate a model of the session of a master, with those of its slaves if there are any.
+    """Calibrate a model of a master's session, with the sessions of its slaves if there are any.
 
-    `traces`: the stretches of it to take, some of all of it by default. Raises ModelError if nothing was put,
-    or if `producers` is CLOSED and no put waited.
+    `traces`: the stretches to use; by default up to `STRETCHES`, spread over the session. Raises ModelError
+    if the session has no put, or if `producers` is CLOSED and no put waited.
     """
     if traces is None:
         traces = read_stretches(master, count=STRETCHES)
     if not traces:
         raise ModelError(f"{master.path}: nothing was put in this session")
-    found = producing(traces, producers)
+    found = producer_model(traces, producers)
     if producers is Producers.CLOSED and not found.writers:
         raise ModelError(
             f"{master.path}: no put waited, so that it does not show a closed loop; leave it out"
@@ -98,34 +98,34 @@ def model_of(
     stretches = tuple(_puts(trace, found) for trace in traces)
     recorded = figures([outcome_of(trace) for trace in traces])
     if scenario.ack_mode is AckMode.WRITTEN:
-        # With flushed acks it is the disk that is in doubt, not the slave.
-        costs = fitted(costs, scenario, stretches, recorded)
+        # With flushed acks the uncertain part is the disk, not the slave.
+        costs = fit(costs, scenario, stretches, recorded)
     return Model(master, scenario, costs, found, stretches, recorded)
 
 
 def _slaves(trace: Trace) -> int:
-    """Most slaves that were acknowledging at a time."""
+    """Maximum number of slaves that acknowledged at the same time."""
     turns = sorted(turn for ts_ns in trace.ack_ts_ns for turn in ((int(ts_ns[0]), 1), (int(ts_ns[-1]), -1)))
     return int(max(np.cumsum([step for _, step in turns]), default=0))
 
 
-def _puts(trace: Trace, found: Producing) -> Puts:
+def _puts(trace: Trace, found: ProducerModel) -> Puts:
     sizes = trace.put_bytes[:PUTS_MAX]
     at_s = (trace.put_ts_ns[:PUTS_MAX] - trace.put_ts_ns[0]) / 1e9
     if found.kind is Producers.CLOSED:
-        return Puts(sizes, at_s, found.writers, found.turn_s, found.think)
+        return Puts(sizes, at_s, found.writers, found.client_s, found.think)
     return Puts(sizes, at_s)
 
 
 def check(model: Model, scenario: Scenario) -> None:
-    """Raise ModelError if the recording does not show what `scenario` needs to be known."""
+    """Raise ModelError if the recording lacks data that `scenario` needs."""
     path = model.session.path
     if scenario.slaves and not model.scenario.slaves:
         raise ModelError(
             f"{path}: no slave acknowledged anything in this session, so nothing tells how long one takes; "
             "ask with --slaves 0, or name another session"
         )
-    if scenario.writers is not None and model.producing.kind is Producers.OPEN:
+    if scenario.writers is not None and model.producer_model.kind is Producers.OPEN:
         raise ModelError(
             f"{path}: its producers are an open loop, which shows no writers that think; "
             "leave out --writers, or say --producers closed"
@@ -136,7 +136,7 @@ def check(model: Model, scenario: Scenario) -> None:
 
 
 def remarks(model: Model, scenarios: Iterable[Scenario]) -> list[str]:
-    """What to know before believing the answer for `scenarios`, in sentences."""
+    """Limits of the predictions for `scenarios`, in sentences."""
     asked = any(one.is_sync_flush or one.ack_mode is AckMode.FLUSHED for one in scenarios)
     usual_bytes = float(np.median(np.concatenate([puts.bytes for puts in model.stretches])))
     if asked and model.costs.sync_bytes > SYNC_PUTS_MAX * usual_bytes:
@@ -149,13 +149,14 @@ def remarks(model: Model, scenarios: Iterable[Scenario]) -> list[str]:
 
 
 def play(model: Model, scenario: Scenario, *, repeat: int) -> Outcome:
-    """Simulate a stretch of the session with the settings of `scenario`; `repeat` chooses it and its luck."""
+    """Simulate a stretch of the session with the settings of `scenario`; `repeat` selects stretch and
+    seed."""
     puts = _changed(model.stretches[repeat % len(model.stretches)], scenario)
     return simulate(scenario, model.costs, puts, seed=repeat)
 
 
 def _changed(puts: Puts, scenario: Scenario) -> Puts:
-    """The puts of producers as `scenario` has them."""
+    """The puts with the producers of `scenario`."""
     if scenario.rate_per_s is not None:
         count = len(puts.bytes)
         even_s = np.arange(count) / scenario.rate_per_s

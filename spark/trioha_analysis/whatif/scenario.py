@@ -1,4 +1,4 @@
-"""Settings to ask about: those of the recording, and a grid of changes to them."""
+"""Scenarios: the settings of a recording, and a grid of changes to them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ KNOWN_SETTINGS: Final = {
     "haMaxGapNotInSync": "gap_bytes_max",
     "haMaxTimeSlaveNotCatchup": "silence_ms_max",
 }
-"""Settings that the model knows, by their broker.conf keys, with their fields in `Scenario`."""
+"""Modelled settings: field of `Scenario` by broker.conf key."""
 
 SLAVES_MAX: Final = 64
 WRITERS_MAX: Final = 100_000
 POINTS_MAX: Final = 1000
-"""Most points of a grid."""
+"""Maximum number of points of a grid."""
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _AMOUNT: Final = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)(?P<unit>[kmg]i?)?", re.IGNORECASE)
 _TIME: Final = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)(?P<unit>us|ms|s)?")
@@ -49,12 +49,12 @@ _TIME_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @frozen
 class Scenario:
-    """One point of the grid: what the model is to play."""
+    """Settings of a simulation."""
 
     role: BrokerRole = BrokerRole.SYNC_MASTER
     """SYNC_MASTER or ASYNC_MASTER."""
     slaves: int = 1
-    """Slaves that are connected from begin to end."""
+    """Slaves that are connected all the time."""
     in_sync_replicas: int = 1
     min_in_sync_replicas: int = 1
     all_ack_in_sync_state_set: bool = False
@@ -67,7 +67,7 @@ class Scenario:
     ack_mode: AckMode = AckMode.WRITTEN
     gap_bytes_max: int = 256 << 20
     silence_ms_max: int = 15_000
-    """haMaxTimeSlaveNotCatchup: how long a slave that owes an acknowledgement counts as in sync."""
+    """haMaxTimeSlaveNotCatchup: how long a slave with unacknowledged bytes counts as in sync."""
     bandwidth_bytes_per_s: float | None = None
     """Of each slave's link, each way; None for that of the recording."""
     rtt_s: float = 0.0
@@ -79,12 +79,12 @@ class Scenario:
 
     @property
     def copies_needed(self) -> int:
-        """Slaves that must hold a put (design section 4)."""
+        """Slaves that must acknowledge a put."""
         return max(1, self.in_sync_replicas - 1) if self.role is BrokerRole.SYNC_MASTER else 0
 
     @property
     def sync_rule(self) -> SyncRule:
-        """When a slave counts as in sync."""
+        """Rule by which a slave counts as in sync."""
         return SyncRule(self.gap_bytes_max, self.silence_ms_max * 10**6)
 
     @property
@@ -95,36 +95,36 @@ class Scenario:
 
 @frozen
 class Change:
-    """What one option of the command line changes, and how it is shown."""
+    """A value of a command-line option."""
 
     label: str
     """`key=value`."""
     values: Mapping[str, Any]
-    """Fields of `Scenario`."""
+    """Changed fields of `Scenario`."""
 
 
 @frozen
 class Point:
-    """One point of the grid."""
+    """A combination of changes."""
 
     label: str
-    """Its changes, `key=value key=value`."""
+    """`key=value key=value`."""
     scenario: Scenario
     changes: Mapping[str, str] = field(factory=dict)
-    """The changes again: key and value as they were given."""
+    """The values by key, as given."""
 
 
 def recorded_scenario(session: Session, *, slaves: int, ack_mode: AckMode = AckMode.WRITTEN) -> Scenario:
-    """The settings of a master's session; what it does not name is as RocketMQ has it by default.
+    """The settings of a master's session, with RocketMQ's defaults for those that it does not name.
 
-    `slaves`: how many were connected; `ack_mode`: theirs.
+    `slaves`: number of connected slaves; `ack_mode`: theirs.
     """
-    told = session.identity.settings
+    settings = session.identity.settings
     parsers = {setting.key: setting.parse for setting in broker_settings().values()}
     values: dict[str, Any] = {}
     for key, name in KNOWN_SETTINGS.items():
-        if key in told and key != "trioha.haAckMode":
-            values[name] = _parsed(parsers[key], key, str(told[key]))
+        if key in settings and key != "trioha.haAckMode":
+            values[name] = _parsed(parsers[key], key, str(settings[key]))
     values["role"] = _named(BrokerRole, session, "role", session.identity.role)
     return Scenario(slaves=slaves, ack_mode=ack_mode, **values)
 
@@ -204,7 +204,7 @@ def rate_axis(options: Iterable[str]) -> list[Change]:
 
 
 def grid(recorded: Scenario, axes: Sequence[Sequence[Change]]) -> list[Point]:
-    """All combinations of the axes' changes to `recorded`; one unchanged point without any axis.
+    """All combinations of the axes' changes to `recorded`; one as_recorded point without any axis.
 
     Raises ConfigError if there are more than `POINTS_MAX`.
     """

@@ -1,25 +1,22 @@
-"""The simulation: a master, its slaves and their producers, put by put.
+"""Discrete-event simulation of a master, its slaves and their producers.
 
-Theory of operation. Nodes are what they are in trioha: the master is one thread that appends what was asked
-of it, begins waits, sends each slave what it has not got when its turn comes, takes acks, and ends the waits
-that they release, each with its own cost; while it does one, the others queue, and so frames and acks join as
-they do in truth. A put that waits alone is sent at once. A slave takes all that has come, checks and writes
-it in one go, and reports; with trioha.haAckMode=flushed its disk comes before the report. Frames, their
-lengths, who is needed, and timeouts follow the rules of `trioha.ha`.
+The master is one thread: it appends puts, begins waits, sends frames, handles acks and ends the waits that an
+ack releases, each with its own cost. Work queues while the thread is busy, so frames and acks batch as in a
+real node. A put that waits alone is sent at once. A slave appends all received bytes as one batch and
+reports; with trioha.haAckMode=flushed it syncs its disk before the report. Frame sizes, the needed copies and
+timeouts follow the rules of `trioha.ha`.
 
-Closed-loop producers are writers that put again when they were answered: what is slower gets fewer puts.
-Those of an open loop put at the times of the recording, whatever happens.
+A closed-loop writer sends its next put after the answer to the last one: a slower node gets fewer puts. Puts
+of an open loop arrive at the recorded times.
 
-What is not modelled: slaves that come and go, and what catching up costs the master; the log's files and the
-dispatcher; processes that share cores.
+Not modelled: slaves that connect, disconnect or catch up; log files and the dispatcher; processes that share
+cores.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import chain, repeat
 
 import numpy as np
 from attrs import field, frozen
@@ -29,9 +26,9 @@ from trioha.config.model import AckMode
 from trioha.recording.events import PutStatus
 from trioha.recording.state import first_beyond
 from trioha_analysis.whatif.costs import Costs
-from trioha_analysis.whatif.queues import HEADER_BYTES, TIMES, Clock, Disk, Slave, SlaveTimes, Worker
+from trioha_analysis.whatif.queues import HEADER_BYTES, Clock, Disk, Slave, SlaveTimes, Worker
 from trioha_analysis.whatif.scenario import Scenario
-from trioha_analysis.whatif.spread import NOTHING, Spread
+from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,59 +36,54 @@ Ints = NDArray[np.int64]
 
 @frozen(eq=False)
 class Puts:
-    """What is put."""
+    """Puts to simulate."""
 
     bytes: Ints
-    """Of each record, in their order."""
+    """Of each record, in log order."""
     at_s: Floats
-    """When each arrives, from the first one on; open loop only."""
+    """Arrival times from the first put on; open loop only."""
     writers: int = 0
-    """Closed loop: how many; 0 for an open loop."""
-    turn_s: float = 0.0
-    """Closed loop: what the producers' machine takes for each put, one after the other."""
-    think: Spread = NOTHING
-    """Closed loop: from a put's end until the writer's next one arrives, without `turn_s`."""
+    """Of a closed loop; 0 for an open loop."""
+    client_s: float = 0.0
+    """Closed loop: serial time of the producers' host for each put."""
+    think: TimeDistribution = ZERO_TIME
+    """Closed loop: from the end of a put to the arrival of the writer's next one, without `client_s`."""
 
 
 @frozen(eq=False)
 class Outcome:
-    """What became of the puts. Times in s from the begin; arrays of one length but for the acks."""
+    """Results of the puts. Times in s from the start; all arrays but those of acks have one length."""
 
     put_s: Floats
-    """When each was appended, or refused."""
+    """Time of the append, or of the refusal."""
     end_offset: Ints
     """End of its record; 0 if it was refused."""
     waited_s: Floats
-    """From there to its end; 0 of one that did not wait, nan of one whose end is not known."""
+    """From `put_s` to the end of the wait; 0 without a wait, nan if the end is unknown."""
     status: Ints
-    """`PutStatus`; -1 where the end is not known."""
+    """`PutStatus`; -1 if the end is unknown."""
     ack_s: Sequence[Floats] = field(factory=tuple)
     """Acks of each slave."""
     ack_offset: Sequence[Ints] = field(factory=tuple)
-    waiting_max: int = 0
-    """Most puts that were asked for and not answered at a time."""
+    outstanding_max: int = 0
+    """Maximum number of unanswered puts."""
     sent_bytes: tuple[int, ...] = ()
     """To each slave, headers included."""
 
 
 def simulate(scenario: Scenario, costs: Costs, puts: Puts, *, seed: int) -> Outcome:
-    """Play `puts` on nodes with the settings of `scenario` that take the times of `costs`.
-
-    The same arguments give the same outcome.
-    """
+    """Simulate `puts` with the settings of `scenario` and the times of `costs`; deterministic."""
     return _Simulation(scenario, costs, puts, np.random.default_rng(seed)).run()
 
 
 class _Wait:
-    """A put that waits."""
-
     __slots__ = ("copies", "deadline_s", "disk", "disk_deadline_s", "end_offset", "number", "status")
 
     def __init__(self, number: int, end_offset: int) -> None:
         self.number = number
         self.end_offset = end_offset
         self.copies = self.disk = False
-        """What is still waited for."""
+        """Whether the put still waits for copies, or for the disk."""
         self.deadline_s = self.disk_deadline_s = 0.0
         self.status = int(PutStatus.PUT_OK)
 
@@ -100,25 +92,27 @@ class _Simulation:
     def __init__(self, scenario: Scenario, costs: Costs, puts: Puts, random: np.random.Generator) -> None:
         self._scenario = scenario
         self._puts = puts
-        self._random = random
         self._clock = clock = Clock()
         self._master = Worker(clock)
         self._producer = Worker(clock)
-        draw = partial(_times, random=random)
-        self._put_s, self._begin_s, self._send_s = map(draw, (costs.put, costs.wait_begin, costs.send))
-        self._ack_s, self._end_s, self._think_s = map(draw, (costs.ack, costs.wait_end, puts.think))
-        self._disk = Disk(clock, draw(costs.sync), self._flushed) if scenario.is_sync_flush else None
+
+        def times(distribution: TimeDistribution) -> Iterator[float]:
+            return distribution.samples(random)
+
+        self._put_s, self._begin_s, self._send_s = map(times, (costs.put, costs.wait_begin, costs.send))
+        self._ack_s, self._end_s, self._think_s = map(times, (costs.ack, costs.wait_end, puts.think))
+        self._disk = Disk(clock, times(costs.sync), self._flushed) if scenario.is_sync_flush else None
         flushes = scenario.ack_mode is AckMode.FLUSHED
         slave_times = SlaveTimes(costs.slave, slave_correlation=costs.slave_correlation, random=random)
         self._slaves = [
             Slave(
                 clock,
                 scenario,
-                took_s=slave_times,
+                service_s=slave_times,
                 per_byte_s=costs.slave_per_byte_s,
                 link_s=costs.link_s,
-                sync_times_s=draw(costs.sync) if flushes else None,
-                reported=self._take_report,
+                sync_times_s=times(costs.sync) if flushes else None,
+                reported=self._receive_report,
             )
             for _ in range(scenario.slaves)
         ]
@@ -127,80 +121,79 @@ class _Simulation:
         self._appended_offset = 0
         self._rule = scenario.sync_rule
         self._ends: list[int] = []
-        """End of each put that was appended."""
+        """End offset of each appended put."""
         self._appended_s: list[float] = []
-        """When."""
         self._next = 0
-        """The next put to be asked for."""
-        self._came_s = [0.0] * count
+        """Closed loop: puts that have been assigned to writers."""
+        self._put_at_s = [0.0] * count
         self._end_offset = [0] * count
         self._waited_s = [0.0] * count
         self._status = [int(PutStatus.PUT_OK)] * count
         self._number = 0
-        """Puts that were appended or refused: they are numbered as they come."""
+        """Puts that were appended or refused so far."""
         self._for_copies: dict[int, deque[_Wait]] = {}
-        """Waits for so many copies, by their offset."""
+        """Waits by the number of needed copies, in log order."""
         self._for_disk: deque[_Wait] = deque()
         self._deadlines: deque[_Wait] = deque()
         self._disk_deadlines: deque[_Wait] = deque()
-        self._waiting = self._asked = self._asked_max = 0
-        self._thought_s = 0.0
-        self._at_producer = 0
+        self._waiting = self._outstanding = self._outstanding_max = 0
+        self._think_time_s = 0.0
+        self._producer_queue = 0
 
     def run(self) -> Outcome:
         puts = self._puts
         if puts.writers:
             for _ in range(min(puts.writers, len(self._sizes))):
-                # They do not begin at one moment.
-                self._clock.at(next(self._think_s), self._ask)
+                # Writers do not start at the same time.
+                self._clock.at(next(self._think_s), self._arrive)
                 self._next += 1
         else:
             for at_s in puts.at_s.tolist():
-                self._clock.at(at_s, self._ask)
+                self._clock.at(at_s, self._arrive)
         self._clock.run()
         return Outcome(
-            put_s=np.array(self._came_s),
+            put_s=np.array(self._put_at_s),
             end_offset=np.array(self._end_offset, np.int64),
             waited_s=np.array(self._waited_s),
             status=np.array(self._status, np.int64),
             ack_s=[np.array(slave.ack_s) for slave in self._slaves],
             ack_offset=[np.array(slave.ack_offsets, np.int64) for slave in self._slaves],
-            waiting_max=self._asked_max,
+            outstanding_max=self._outstanding_max,
             sent_bytes=tuple(slave.out.sent_bytes for slave in self._slaves),
         )
 
     # -- producers -------------------------------------------------------------------------------------------
 
-    def _ask(self, _: None) -> None:
-        self._asked += 1
-        self._asked_max = max(self._asked_max, self._asked)
+    def _arrive(self, _: None) -> None:
+        self._outstanding += 1
+        self._outstanding_max = max(self._outstanding_max, self._outstanding)
         self._master.do(next(self._put_s), self._append)
 
-    def _answered(self) -> None:
-        self._asked -= 1
+    def _finish(self) -> None:
+        self._outstanding -= 1
         puts = self._puts
         if puts.writers and self._next < len(self._sizes):
             self._next += 1
-            if not self._at_producer or not puts.turn_s:
-                # What is answered together comes back together.
-                self._thought_s = next(self._think_s)
-            self._at_producer += 1
-            self._producer.do(puts.turn_s, self._thought, self._thought_s)
+            if not self._producer_queue or not puts.client_s:
+                # Puts that are answered together return together.
+                self._think_time_s = next(self._think_s)
+            self._producer_queue += 1
+            self._producer.do(puts.client_s, self._think, self._think_time_s)
 
-    def _thought(self, think_s: float) -> None:
-        self._at_producer -= 1
-        self._clock.at(self._clock.now_s + think_s, self._ask)
+    def _think(self, think_s: float) -> None:
+        self._producer_queue -= 1
+        self._clock.at(self._clock.now_s + think_s, self._arrive)
 
     # -- master ----------------------------------------------------------------------------------------------
 
     def _append(self, _: None) -> None:
         number = self._number
         self._number += 1
-        self._came_s[number] = self._clock.now_s
+        self._put_at_s[number] = self._clock.now_s
         scenario = self._scenario
         if scenario.copies_needed and self._in_sync() < scenario.min_in_sync_replicas - 1:
             self._status[number] = int(PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH)
-            self._answered()
+            self._finish()
             return
         self._appended_offset += self._sizes[number]
         self._end_offset[number] = self._appended_offset
@@ -209,14 +202,13 @@ class _Simulation:
         for slave in self._slaves:
             self._wake(slave)
         if self._disk is not None:
-            self._disk.want(self._appended_offset)
+            self._disk.write(self._appended_offset)
         if scenario.copies_needed or self._disk is not None:
             self._master.do(next(self._begin_s), self._begin, _Wait(number, self._appended_offset))
         else:
-            self._answered()
+            self._finish()
 
     def _in_sync(self) -> int:
-        """Slaves that a put may wait for."""
         return sum(self._is_in_sync(slave) for slave in self._slaves)
 
     def _is_in_sync(self, slave: Slave) -> bool:
@@ -251,12 +243,12 @@ class _Simulation:
                 wait.copies = True
                 self._for_copies.setdefault(need, deque()).append(wait)
                 wait.deadline_s = self._clock.now_s + scenario.slave_timeout_ms / 1000
-                self._expect(self._deadlines, wait, wait.deadline_s)
+                self._add_deadline(self._deadlines, wait, wait.deadline_s)
         if self._disk is not None and self._disk.flushed_offset < wait.end_offset:
             wait.disk = True
             self._for_disk.append(wait)
             wait.disk_deadline_s = self._clock.now_s + scenario.sync_flush_timeout_ms / 1000
-            self._expect(self._disk_deadlines, wait, wait.disk_deadline_s)
+            self._add_deadline(self._disk_deadlines, wait, wait.disk_deadline_s)
         if not (wait.copies or wait.disk):
             self._master.do_first(next(self._end_s), self._end, wait)
             return
@@ -272,22 +264,22 @@ class _Simulation:
     def _wake(self, slave: Slave) -> None:
         if not slave.is_sending:
             slave.is_sending = True
-            self._master.do(0.0, self._turn, slave)
+            self._master.do(0.0, self._run_writer, slave)
 
-    def _turn(self, slave: Slave) -> None:
-        """The writer's turn: it costs something only if there is something to send."""
+    def _run_writer(self, slave: Slave) -> None:
+        """The connection's writer task; without unsent bytes it costs nothing."""
         slave.is_sending = False
         if slave.sent_offset == self._appended_offset:
             return
         room_s = slave.out.room_s
         slave.is_sending = True
         if room_s > self._clock.now_s:
-            self._clock.at(room_s, self._retry, slave)
+            self._clock.at(room_s, self._wake_writer, slave)
         else:
             self._master.do_first(next(self._send_s), self._send_all, slave)
 
-    def _retry(self, slave: Slave) -> None:
-        self._master.do(0.0, self._turn, slave)
+    def _wake_writer(self, slave: Slave) -> None:
+        self._master.do(0.0, self._run_writer, slave)
 
     def _send_all(self, slave: Slave) -> None:
         self._send(slave)
@@ -296,32 +288,32 @@ class _Simulation:
             self._wake(slave)
 
     def _send(self, slave: Slave) -> None:
-        behind_bytes = self._appended_offset - slave.sent_offset
-        if behind_bytes:
+        unsent_bytes = self._appended_offset - slave.sent_offset
+        if unsent_bytes:
             begin = slave.sent_offset
-            slave.sent_offset += min(behind_bytes, self._batch_bytes(slave, behind_bytes))
+            slave.sent_offset += min(unsent_bytes, self._batch_bytes(slave, unsent_bytes))
             slave.out.send(begin, slave.sent_offset, slave.receive, overhead_bytes=HEADER_BYTES)
 
-    def _batch_bytes(self, slave: Slave, behind_bytes: int) -> int:
-        """As `HaConnection` does: doubles while the slave is far behind, is small again in step."""
+    def _batch_bytes(self, slave: Slave, unsent_bytes: int) -> int:
+        """As in `HaConnection`: doubles while the slave is far behind, minimal once it has caught up."""
         least, most = self._scenario.transfer_batch_bytes, self._scenario.transfer_batch_bytes_max
-        if behind_bytes <= least:
+        if unsent_bytes <= least:
             slave.batch_bytes = least
-        elif behind_bytes > 2 * slave.batch_bytes:
+        elif unsent_bytes > 2 * slave.batch_bytes:
             slave.batch_bytes = max(least, min(2 * slave.batch_bytes, most))
         return slave.batch_bytes
 
     # -- acks and ends ---------------------------------------------------------------------------------------
 
-    def _take_report(self, slave: Slave, offset: int) -> None:
-        slave.news_offset = offset
-        if not slave.has_news:
-            slave.has_news = True
+    def _receive_report(self, slave: Slave, offset: int) -> None:
+        slave.reported_offset = offset
+        if not slave.has_report:
+            slave.has_report = True
             self._master.do(0.0, self._acknowledge, slave)
 
     def _acknowledge(self, slave: Slave) -> None:
-        slave.has_news = False
-        slave.ack_offset = slave.news_offset
+        slave.has_report = False
+        slave.ack_offset = slave.reported_offset
         slave.ack_s.append(self._clock.now_s)
         slave.ack_offsets.append(slave.ack_offset)
         released: list[_Wait] = []
@@ -335,7 +327,7 @@ class _Simulation:
         self._release(released, first_s=next(self._ack_s))
 
     def _copied_offset(self, need: int) -> int:
-        """What `need` slaves hold."""
+        """The offset that `need` slaves have acknowledged; -1 if there are fewer slaves."""
         if need > len(self._slaves):
             return -1
         if len(self._slaves) == 1:
@@ -358,13 +350,13 @@ class _Simulation:
                 self._master.do(first_s + next(self._end_s), self._end, wait)
                 first_s = 0.0
 
-    def _expect(self, deadlines: deque[_Wait], wait: _Wait, deadline_s: float) -> None:
+    def _add_deadline(self, deadlines: deque[_Wait], wait: _Wait, deadline_s: float) -> None:
         if not deadlines:
-            self._clock.at(deadline_s, self._look, deadlines)
+            self._clock.at(deadline_s, self._check_deadlines, deadlines)
         deadlines.append(wait)
 
-    def _look(self, deadlines: deque[_Wait]) -> None:
-        """Time is over for the first of these waits, unless it has ended."""
+    def _check_deadlines(self, deadlines: deque[_Wait]) -> None:
+        """Expire the waits whose deadline has passed."""
         is_disk = deadlines is self._disk_deadlines
         now_s = self._clock.now_s
         while deadlines:
@@ -372,7 +364,7 @@ class _Simulation:
             deadline_s = wait.disk_deadline_s if is_disk else wait.deadline_s
             if wait.disk if is_disk else wait.copies:
                 if deadline_s > now_s:
-                    self._clock.at(deadline_s, self._look, deadlines)
+                    self._clock.at(deadline_s, self._check_deadlines, deadlines)
                     return
                 self._expire(wait, is_disk=is_disk)
             deadlines.popleft()
@@ -384,20 +376,15 @@ class _Simulation:
                 wait.status = int(PutStatus.FLUSH_DISK_TIMEOUT)
         else:
             wait.copies = False
-            # The replicas' status is the answer if both fail.
+            # If both waits fail, the answer is the replicas' status.
             wait.status = int(PutStatus.FLUSH_SLAVE_TIMEOUT)
         self._release([wait])
 
     def _end(self, wait: _Wait) -> None:
-        self._waited_s[wait.number] = self._clock.now_s - self._came_s[wait.number]
+        self._waited_s[wait.number] = self._clock.now_s - self._put_at_s[wait.number]
         self._status[wait.number] = wait.status
-        self._answered()
+        self._finish()
 
 
 def _ns(at_s: float) -> int:
     return round(at_s * 1e9)
-
-
-def _times(spread: Spread, *, random: np.random.Generator) -> Iterator[float]:
-    """Times without end, drawn from `spread`."""
-    return chain.from_iterable(spread.draw(random, TIMES) for _ in repeat(None))

@@ -1,4 +1,4 @@
-"""The model behind `trioha what-if`, without Spark: what holds whatever the settings are."""
+"""The simulation of `trioha what-if`: properties for all settings, and the settings' grid."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trioha.errors import ConfigError
 from trioha.recording.events import PutStatus
 from trioha_analysis.whatif.costs import Costs
 from trioha_analysis.whatif.figures import figures
-from trioha_analysis.whatif.kernel import Outcome, Puts, simulate
 from trioha_analysis.whatif.queues import HEADER_BYTES
 from trioha_analysis.whatif.scenario import Scenario, bandwidth_axis, grid, rtt_axis, setting_axes
-from trioha_analysis.whatif.spread import NOTHING, Spread
+from trioha_analysis.whatif.simulation import Outcome, Puts, simulate
+from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
 
 US = 1e-6
 
 
-def fixed(microseconds: float) -> Spread:
-    return Spread((microseconds * US,))
+def fixed(microseconds: float) -> TimeDistribution:
+    return TimeDistribution((microseconds * US,))
 
 
 STEADY = Costs(
@@ -40,7 +40,7 @@ PAIR = Scenario()
 
 
 def closed(writers: int, *, count: int = 300, size: int = 1200, think_us: float = 500) -> Puts:
-    return Puts(np.full(count, size), np.zeros(0), writers=writers, turn_s=30 * US, think=fixed(think_us))
+    return Puts(np.full(count, size), np.zeros(0), writers=writers, client_s=30 * US, think=fixed(think_us))
 
 
 def paced(rate: float, *, count: int = 300, size: int = 1200) -> Puts:
@@ -53,8 +53,9 @@ def p(outcome: Outcome, name: str = "p50") -> float:
     return found[name]
 
 
-def test_slave_that_owes_an_ack_for_too_long_is_not_waited_for() -> None:
-    """Its link takes 20 s each way: a put each second times out, until the slave has owed an ack for 15 s."""
+def test_slave_without_an_ack_for_too_long_is_not_in_sync() -> None:
+    """Its link takes 20 s each way: a put each second times out, until the slave has not acknowledged for 15
+    s."""
     puts = Puts(np.full(30, 1200), np.arange(30) * 1.0)
     outcome = simulate(evolve(PAIR, rtt_s=40.0), STEADY, puts, seed=1)
     waited = int(PutStatus.FLUSH_SLAVE_TIMEOUT)
@@ -86,7 +87,9 @@ scenarios = st.builds(
     rtt_s=st.sampled_from((0.0, 0.004)),
 )
 varied = st.builds(
-    lambda low, high: Spread(tuple((low + (high - low) * (step / 9) ** 4) * US for step in range(79 + 1))),
+    lambda low, high: TimeDistribution(
+        tuple((low + (high - low) * (step / 9) ** 4) * US for step in range(79 + 1))
+    ),
     st.integers(1, 50),
     st.integers(50, 4000),
 )
@@ -154,11 +157,11 @@ def test_put_ok_has_its_copies_and_a_timeout_its_time(
 
 @settings(max_examples=60, deadline=None)
 @given(scenarios, costs, st.integers(1, 40), st.integers(0, 99))
-def test_closed_loop_never_has_more_puts_under_way_than_writers(
+def test_closed_loop_never_has_more_outstanding_puts_than_writers(
     scenario: Scenario, costs: Costs, writers: int, seed: int
 ) -> None:
     outcome = simulate(scenario, costs, closed(writers, count=120), seed=seed)
-    assert outcome.waiting_max <= writers
+    assert outcome.outstanding_max <= writers
 
 
 @settings(max_examples=40, deadline=None)
@@ -191,14 +194,14 @@ def test_one_writer_waits_for_exactly_the_steps_of_a_put() -> None:
 
 
 def test_same_seed_same_outcome() -> None:
-    noisy = evolve(STEADY, slave=Spread(tuple(100 * US * (1 + step / 20) for step in range(80))))
+    noisy = evolve(STEADY, slave=TimeDistribution(tuple(100 * US * (1 + step / 20) for step in range(80))))
     first, second = (simulate(PAIR, noisy, closed(8), seed=5) for _ in range(2))
     assert first.waited_s.tolist() == second.waited_s.tolist()
     assert first.waited_s.tolist() != simulate(PAIR, noisy, closed(8), seed=6).waited_s.tolist()
 
 
 def test_the_second_slave_is_waited_for_only_if_it_is_needed() -> None:
-    noisy = evolve(STEADY, slave=Spread(tuple(50 * US * (1 + step / 4) for step in range(80))))
+    noisy = evolve(STEADY, slave=TimeDistribution(tuple(50 * US * (1 + step / 4) for step in range(80))))
     puts = paced(300)
     one_of_two = p(simulate(evolve(PAIR, slaves=2), noisy, puts, seed=1))
     both = p(simulate(evolve(PAIR, slaves=2, in_sync_replicas=3), noisy, puts, seed=1))
@@ -206,8 +209,8 @@ def test_the_second_slave_is_waited_for_only_if_it_is_needed() -> None:
     assert one_of_two < both == all_in_sync
 
 
-def test_slaves_that_are_slow_together_do_not_stand_in_for_each_other() -> None:
-    noisy = evolve(STEADY, slave=Spread(tuple(50 * US * (1 + step / 4) for step in range(80))))
+def test_correlated_slaves_do_not_compensate_for_each_other() -> None:
+    noisy = evolve(STEADY, slave=TimeDistribution(tuple(50 * US * (1 + step / 4) for step in range(80))))
     puts = paced(200)
     one = p(simulate(PAIR, noisy, puts, seed=1))
     apart = p(simulate(evolve(PAIR, slaves=2), noisy, puts, seed=1))
@@ -239,12 +242,12 @@ def test_flushed_acks_wait_for_the_slaves_disk_and_sync_flush_for_the_masters() 
         ({"role": BrokerRole.ASYNC_MASTER, "slaves": 0}, "PUT_OK"),
     ],
 )
-def test_puts_end_as_the_settings_say(changes: dict[str, object], status: str) -> None:
+def test_puts_end_with_the_status_of_the_settings(changes: dict[str, object], status: str) -> None:
     outcome = simulate(evolve(PAIR, **changes), STEADY, closed(4, count=50), seed=1)
     assert figures([outcome]).statuses == {status: 50}
 
 
-def test_lag_of_a_link_that_is_too_slow_grows_to_what_is_left_over() -> None:
+def test_lag_of_a_slow_link_grows_to_the_bytes_left_over() -> None:
     slow = evolve(PAIR, role=BrokerRole.ASYNC_MASTER, bandwidth_bytes_per_s=120_000)
     found = figures([simulate(slow, STEADY, paced(200, count=400), seed=1)])
     assert found.lag_bytes is not None
@@ -254,7 +257,7 @@ def test_lag_of_a_link_that_is_too_slow_grows_to_what_is_left_over() -> None:
     assert found.lag_seconds["max"] == pytest.approx(2.0, rel=0.05)
 
 
-def test_large_batches_grow_only_when_the_slave_is_behind() -> None:
+def test_batches_grow_only_while_the_slave_lags() -> None:
     slow = evolve(PAIR, bandwidth_bytes_per_s=1e6, transfer_batch_bytes=1000, transfer_batch_bytes_max=1000)
     puts = paced(100, size=8000)
     few = simulate(slow, STEADY, puts, seed=1)
@@ -264,7 +267,7 @@ def test_large_batches_grow_only_when_the_slave_is_behind() -> None:
     assert grown.sent_bytes[0] < few.sent_bytes[0]
 
 
-def test_grid_is_all_combinations_and_given_again_adds() -> None:
+def test_grid_has_all_combinations_and_a_repeated_option_adds_values() -> None:
     axes = [
         *setting_axes(["inSyncReplicas=2,3", "haTransferBatchSize=131072", "inSyncReplicas=4"]),
         bandwidth_axis(["10M,1Gi"]),
@@ -292,17 +295,17 @@ def test_grid_is_all_combinations_and_given_again_adds() -> None:
         ("trioha.haAckMode=maybe", "trioha.haAckMode: 'maybe' is not one of its values"),
     ],
 )
-def test_settings_that_cannot_be_asked_about_are_one_line(option: str, line: str) -> None:
+def test_settings_that_are_not_modelled_are_refused_in_one_line(option: str, line: str) -> None:
     with pytest.raises(ConfigError) as refused:
         setting_axes([option])
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_spread_draws_what_it_was_made_of() -> None:
+def test_samples_have_the_measured_distribution() -> None:
     random = np.random.default_rng(1)
     measured = random.lognormal(-8, 1, 20_000)
-    drawn = np.array(Spread.of(measured).draw(random, 20_000))
+    drawn = np.array(TimeDistribution.of(measured).sample(random, 20_000))
     for part in (0.1, 0.5, 0.9, 0.99):
         assert np.quantile(drawn, part) == pytest.approx(np.quantile(measured, part), rel=0.15)
-    assert Spread.of(np.zeros(0)) == NOTHING
+    assert TimeDistribution.of(np.zeros(0)) == ZERO_TIME
