@@ -1,28 +1,28 @@
 """Which new connection of a slave continues which lost one: the one rule for live view, replay and Spark.
 
-A slave's port changes with every connection, so a master's connections do not say which of them are one
-replica. A new connection is joined to a lost one only where there is exactly one candidate. The candidates
-are, of the connections that were lost and that no other one continues:
+A slave's port changes with every connection, so a master's connections alone do not identify replicas. A new
+connection is joined to a lost one only if there is exactly one candidate. Candidates are lost connections
+that no other connection continues:
 
-1. those of the same identity, where both have one: a certificate's name, or which watched slave it is. Two
-   different identities are never joined, and one identity is joined from any host;
-2. else those of the very same address (host and port), as when a sample missed a connection for a moment;
+1. those of the same identity, if both have one: a certificate's name, or the watched slave. Connections of
+   different identities are never joined; those of one identity are joined from any host;
+2. else those of the same address (host and port), as when a sample missed a connection for a moment;
 3. else those of the same host;
-4. and of several, those that were lost in the last `FRESH_NS`, if there are such: a slave that left this host
-   long ago does not make the return of another one uncertain.
+4. and of several, those lost in the last `FRESH_NS`, if there are any: a slave that left this host long ago
+   does not make the return of another one uncertain.
 
-A lost connection that several new ones of one moment could continue is joined to none of them. Where several
+A lost connection that several connections of one moment could continue is joined to none of them. If several
 slaves of one host (or behind one NAT) were away at once, the rule says that a slave came back, but not which:
-`Arrival.candidates`. Each such arrival takes one place among its candidates, and when all their places are
-taken they are forgotten: the next loss on this host is told apart again.
+`Arrival.candidates`. Each such arrival uses up one of its candidates, and when all are used up they are
+forgotten, so that the next loss on this host is unambiguous again.
 
-Offsets decide nothing: slaves in step have the same ones, a slave that verifies its tail asks for less than
-it has acknowledged, and one that lost the tail of its log does too.
+Offsets are not used: slaves in step have the same ones, a slave that verifies its tail requests less than it
+has acknowledged, and so does one that lost the tail of its log.
 
-Only a connection that asked for the log takes part, from its request on: a probe (a health check, a port
-scan) is neither a new connection nor a lost one here. Callers leave probes out.
+Only a connection that requested the log takes part, from its request on. Callers leave out probes (health
+checks, port scans).
 
-No clock and no I/O: times are ns on any clock that the caller keeps to.
+No clock and no I/O: times are ns on any one clock.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ from attrs import define, frozen
 
 K = TypeVar("K", bound=Hashable)
 _STEPS: Final = ("identity", "address", "host")
-"""What candidates have in common with a new connection, in the order in which it counts."""
+"""What candidates and a new connection have in common, the strongest first."""
 
 FRESH_NS: Final = 300 * 10**9
-"""Time since a loss within which it is preferred to earlier ones of the same host."""
+"""A connection lost within this time is preferred to those lost earlier on the same host."""
 LOST_PER_HOST_MAX: Final = 64
-"""Lost connections of one host that are remembered: the latest ones."""
+"""Lost connections of one host that are kept: the latest ones."""
 
 
 @frozen
 class Connection(Generic[K]):
-    """A connection of a slave to one master, as far as it tells its replica from others."""
+    """A connection of a slave to one master: what identifies its replica."""
 
     key: K
-    """The caller's name for it; no two connections share one."""
+    """The caller's key, unique among connections."""
     address: str
-    """The peer, `host:port`; empty if it is not known, and then only an identity joins it."""
+    """The peer, `host:port`; empty if unknown, and then only an identity joins it."""
     identity: str = ""
-    """What names the replica on any connection: a certificate's name, a watched slave. Empty if unknown."""
+    """Identity of the replica on any connection: a certificate's name, a watched slave. Empty if unknown."""
 
     @property
     def host(self) -> str:
-        """The address without its port; empty if the address is not known."""
+        """The address without its port; empty if unknown."""
         host, _, port = self.address.rpartition(":")
         return host or port
 
 
 @frozen
 class Arrival(Generic[K]):
-    """What is known of a new connection. With neither a `previous` nor `candidates` it is a new replica."""
+    """A new connection; without `previous` and `candidates` it is of a new replica."""
 
     connection: Connection[K]
     previous: K | None = None
     """Key of the lost connection that it continues."""
     candidates: tuple[K, ...] = ()
-    """Keys of the lost connections one of which it continues, where it is not known which."""
+    """Keys of the lost connections of which it continues one, if it is not known which."""
 
     @property
     def is_reconnect(self) -> bool:
-        """Whether a replica came back, known by name or not."""
+        """Whether a replica came back, known or not."""
         return self.previous is not None or bool(self.candidates)
 
 
@@ -94,14 +94,14 @@ class _Lost(Generic[K]):
     connection: Connection[K]
     at_ns: int
     places_taken: int = 0
-    """Arrivals that could have been it and were joined to none."""
+    """Arrivals with this candidate that were joined to none."""
 
 
 _Index = dict[tuple[str, str], dict[K, _Lost[K]]]
 
 
 class Reconnects(Generic[K]):
-    """The connections that one master lost, and which new ones continue them."""
+    """The lost connections of one master, to be continued by new ones."""
 
     def __init__(self) -> None:
         self._lost: dict[K, _Lost[K]] = {}
@@ -109,9 +109,9 @@ class Reconnects(Generic[K]):
         self._index: _Index[K] = {}
 
     def lost(self, connection: Connection[K], *, at_ns: int) -> None:
-        """`connection`, which had asked for the log, ended.
+        """Add `connection`, which had requested the log, as lost.
 
-        Its `identity` is what is known of it by now, which may be more than when it came.
+        Its `identity` is the one known by now; it may have been unknown when the connection came.
         """
         self.forget(connection.key)
         self._lost[connection.key] = lost = _Lost(connection, at_ns)
@@ -122,7 +122,7 @@ class Reconnects(Generic[K]):
             self.forget(next(iter(of_host)))
 
     def forget(self, key: K) -> None:
-        """The lost connection `key`, if there is one, is no candidate any more."""
+        """Remove the lost connection `key`, if there is one, from the candidates."""
         lost = self._lost.pop(key, None)
         if lost is None:
             return
@@ -132,9 +132,9 @@ class Reconnects(Generic[K]):
                 del self._index[place]
 
     def came(self, connections: Iterable[Connection[K]], *, at_ns: int) -> list[Arrival[K]]:
-        """What is known of `connections`, which asked for the log at one moment, in their order.
+        """Join `connections`, which requested the log at one moment; returns their arrivals in their order.
 
-        Lost connections that one of them continues are forgotten.
+        Lost connections that one of them continues are removed.
         """
         new = list(connections)
         arrivals: dict[K, Arrival[K]] = {}
@@ -157,9 +157,10 @@ class Reconnects(Generic[K]):
         return key in self._lost
 
     def identified(self, connection: Connection[K]) -> K | None:
-        """Key of the lost connection that `connection`, which came before it had an identity, continues.
+        """Join `connection`, whose identity became known only after it came.
 
-        None if there is not exactly one of its identity; else that one is forgotten.
+        Returns the key of the lost connection that it continues, which is removed; None if there is not
+        exactly one of its identity.
         """
         found = self._index.get(("identity", connection.identity), {}) if connection.identity else {}
         if len(found) != 1:
@@ -177,7 +178,7 @@ class Reconnects(Generic[K]):
         return [lost for lost in found if at_ns - lost.at_ns <= FRESH_NS] or found
 
     def _one_of(self, connection: Connection[K], found: list[_Lost[K]]) -> Arrival[K]:
-        """The arrival of a connection that continues one of several, or that competes for one."""
+        """The arrival of a connection with several candidates, or one that others want too."""
         left = [lost for lost in found if lost.connection.key in self._lost]
         for lost in left:
             lost.places_taken += 1
@@ -188,12 +189,12 @@ class Reconnects(Generic[K]):
 
 
 def pair(spans: Iterable[Span[K]], reconnects: Reconnects[K] | None = None) -> list[Arrival[K]]:
-    """What is known of each connection of a whole recording, by the time at which it came.
+    """The arrivals of all connections of a recording, in the order of time.
 
-    `reconnects`, a new one if given, then says which of the lost ones may still be continued.
+    `reconnects`, an empty one if given, holds the lost connections that may still be continued afterwards.
 
-    Connections that came at the same time came at one moment, as those in one sample of a monitor do, and
-    what was lost at that time was lost before it.
+    Connections of one time are of one moment (one sample of a monitor); connections lost at that time were
+    lost before it.
     """
     turns: list[tuple[int, int, int, Span[K]]] = []
     for number, span in enumerate(spans):
@@ -214,7 +215,7 @@ def pair(spans: Iterable[Span[K]], reconnects: Reconnects[K] | None = None) -> l
 
 
 def _places(connection: Connection[K]) -> list[tuple[str, str]]:
-    """Where a connection is found: what is known of it, by the name of the step that uses it."""
+    """Keys of a connection in the index: step and value."""
     places = zip(_STEPS, (connection.identity, connection.address, connection.host), strict=True)
     return [place for place in places if place[1]]
 

@@ -1,15 +1,14 @@
-"""Records what a node does, without getting in its way.
+"""Records the events of a node without delaying it.
 
-Theory of operation. `emit` packs an event into the current block of memory, a bytearray that exists
-already, and that is all: no lock, no allocation of its own, no I/O. `Recorder.run` hands blocks to a worker
-thread, which numbers and checks their records and writes each with one call: a full block at once, a partly
-filled one after `FLUSH_INTERVAL_S`. There is a fixed number of blocks. If the disk is so slow that all of
-them wait for it, events are dropped and counted, and one DROPPED record takes their place in the recording.
-If the disk fails, that is logged once, recording ends, and the node goes on: replication never depends on its
-recording.
+Theory of operation. `emit` only packs an event into the current block of memory, a preallocated bytearray: no
+lock, no allocation, no I/O. `Recorder.run` hands blocks to a worker thread, which numbers and checks their
+records and writes each with one call: a full block at once, a partly filled one after `FLUSH_INTERVAL_S`. The
+number of blocks is fixed. If the disk is so slow that no block is free, events are dropped and counted, and
+one DROPPED record stands for them in the recording. If the disk fails, the error is logged once, recording
+ends, and the node goes on: replication never depends on its recording.
 
-A recorder belongs to the trio thread. Run it in a nursery around everything that reports to it, so that it is
-cancelled last: what is emitted after its `run` has ended goes nowhere but into `dropped`.
+A recorder belongs to the trio thread. Run it in a nursery around all tasks that emit events, so that it is
+cancelled last: events after the end of `run` are dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = structlog.get_logger(__name__)
 FLUSH_INTERVAL_S: Final = 0.2
 """Longest time in which an event stays in memory while the disk keeps up."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long the end of a session may wait for the disk."""
+"""Longest wait for the disk at the end of a session."""
 SEGMENT_RECORDS_MAX: Final = 2_000_000
 """Records of a segment, keyframes included."""
 BLOCK_RECORDS: Final = 1365
@@ -48,10 +47,10 @@ BLOCK_RECORDS: Final = 1365
 BLOCKS_MAX: Final = 64
 """Blocks of a recorder, 4 MiB in all: half a second of 170,000 events a second."""
 FACTS_MAX: Final = 1024
-"""Facts that a block can take along."""
+"""Facts of a block."""
 
 _LIMITS: Final = {
-    # Of the fields of a record, for values that do not fit one.
+    # Least and largest value of each field of a record.
     "kind": (0, 127),
     "flags": (0, 255),
     "conn": (-(2**31), 2**31 - 1),
@@ -76,10 +75,10 @@ class Recorder:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Record below `directory` (trioha.recordDir), in a folder of its own for each start of the node.
+        """Record below `directory` (trioha.recordDir), in a new folder for each start of the node.
 
-        `node_id` (brokerId) stands in every record. Nothing is written before `run`, but events can be
-        reported already. Raises ConfigError if `node_id` does not fit a record.
+        Each record has `node_id` (brokerId). Nothing is written before `run`, but events can be emitted
+        already. Raises ConfigError if `node_id` does not fit a record.
         """
         if not 0 <= node_id <= NODE_ID_MAX:
             raise ConfigError(
@@ -99,41 +98,41 @@ class Recorder:
         self._free = [Block(bytearray(self._block_bytes)) for _ in range(blocks_max)]
         self._full: deque[Block] = deque()
         self._block = self._free.pop()
-        # Of the current block, kept here for speed: its memory, and where the next record goes in it.
+        # Of the current block, kept here for speed: its memory, and the position of the next record.
         self._buffer = self._block.buffer
         self._position = 0
         self._dropped_now = 0
         """Dropped since the last DROPPED record."""
         self._dropped = 0
-        # What lies in the line for the disk is the difference: each number has one thread that changes it.
+        # The difference is what waits for the disk. Each number is changed by one thread only.
         self._queued_records = 0
-        """Records of all blocks that were put in the line; changed by the trio thread."""
+        """Records of all blocks that were queued; changed by the trio thread."""
         self._written_records = 0
-        """Those of them that the disk has; changed by the worker thread."""
+        """Records of all blocks that were written; changed by the worker thread."""
         self._rolls = False
-        """Whether the next block begins a segment."""
+        """Whether the next block starts a segment."""
         self._stopped = False
         self._wake = trio.Event()
         self._writer: SessionWriter | None = None
-        # One write at a time, also while an abandoned one still hangs in the disk.
+        # One write at a time, even while an abandoned one still waits for the disk.
         self._limiter = trio.CapacityLimiter(1)
         self._path = self._new_path()
 
     @property
     def path(self) -> Path:
-        """The session's folder; its name sorts by time. It is there once `run` has started."""
+        """The session's folder, which exists once `run` has started. Its name sorts by time."""
         return self._path
 
     @property
     def recorded(self) -> int:
-        """How many records are written, keyframes included."""
+        """Records written, keyframes included."""
         return 0 if self._writer is None else self._writer.next_seq
 
     @property
     def dropped(self) -> int:
-        """How many events and facts found no room, or no recording any more.
+        """Events and facts that were dropped: no block was free, or the recording had ended.
 
-        After the end of the recording what waits for the disk counts, until the disk takes it after all.
+        After the end of the recording queued records count too, until they are written after all.
         """
         waiting = self._queued_records - self._written_records if self._stopped else 0
         return self._dropped + waiting
@@ -181,7 +180,7 @@ class Recorder:
             self._next_block()
 
     def fact(self, type_: str, **fields: object) -> None:
-        """Record a fact; it stands before the next event. What JSON cannot say is written as `str` has it."""
+        """Record a fact, which precedes the next event. Values that JSON lacks are written as text."""
         block = self._block
         if len(block.facts) >= FACTS_MAX:
             self._drop()
@@ -190,7 +189,7 @@ class Recorder:
         block.facts.append((self._position // RECORD_BYTES, text))
 
     def roll(self) -> None:
-        """Begin a new segment with the next event, so that those before it can be taken away."""
+        """Start a new segment with the next event, so that the earlier ones can be moved or deleted."""
         if self._position == 0:
             self._block.rolls = True
         else:
@@ -198,10 +197,10 @@ class Recorder:
             self._next_block()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write the session until cancelled; then write what is left (at most `CLOSE_TIMEOUT_S`) and close.
+        """Write the session until cancelled; then write the rest (at most `CLOSE_TIMEOUT_S`) and close it.
 
-        Started once the session's folder is there. Raises StoreError if it cannot be made. Returns early,
-        after logging it, if the disk fails later.
+        Started once the session's folder exists. Raises StoreError if it cannot be created. If the disk fails
+        later, logs that and returns.
         """
         try:
             writer = await run_in_thread(self._open)
@@ -237,7 +236,7 @@ class Recorder:
     # -- blocks ------------------------------------------------------------------------------------------
 
     def _next_block(self) -> bool:
-        """Put the current block into the line for the disk and take a free one, if there is one."""
+        """Queue the current block for the disk and continue with a free one; False if there is none."""
         if self._stopped or not self._free:
             return False
         self._block.used_bytes = self._position
@@ -264,10 +263,10 @@ class Recorder:
         self.emit(**nearest)
 
     async def _write_out(self, writer: SessionWriter) -> None:
-        """Write all that was reported until now. Raises OSError.
+        """Write all events emitted until now. Raises OSError.
 
-        If cancelled, a thread that is in the disk already goes on, and whoever writes next waits for it; what
-        it has not taken yet stays in line. Nothing is lost.
+        If cancelled, a worker thread that is writing goes on, and the next write waits for it. The other
+        blocks stay queued: no event is lost.
         """
         self._wake = trio.Event()
         if self._position or self._block.facts or self._dropped_now:
@@ -276,14 +275,14 @@ class Recorder:
             return
         await run_in_thread(partial(self._drain, writer), abandon_on_cancel=True, limiter=self._limiter)
         if self._position == self._block_bytes:
-            # It filled up while no block was free.
+            # The current block filled up while no other was free.
             self._next_block()
 
     def _drain(self, writer: SessionWriter) -> None:
-        """Write the blocks in line and set them free: runs in a worker thread.
+        """Write the queued blocks and free them; runs in a worker thread.
 
-        The trio thread appends to `_full` and pops from `_free`, this one does the reverse, and each of these
-        is atomic; neither looks through them. When the recorder has given up, this ends with its block.
+        The trio thread appends to `_full` and pops from `_free`, this one does the reverse. Each of these is
+        atomic, and neither thread iterates over them. After `_stop`, this ends with its present block.
         """
         full = self._full
         while full and not self._stopped:
@@ -320,14 +319,14 @@ class Recorder:
                     segment_records=self._segment_records_max,
                 )
             except FileExistsError:
-                # Another start within this millisecond has the name.
+                # Another start within this millisecond has this name.
                 if not self._path.is_dir():
                     raise
                 time.sleep(0.001)
                 self._path = self._new_path()
 
     async def _close(self, writer: SessionWriter) -> None:
-        """Write what is left, unless the disk has failed, and close the files."""
+        """Write the rest, unless the disk has failed, and close the files."""
         try:
             if not self._stopped:
                 self.fact("note", text=CLOSED_NOTE)
@@ -338,7 +337,7 @@ class Recorder:
             log.error("recording incomplete", session=str(self._path), error=error.strerror or str(error))
 
     def _stop(self) -> None:
-        """From here on every event is dropped: the current block counts as full, and no other is taken."""
+        """Drop all later events: the current block counts as full and is not replaced."""
         if self._stopped:
             return
         self._stopped = True

@@ -1,4 +1,4 @@
-"""What must hold in a recorded session, and whether it does. Not for a node, which has no NumPy."""
+"""Invariants of recorded sessions, and the check of a session. Not for a node, which has no NumPy."""
 
 from trioha.recording.invariants.event_batch import SessionSettings
 from trioha.recording.invariants.judge import (

@@ -1,4 +1,4 @@
-"""Rules that compare each record with the one before it, whatever the two are."""
+"""Rules that compare each record with the one before it, of any kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trioha.recording.state_arrays import Array
 
 @frozen(eq=False)
 class BatchEdges:
-    """First and last record of a part."""
+    """First and last record of a part, and the violations within it."""
 
     first: Array
     last: Array
@@ -32,7 +32,7 @@ class AdjacentEventRule:
     """Which differences to the record before break the rule."""
 
     def judge(self, batch: EventBatch) -> BatchEdges:
-        """What the records of a part say."""
+        """Judge the records of a part."""
         raw = batch.raw
         broken = np.flatnonzero(self.fault(np.diff(raw[self.column])))
         return BatchEdges(raw[:1], raw[-1:], Findings.of(raw[broken + 1], raw[broken]), max(0, len(raw) - 1))
@@ -40,7 +40,7 @@ class AdjacentEventRule:
     def join(
         self, earlier: BatchEdges, later: BatchEdges, settings: SessionSettings, *, gap: bool
     ) -> BatchEdges:
-        """What two parts that follow each other say together."""
+        """Join two parts that follow each other."""
         del settings, gap
         if not len(earlier.first) or not len(later.first):
             return later if len(later.first) else earlier
@@ -54,7 +54,7 @@ class AdjacentEventRule:
             earlier.checked + 1 + later.checked,
         )
 
-    def finish(self, border: BatchEdges, *, is_whole: bool) -> tuple[Findings, int]:
+    def finish(self, edges: BatchEdges, *, is_whole: bool) -> tuple[Findings, int]:
         """Violations, and how many records were judged."""
         del is_whole
-        return border.findings, border.checked
+        return edges.findings, edges.checked

@@ -1,16 +1,15 @@
 """A put that was answered PUT_OK was on as many nodes as it needed.
 
-Theory of operation. A connection covers an offset from its first ack at or beyond it until it ends. A put was
-safe if at some moment before its wait ended as many connections as it needed covered its end at once. How
-many do only falls when a connection ends: it is enough to look at the wait's end and at the moments just
-before connections ended while it lasted (of a put that was released, and then had to wait for the disk or
-for its turn).
+Theory of operation. A connection covers an offset from its first ack at or beyond it until the connection
+ends. A put was safe if at some moment before its wait ended as many connections as it needed covered its end.
+Their number only falls when a connection ends. So two kinds of moments are checked: the end of the wait, and
+the moments just before connections ended during it (the put may have been released before, and then waited
+for the disk or the event loop).
 
-A part does not know what was acknowledged before it. It keeps the waits that it cannot show to be safe, and
-the moments at which connections ended, each with the last ack of every connection as far as the part knows
-it (`AckTable`). Who joins it to what came before fills in the rest. What is never shown to be safe, with its
-begin known and nothing missing since then, is a violation. Connections are counted, not the nodes behind
-them.
+A part does not know earlier acks. It keeps the waits that it cannot show to be safe, and the moments at which
+connections ended, each with the last ack of every connection as far as the part has it (`AckTable`). The join
+with the part before fills in the rest. A wait that is never shown to be safe, whose begin is known and has no
+missing record since, is a violation. Connections are counted, not nodes.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ UNKNOWN: Final = -1
 CLOSED: Final = -2
 """Instead of an ack: the connection has ended."""
 PENDING_MAX: Final = 20_000
-"""Waits of a part that are kept as not shown to be safe, the earliest ones: many more than wait at once."""
+"""Waits that a part keeps because they are not shown to be safe, the earliest ones: far more than wait at
+once."""
 
 
 @frozen(eq=False)
 class AckTable:
-    """What connections had acknowledged at some moments."""
+    """The last ack of each connection at some moments."""
 
     conns: Ints
     """Ascending; shape (c,)."""
@@ -44,7 +44,7 @@ class AckTable:
     """Last ack of each connection before each moment, `UNKNOWN` or `CLOSED`; shape (n, c)."""
 
     def after(self, before: AckTable) -> AckTable:
-        """The same moments, with what is unknown taken from `before`, which has one moment."""
+        """The same moments, with unknown acks filled in from `before`, which has one moment."""
         conns = np.union1d(self.conns, before.conns)
         acks = np.full((len(self.acks), len(conns)), UNKNOWN, np.int64)
         acks[:, np.searchsorted(conns, self.conns)] = self.acks
@@ -66,37 +66,37 @@ class AckTable:
 
 @frozen(eq=False)
 class Pending:
-    """Waits that ended with PUT_OK and are not shown to be safe yet, in their order."""
+    """Waits that ended with PUT_OK and are not yet shown to be safe, in their order."""
 
     ends: Array
     begins: Array
-    """The WAIT_BEGIN of each; where that is not known, the end itself."""
-    views: AckTable
+    """The WAIT_BEGIN of each; the end itself where it is not known."""
+    acks_at: AckTable
 
     def pick(self, rows: Bools) -> Pending:
         """Some of them."""
-        return Pending(self.ends[rows], self.begins[rows], self.views.pick(rows))
+        return Pending(self.ends[rows], self.begins[rows], self.acks_at.pick(rows))
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
             np.concatenate((self.ends, other.ends)),
             np.concatenate((self.begins, other.begins)),
-            self.views + other.views,
+            self.acks_at + other.acks_at,
         )
 
     @property
     def is_begun(self) -> Bools:
-        """Of which the begin is known."""
+        """Whether the begin of each is known."""
         known: Bools = self.begins["kind"] == Kind.WAIT_BEGIN
         return known
 
-    def unsafe(self, closes: Ints, close_views: AckTable) -> Pending:
-        """Those that are still not shown to be safe, given the moments (seqs) at which connections ended."""
+    def unsafe(self, closes: Ints, close_acks: AckTable) -> Pending:
+        """Those still not shown to be safe, given the moments (seqs) at which connections ended."""
         begun = self.is_begun
         need = np.where(begun, self.begins["size"].astype(np.int64) - 1, np.iinfo(np.int64).max)
         wanted = self.ends["offset"]
-        safe = (self.views.acks >= wanted[:, None]).sum(axis=1) >= need
-        for seq, acks in zip(closes, close_views.acks, strict=True):
+        safe = (self.acks_at.acks >= wanted[:, None]).sum(axis=1) >= need
+        for seq, acks in zip(closes, close_acks.acks, strict=True):
             during = np.flatnonzero(~safe & begun & (self.begins["seq"] < seq) & (self.ends["seq"] > seq))
             if len(during):
                 covered = (acks[None, :] >= wanted[during, None]).sum(axis=1)
@@ -106,24 +106,24 @@ class Pending:
 
 @frozen(eq=False)
 class Copies:
-    """What is known of some records."""
+    """State of the rule after some records."""
 
     pending: Pending
     open_: Array
     """WAIT_BEGIN records without an end, by request id."""
     exit_: AckTable
-    """What was acknowledged at the end: one moment."""
+    """Acks at the end: one moment."""
     closes: Ints
-    """Seqs of records that ended a connection, as far as a wait may still ask for them."""
-    close_views: AckTable
+    """Seqs of records that ended a connection, as far as a wait may still need them."""
+    close_acks: AckTable
     """Just before each of them."""
     has_hole: bool
     checked: int
     is_first: bool
-    """Whether nothing came before."""
+    """Whether no records came before."""
 
     def pruned(self) -> Copies:
-        """The same without what no record that follows can ask for."""
+        """Without entries that no later record can need."""
         if not self.is_first:
             return self
         # Only waits that are open now can have been released before they end.
@@ -132,16 +132,16 @@ class Copies:
         return evolve(
             self,
             closes=self.closes[kept],
-            close_views=self.close_views.pick(kept),
+            close_acks=self.close_acks.pick(kept),
             exit_=AckTable(self.exit_.conns[is_open], self.exit_.acks[:, is_open]),
         )
 
 
 class CopiesRule:
-    """PUT_OK only with the copies that the put needed."""
+    """PUT_OK is answered only with the copies that the put needed."""
 
     def judge(self, batch: EventBatch) -> Copies:
-        """What the records of a part say."""
+        """Judge the records of a part."""
         records, columns = batch.records, batch.columns
         waits = pair_waits(batch)
         acks = _Acks(batch)
@@ -149,33 +149,33 @@ class CopiesRule:
         need = np.where(waits.begins >= 0, columns["size"][waits.begins] - 1, -1)
         is_ok &= need != 0
         # A hole between begin and end may hold the acks that count.
-        behind = np.searchsorted(batch.holes, waits.ends, side="right")
-        begun_behind = np.searchsorted(batch.holes, waits.begins, side="right")
-        is_ok &= np.where(waits.begins >= 0, behind == begun_behind, behind == 0)
+        holes_before = np.searchsorted(batch.holes, waits.ends, side="right")
+        holes_before_begin = np.searchsorted(batch.holes, waits.begins, side="right")
+        is_ok &= np.where(waits.begins >= 0, holes_before == holes_before_begin, holes_before == 0)
         ends, begins, need = waits.ends[is_ok], waits.begins[is_ok], need[is_ok]
         covered = acks.covering(ends, columns["offset"][ends])
         doubtful = np.flatnonzero((covered < need) | (need < 0))[:PENDING_MAX]
         ends, begins = ends[doubtful], begins[doubtful]
-        pending = Pending(records[ends], records[np.where(begins >= 0, begins, ends)], acks.views(ends))
+        pending = Pending(records[ends], records[np.where(begins >= 0, begins, ends)], acks.acks_at(ends))
         closes = acks.closes
-        close_views = acks.views(closes)
+        close_acks = acks.acks_at(closes)
         seqs = records["seq"][closes]
-        # What ends behind a hole is not judged by a begin before it.
-        begun_behind = np.searchsorted(batch.holes, waits.open_, side="right")
-        open_ = records[waits.open_[begun_behind == len(batch.holes)]]
+        # A wait that ends after a hole is not judged by a begin before it.
+        holes_before_begin = np.searchsorted(batch.holes, waits.open_, side="right")
+        open_ = records[waits.open_[holes_before_begin == len(batch.holes)]]
         return Copies(
-            pending=pending.unsafe(seqs, close_views),
+            pending=pending.unsafe(seqs, close_acks),
             open_=open_[np.argsort(open_["aux"], kind="stable")],
-            exit_=acks.views(np.array([len(records)])),
+            exit_=acks.acks_at(np.array([len(records)])),
             closes=seqs,
-            close_views=close_views,
+            close_acks=close_acks,
             has_hole=bool(len(batch.holes)),
             checked=int(np.count_nonzero(is_ok)),
             is_first=batch.is_first,
         ).pruned()
 
     def join(self, earlier: Copies, later: Copies, settings: SessionSettings, *, gap: bool) -> Copies:
-        """What two parts that follow each other say together; `gap`: records between them are missing."""
+        """Join two parts that follow each other; `gap`: records between them are missing."""
         del settings
         checked = earlier.checked + later.checked
         begun = later.pending.is_begun
@@ -198,14 +198,14 @@ class CopiesRule:
             begins = pending.begins.copy()
             begins[fits] = earlier.open_[place[fits]]
             ended = place[fits]
-            # Whose begin lies before a hole that is already known is passed over.
+            # Waits whose begin lies before a known hole are not judged.
             lost = ~begun & ~fits & earlier.has_hole
             pending = evolve(pending, begins=begins).pick(~lost)
             checked -= int(np.count_nonzero(lost))
-        pending = evolve(pending, views=pending.views.after(earlier.exit_))
-        close_views = earlier.close_views + later.close_views.after(earlier.exit_)
+        pending = evolve(pending, acks_at=pending.acks_at.after(earlier.exit_))
+        close_acks = earlier.close_acks + later.close_acks.after(earlier.exit_)
         closes = np.concatenate((earlier.closes, later.closes))
-        both = (earlier.pending + pending).unsafe(closes, close_views)
+        both = (earlier.pending + pending).unsafe(closes, close_acks)
         open_ = later.open_
         if not later.has_hole:
             open_ = np.concatenate((np.delete(earlier.open_, ended), open_))
@@ -215,7 +215,7 @@ class CopiesRule:
             open_=open_,
             exit_=later.exit_.after(earlier.exit_),
             closes=closes,
-            close_views=close_views,
+            close_acks=close_acks,
             has_hole=earlier.has_hole or later.has_hole,
             checked=checked,
             is_first=earlier.is_first,
@@ -229,38 +229,40 @@ class CopiesRule:
 
 
 class _Acks:
-    """The acks of a part by connection."""
+    """The acks of a part, by connection."""
 
     def __init__(self, batch: EventBatch) -> None:
-        said = batch.connections.stream((Kind.ACK, Kind.CLOSED))
-        is_end = said["kind"] == Kind.CLOSED
-        values = np.where(is_end, CLOSED, said["offset"])
-        has_any = np.diff(said.bounds) > 0
+        acks_and_ends = batch.connections.stream((Kind.ACK, Kind.CLOSED))
+        is_end = acks_and_ends["kind"] == Kind.CLOSED
+        values = np.where(is_end, CLOSED, acks_and_ends["offset"])
+        has_any = np.diff(acks_and_ends.bounds) > 0
         self._conns = batch.connections.keys[has_any]
         self._tracks = [
-            (said.places[begin:end], values[begin:end])
-            for begin, end in zip(said.bounds[:-1][has_any], said.bounds[1:][has_any], strict=True)
+            (acks_and_ends.places[begin:end], values[begin:end])
+            for begin, end in zip(
+                acks_and_ends.bounds[:-1][has_any], acks_and_ends.bounds[1:][has_any], strict=True
+            )
         ]
-        self.closes: Ints = np.sort(said.places[is_end])
+        self.closes: Ints = np.sort(acks_and_ends.places[is_end])
         """Places of CLOSED records."""
 
     def covering(self, places: Ints, offsets: Ints) -> Ints:
         """At each of `places`, ascending, how many connections had acknowledged its offset."""
         counts = np.zeros(len(places), np.int64)
-        for grouped, values in self._tracks:
-            begin = int(np.searchsorted(places, grouped[0]))
+        for track, values in self._tracks:
+            begin = int(np.searchsorted(places, track[0]))
             end = len(places)
             if values[-1] == CLOSED:
-                end = int(np.searchsorted(places, grouped[-1]))
+                end = int(np.searchsorted(places, track[-1]))
             if begin < end:
-                at = np.searchsorted(grouped, places[begin:end]) - 1
+                at = np.searchsorted(track, places[begin:end]) - 1
                 counts[begin:end] += values[at] >= offsets[begin:end]
         return counts
 
-    def views(self, places: Ints) -> AckTable:
-        """What was acknowledged just before each of `places`, ascending."""
+    def acks_at(self, places: Ints) -> AckTable:
+        """The acks just before each of `places`, ascending."""
         acks = np.full((len(places), len(self._tracks)), UNKNOWN, np.int64)
-        for column, (grouped, values) in enumerate(self._tracks):
-            at = np.searchsorted(grouped, places) - 1
+        for column, (track, values) in enumerate(self._tracks):
+            at = np.searchsorted(track, places) - 1
             acks[:, column] = np.where(at >= 0, values[at], UNKNOWN)
         return AckTable(self._conns, acks)

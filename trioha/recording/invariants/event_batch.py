@@ -1,4 +1,4 @@
-"""The records of one part of a session, as rules look at them: sorted once, for all of them."""
+"""The records of one part of a session as all rules need them: grouped and sorted once."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _RADIX_KEYS: Final = 1 << 16
 
 @frozen
 class SessionSettings:
-    """What rules know of the session, apart from its records."""
+    """Properties of a session that rules need beside its records."""
 
     is_slave: bool
     values: Mapping[str, object]
     """HA settings by their broker.conf keys."""
     is_sampled: bool = False
-    """Whether a monitor recorded it: of most events it has none."""
+    """Whether a monitor recorded it: it has samples, and no records of most kinds."""
 
     @classmethod
     def of(cls, session: Session) -> SessionSettings:
-        """That of `session`."""
+        """The settings of `session`."""
         identity = session.identity
         return cls(session.is_slave, identity.settings, identity.source != SOURCE_NODE)
 
     def milliseconds(self, key: str) -> int | None:
-        """A settings in ms; None if the session does not say it."""
+        """A setting in ms; None if the session does not have it."""
         value = self.values.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class Columns:
-    """Some rows of records, or of other rows, by column.
+    """Some rows of records, or of other columns, by column.
 
-    A column is gathered when it is first asked for, once, into one piece of memory: bytes as they are, all
-    other numbers as int64.
+    A column is gathered on its first use into contiguous memory: bytes as they are, all other numbers as
+    int64.
     """
 
     def __init__(self, source: Array | Columns, places: Ints | None = None) -> None:
@@ -69,12 +69,12 @@ class Columns:
 
 
 class EventStream(Columns):
-    """The rows of a track that are of some kinds, in their order."""
+    """The rows of `GroupedEvents` that are of some kinds, in their order."""
 
     def __init__(self, grouped: GroupedEvents, rows: Ints) -> None:
         super().__init__(grouped.columns, rows if grouped.places is None else grouped.places[rows])
         self.rows = rows
-        """Which rows of the track; shape (n,)."""
+        """Rows in the groups; shape (n,)."""
         self._begins = grouped.begins
         self._length = len(grouped.codes)
 
@@ -83,51 +83,51 @@ class EventStream(Columns):
 
     @property
     def places(self) -> Ints:
-        """Places in the records of the scene; shape (n,)."""
-        assert self._places is not None, "a stream has chosen its rows"
+        """Places in the records of the batch; shape (n,)."""
+        assert self._places is not None, "a stream has its rows"
         return self._places
 
     @cached_property
     def before(self) -> Ints:
-        """Of each row of the track, how many of these lie before it; shape (rows of the track,)."""
+        """How many rows of the stream lie before each row of the groups; shape (rows of the groups,)."""
         is_one = np.zeros(self._length, np.bool_)
         is_one[self.rows] = True
         return np.cumsum(is_one) - is_one
 
     @cached_property
     def bounds(self) -> Ints:
-        """Where each group of the track begins here, and the end; shape (groups + 1,)."""
+        """Start of each group in the stream, and its end; shape (groups + 1,)."""
         return np.append(np.searchsorted(self.rows, self._begins), len(self.rows))
 
 
 class GroupedEvents:
-    """Records of a scene in groups: those of one key stand together, in their order."""
+    """Records of a batch in groups: those of one key are adjacent, in their order."""
 
     def __init__(
         self, columns: Columns, codes: NDArray[np.uint8], places: Ints | None, keys: Ints, begins: Ints
     ) -> None:
         self.columns = columns
-        """Of all records of the scene."""
+        """Columns of all records of the batch."""
         self.codes = codes
         """Code of each row; shape (n,)."""
         self.places = places
-        """Place of each row in the records of the scene; None if the rows are all of them as they are."""
+        """Place of each row in the records of the batch; None if the rows are these records."""
         self.keys = keys
         """Key of each group, ascending; shape (g,)."""
         self.begins = begins
         """First row of each group; shape (g,)."""
         self.ends = np.append(begins, len(codes))[1:]
-        """Row behind the last one of each group; shape (g,)."""
+        """Row after the last one of each group; shape (g,)."""
         self.rows = columns if places is None else Columns(columns, places)
         """The rows by column."""
         self._streams: dict[tuple[int, ...], EventStream] = {}
 
     def places_of(self, begin: int, end: int) -> Ints:
-        """Places in the records of the scene of the rows from `begin` to before `end`."""
+        """Places in the records of the batch of the rows from `begin` to before `end`."""
         return np.arange(begin, end) if self.places is None else self.places[begin:end]
 
     def stream(self, kinds: tuple[int, ...]) -> EventStream:
-        """The rows of some kinds (codes of a `EventBatch`); found once."""
+        """The rows of some kinds (codes of an `EventBatch`); computed once."""
         known = self._streams.get(kinds)
         if known is None:
             chosen = np.zeros(len(self.codes), np.bool_)
@@ -145,9 +145,9 @@ class EventBatch:
     """All of them."""
     settings: SessionSettings
     is_first: bool
-    """Whether nothing came before, so that KEYFRAMEs tell where everything stands."""
+    """Whether no records came before, so that KEYFRAMEs count as the events that they repeat."""
     found: dict[type, object] = field(factory=dict)
-    """What was worked out of it for all rules, by its type."""
+    """Results that rules share, by their type."""
 
     @cached_property
     def _kept(self) -> tuple[Array, Bools | None]:
@@ -155,7 +155,7 @@ class EventBatch:
         if not is_key.any():
             return self.raw, None
         if self.is_first:
-            # STATE and HEARTBEAT say nothing that a later kind's KEYFRAME would not say better.
+            # KEYFRAMEs of STATE and HEARTBEAT add nothing to those of later kinds.
             is_key &= ~np.isin(self.raw["flags"], (Kind.STATE, Kind.HEARTBEAT))
             kept = (self.raw["kind"] != Kind.KEYFRAME) | is_key
             records, is_key = self.raw[kept], is_key[kept]
@@ -163,18 +163,18 @@ class EventBatch:
             return records, is_key
         kept = np.flatnonzero(~is_key)
         if len(kept) and int(kept[-1]) - int(kept[0]) + 1 == len(kept):
-            # They stand at the begin of a segment: what follows need not be copied.
+            # KEYFRAMEs are at the start of a segment: the records after them need no copy.
             return self.raw[int(kept[0]) : int(kept[-1]) + 1], None
         return self.raw[kept], None
 
     @property
     def records(self) -> Array:
-        """The records without KEYFRAMEs; of a is_first part these are what they stand for."""
+        """The records without KEYFRAMEs; in the first part KEYFRAMEs become the events that they repeat."""
         return self._kept[0]
 
     @property
     def repeated(self) -> Bools | None:
-        """Which of `records` were KEYFRAMEs: told, but not judged. None if none was."""
+        """Which of `records` were KEYFRAMEs, and so are not judged; None if none was."""
         return self._kept[1]
 
     @cached_property
@@ -187,7 +187,7 @@ class EventBatch:
 
     @cached_property
     def holes(self) -> Ints:
-        """Places in `records` at which records are missing before, or were dropped; ascending."""
+        """Places in `records` before which records are missing or were dropped; ascending."""
         seq = self.raw["seq"]
         gaps = np.flatnonzero(np.diff(seq) != 1) + 1
         drops = np.flatnonzero(self.raw["kind"] == Kind.DROPPED)
@@ -220,14 +220,14 @@ class EventBatch:
             keys = np.flatnonzero(counts[1:])
             begins = np.cumsum(counts[1:])[keys] - counts[1:][keys]
             return GroupedEvents(self.columns, self.codes[places], places, keys, begins)
-        return self._track(np.flatnonzero(conns != NO_CONNECTION), "conn")
+        return self._grouped(np.flatnonzero(conns != NO_CONNECTION), "conn")
 
     @cached_property
     def waits(self) -> GroupedEvents:
         """The records of group-commit waits, by request id."""
-        return self._track(self.whole.stream((Kind.WAIT_BEGIN, Kind.WAIT_END)).rows, "aux")
+        return self._grouped(self.whole.stream((Kind.WAIT_BEGIN, Kind.WAIT_END)).rows, "aux")
 
-    def _track(self, places: Ints, name: str) -> GroupedEvents:
+    def _grouped(self, places: Ints, name: str) -> GroupedEvents:
         keys = self.columns[name][places]
         order = stable_order(keys)
         places, keys = places[order], keys[order]

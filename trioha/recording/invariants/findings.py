@@ -1,4 +1,4 @@
-"""What a rule found: the records that break it, each with the record that it was compared with."""
+"""Findings of a rule: the records that break it, each with the record that it was compared with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import frozen
 from trioha.recording.state_arrays import Array
 
 FOUND_MAX: Final = 1000
-"""Violations of one rule that are kept, the earliest ones; the others are counted."""
+"""Violations of a rule that are kept, the earliest ones; the others are only counted."""
 
 
 @frozen(eq=False)
@@ -20,18 +20,18 @@ class Findings:
     new: Array
     """The records that break it; shape (n,), n at most `FOUND_MAX`."""
     old: Array
-    """What each was compared with; the record itself where there is nothing."""
+    """The record that each was compared with; the record itself where there is none."""
     count: int
-    """How many there are in all."""
+    """Number of violations, including those that are not kept."""
 
     @classmethod
     def none(cls, dtype: np.dtype[np.void]) -> Findings:
-        """Nothing found; `dtype` is that of the session's records."""
+        """No violations; `dtype` is that of the session's records."""
         return cls(np.zeros(0, dtype), np.zeros(0, dtype), 0)
 
     @classmethod
     def of(cls, new: Array, old: Array) -> Findings:
-        """All of these, in any order."""
+        """These violations, in any order."""
         order = np.argsort(new["seq"], kind="stable")[:FOUND_MAX]
         return cls(new[order], old[order], len(new))
 

@@ -1,7 +1,7 @@
-"""Judges sessions: from records to violations, in parts that can be judged apart and joined.
+"""Judges sessions: from records to violations, in parts that are judged apart and joined.
 
-`judge` looks at some records of a session, `combine` joins what it says of parts that follow each other, and
-that is associative: a session can be cut anywhere, judged in parallel, and gives the same verdicts.
+`judge` judges some records of a session, `combine` joins the judgements of parts that follow each other. It
+is associative: a session can be cut anywhere and judged in parallel with the same verdicts.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _BY_NAME = {invariant.name: invariant for invariant in INVARIANTS}
 
 @frozen(eq=False)
 class Judgement:
-    """What the rules know of some records of one session."""
+    """State of all rules after some records of one session."""
 
     settings: SessionSettings
     first_seq: int
     """Of the first record; -1 without any."""
     last_seq: int
     carries: Mapping[str, Any]
-    """What each invariant's rule knows, by the invariant's name."""
+    """State of each invariant's rule, by the invariant's name."""
 
 
 @frozen
 class Violation:
-    """An invariant that does not hold at one record."""
+    """A record that breaks an invariant."""
 
     invariant: str
     severity: Severity
@@ -56,22 +56,22 @@ class Verdict:
 
     invariant: Invariant
     is_judged: bool
-    """False if the session is another role's, or does not say a settings that is needed."""
+    """False if the session is of another role, or has not the settings that are needed."""
     checked: int
-    """How many records were judged by it."""
+    """Number of records that were judged."""
     count: int
-    """How many of them break it."""
+    """Number of violations."""
     violations: tuple[Violation, ...]
-    """The first ones of these."""
+    """The first violations."""
 
 
 def judge(records: NDArray[np.void], settings: SessionSettings, *, is_first: bool = False) -> Judgement:
-    """Judge `records` of one session, in the order of their seq; `is_first`: nothing came before them."""
+    """Judge `records` of one session, in the order of their seq; `is_first`: no records came before."""
     return judge_batch(EventBatch(records, settings, is_first))
 
 
 def judge_batch(batch: EventBatch) -> Judgement:
-    """Judge records that are looked at for other things too."""
+    """As `judge`, of records that other rules share."""
     records, settings = batch.raw, batch.settings
     carries = {
         invariant.name: invariant.rule.judge(batch)
@@ -83,7 +83,7 @@ def judge_batch(batch: EventBatch) -> Judgement:
 
 
 def combine(parts: Iterable[Judgement]) -> Judgement:
-    """What `parts` of one session (at least one), which follow each other, say together."""
+    """Join the judgements of `parts` of one session, at least one, that follow each other."""
     return reduce(_combine, parts)
 
 
@@ -112,7 +112,7 @@ def judge_session(session: Session) -> tuple[Verdict, ...]:
 
 
 def verdicts(judgement: Judgement) -> tuple[Verdict, ...]:
-    """The verdict on every invariant, when all of a session was judged."""
+    """The verdict on each invariant, when all of a session was judged."""
     return tuple(_verdict(invariant, judgement) for invariant in INVARIANTS)
 
 

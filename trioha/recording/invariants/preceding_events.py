@@ -1,15 +1,15 @@
 """Rules that compare a record with an earlier one of the same connection, wait or node.
 
-Theory of operation. Of each key (a connection, the request id of a wait, the whole node) some records tell
-something (they are told by `sets`), and some are judged by the last such record before them (`checks`). A
-record that may be both is judged first. A part that begins in the middle of a session keeps its judged
-records that come before the first telling one of their key (`head`), and the last telling record of each key
-(`last`); who joins two parts judges the later one's head by the earlier one's last. There are about as many
-of these as frames are in flight, or connections are open.
+Theory of operation. Of each key (a connection, the request id of a wait, the node) some records are
+references (`sets`), and some are judged by the last reference before them (`checks`). A record that is both
+is judged first. A part that begins within a session keeps its judged records before the first reference of
+their key (`head`), and the last reference of each key (`last`). The join of two parts judges the later one's
+head by the earlier one's last references. There are about as many of these as frames in flight, or open
+connections.
 
-Where events were dropped or are missing, what was told before is not believed any more, and what is judged
-by it is passed over, unless the rule outlives that (`outlives_holes`): an ack that goes back does so whatever
-happened between. So a hole never makes a violation, and never hides one that both sides of it show.
+Where events were dropped or are missing, earlier references are not used any more, and the records that need
+them are not judged, unless the rule outlives holes (`outlives_holes`): an ack that goes back does so whatever
+happened in between. So a hole never makes a violation, and never hides one that both sides of it show.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from trioha.recording.invariants.findings import Findings
 from trioha.recording.state_arrays import Array, Bools, Ints
 
 _FEW: Final = 1000
-"""For so few records nothing is worked out for all of them."""
+"""Up to so many judged records, references are searched for each instead of counted for all rows."""
 
 Fault = Callable[[Columns, Columns, SessionSettings], Bools]
-"""Which of the judged records (first) break the rule, given what each is judged by (second)."""
+"""Which of the judged records (first) break the rule, given the reference of each (second)."""
 
 
 def _codes(codes: Iterable[int]) -> tuple[int, ...]:
@@ -37,37 +37,37 @@ def _codes(codes: Iterable[int]) -> tuple[int, ...]:
 
 @frozen(eq=False)
 class PrecedingEvents:
-    """What a rule knows of some records."""
+    """State of a rule after some records."""
 
     head: Array
-    """Judged records that nothing before them was told of, in their order."""
+    """Judged records without a reference before them, in their order."""
     last: Array
-    """The last telling record of each key, by key."""
+    """The last reference of each key, sorted by key."""
     has_hole: bool
     findings: Findings
     checked: int
-    """How many records were judged."""
+    """Number of records that were judged."""
 
 
 @frozen
 class PrecedingEventRule:
-    """Judges records of the kinds `checks` by the last one of the kinds `sets` with the same `key`."""
+    """Judges records of the kinds `checks` by the last record of the kinds `sets` with the same `key`."""
 
     fault: Fault
     checks: tuple[int, ...] = field(converter=_codes)
-    """Kinds (codes of a `EventBatch`)."""
+    """Kinds (codes of an `EventBatch`)."""
     sets: tuple[int, ...] = field(converter=_codes, default=())
-    """Kinds; without any, a record is judged by itself alone."""
+    """Kinds; without any, each record is judged by itself."""
     key: str | None = None
     """`conn`, `aux` (of waits), or None for the node as a whole."""
     outlives_holes: bool = False
     needs_origin: bool = False
-    """Whether a record that nothing was told of is a violation, in a session that has its begin."""
+    """Whether a missing reference is a violation, if the session is complete from its start."""
     opens: int | None = None
-    """If given, only records of this kind are judged by, and each by at most one record: waits."""
+    """If given, only references of this kind count, and each for at most one judged record (waits)."""
 
     def judge(self, batch: EventBatch) -> PrecedingEvents:
-        """What the records of a part say."""
+        """Judge the records of a part."""
         records, grouped = batch.records, batch.grouped(self.key)
         checks = grouped.stream(self.checks)
         if batch.repeated is not None:
@@ -79,36 +79,40 @@ class PrecedingEventRule:
                 none, none, False, Findings.of(records[broken], records[broken]), len(checks)
             )
         sets = grouped.stream(self.sets)
-        told, is_told = _references(checks, sets)
+        reference, has_reference = _references(checks, sets)
         last = sets.bounds[1:][np.diff(sets.bounds) > 0] - 1
         holes = np.zeros(0, np.int64) if self.outlives_holes else batch.holes
         if len(holes):
-            # How many holes lie before each.
-            checks_behind = np.searchsorted(holes, checks.places, side="right")
-            sets_behind = np.searchsorted(holes, sets.places, side="right")
-            is_told[is_told] = sets_behind[told[is_told]] == checks_behind[is_told]
-            last = last[sets_behind[last] == len(holes)]
+            # Number of holes before each.
+            holes_before_checks = np.searchsorted(holes, checks.places, side="right")
+            holes_before_sets = np.searchsorted(holes, sets.places, side="right")
+            has_reference[has_reference] = (
+                holes_before_sets[reference[has_reference]] == holes_before_checks[has_reference]
+            )
+            last = last[holes_before_sets[last] == len(holes)]
         if self.opens is not None:
             is_open = sets["kind"] == self.opens
-            is_told[is_told] = is_open[told[is_told]]
+            has_reference[has_reference] = is_open[reference[has_reference]]
             last = last[is_open[last]]
-        head = checks.places[~is_told & (checks_behind == 0) if len(holes) else ~is_told]
+        head = checks.places[~has_reference & (holes_before_checks == 0) if len(holes) else ~has_reference]
         findings = Findings.none(records.dtype)
         if len(sets):
-            broken = np.flatnonzero(self.fault(checks, Columns(sets, told), batch.settings) & is_told)
-            findings = Findings.of(records[checks.places[broken]], records[sets.places[told[broken]]])
+            broken = np.flatnonzero(
+                self.fault(checks, Columns(sets, reference), batch.settings) & has_reference
+            )
+            findings = Findings.of(records[checks.places[broken]], records[sets.places[reference[broken]]])
         return PrecedingEvents(
             records[np.sort(head)],
             records[sets.places[last]],
             bool(len(holes)),
             findings,
-            int(np.count_nonzero(is_told)),
+            int(np.count_nonzero(has_reference)),
         )
 
     def join(
         self, earlier: PrecedingEvents, later: PrecedingEvents, settings: SessionSettings, *, gap: bool
     ) -> PrecedingEvents:
-        """What two parts that follow each other say together; `gap`: records between them are missing."""
+        """Join two parts that follow each other; `gap`: records between them are missing."""
         findings, checked = earlier.findings + later.findings, earlier.checked + later.checked
         if not self.sets:
             return PrecedingEvents(earlier.head, earlier.last, False, findings, checked)
@@ -116,26 +120,26 @@ class PrecedingEventRule:
             return PrecedingEvents(earlier.head, later.last, True, findings, checked)
         name = self.key
         known = earlier.last[name] if name else np.zeros(len(earlier.last), np.int64)
-        asked = later.head[name] if name else np.zeros(len(later.head), np.int64)
-        place = np.searchsorted(known, asked)
-        is_told = place < len(known)
-        is_told[is_told] = known[place[is_told]] == asked[is_told]
+        wanted = later.head[name] if name else np.zeros(len(later.head), np.int64)
+        place = np.searchsorted(known, wanted)
+        has_reference = place < len(known)
+        has_reference[has_reference] = known[place[has_reference]] == wanted[has_reference]
         if self.opens is not None:
-            # A second end of the same wait finds nothing to end.
-            _, first = np.unique(asked, return_index=True)
-            is_first = np.zeros(len(asked), np.bool_)
+            # A second end of the same wait has no reference.
+            _, first = np.unique(wanted, return_index=True)
+            is_first = np.zeros(len(wanted), np.bool_)
             is_first[first] = True
-            is_told &= is_first
-        new, old = later.head[is_told], earlier.last[place[is_told]]
+            has_reference &= is_first
+        new, old = later.head[has_reference], earlier.last[place[has_reference]]
         broken = self.fault(Columns(new), Columns(old), settings)
         head = earlier.head
         if not earlier.has_hole:
-            head = np.concatenate((head, later.head[~is_told]))
+            head = np.concatenate((head, later.head[~has_reference]))
         last = later.last
         if not later.has_hole:
             kept = earlier.last
             if self.opens is not None:
-                kept = np.delete(kept, place[is_told])
+                kept = np.delete(kept, place[has_reference])
             kept = kept[~np.isin(kept[name], later.last[name])] if name else kept[: 1 - len(later.last)]
             last = np.concatenate((kept, later.last))
             if name:
@@ -148,22 +152,22 @@ class PrecedingEventRule:
             checked + len(new),
         )
 
-    def finish(self, trail: PrecedingEvents, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations and how many records were judged; `is_whole`: the session's begin is among them."""
+    def finish(self, events: PrecedingEvents, *, is_whole: bool) -> tuple[Findings, int]:
+        """Violations and the number of judged records; `is_whole`: the session is complete from its start."""
         if not (self.needs_origin and is_whole):
-            return trail.findings, trail.checked
-        return trail.findings + Findings.of(trail.head, trail.head), trail.checked + len(trail.head)
+            return events.findings, events.checked
+        return events.findings + Findings.of(events.head, events.head), events.checked + len(events.head)
 
 
 def _references(checks: EventStream, sets: EventStream) -> tuple[Ints, Bools]:
-    """Of each judged row, place in `sets` of the last row before it, and whether it is of its group."""
+    """For each judged row the place in `sets` of the last row before it, and whether it is of its group."""
     if len(checks) == len(sets) and (checks.rows == sets.rows).all():
-        told = np.arange(-1, len(checks) - 1)
+        reference = np.arange(-1, len(checks) - 1)
     else:
-        told = (
+        reference = (
             sets.before[checks.rows] - 1
             if len(checks) > _FEW
             else np.searchsorted(sets.rows, checks.rows) - 1
         )
     begins = np.repeat(sets.bounds[:-1], np.diff(checks.bounds))
-    return told, told >= begins
+    return reference, reference >= begins

@@ -1,8 +1,8 @@
-"""The registry of invariants: what holds in every session that a node records, whatever happened to it.
+"""The registry of invariants: properties that every session has, whatever happened to its node.
 
-An invariant has a name, a sentence that says what holds, a severity, and a rule. `ERROR`: this program, or
-the one that wrote the session, is wrong. `WARNING`: what a machine may do to a node (a disk too slow for the
-recording, a process that stood still) and whoever reads the figures should know.
+An invariant has a name, a sentence that states it, a severity, and a rule. `ERROR`: this program, or the one
+that wrote the session, is wrong. `WARNING`: the machine disturbed the node (a disk too slow for the
+recording, a process that was suspended), and readers of the figures should know.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from trioha.recording.invariants.copies import CopiesRule
 from trioha.recording.invariants.event_batch import HEARTBEAT_RECEIVED, Columns, EventBatch, SessionSettings
 from trioha.recording.invariants.findings import Findings
 from trioha.recording.invariants.preceding_events import PrecedingEventRule
-from trioha.recording.state_arrays import Bools
+from trioha.recording.state import reached_offset
+from trioha.recording.state_arrays import Bools, reached_offsets
 
 ASK_FOR_ALL: Final = 1
 """First report of an empty slave that wants all history (trioha.haStartFrom=earliest)."""
 EARLY_US: Final = 1
-"""By so much a waiting time may be rounded down."""
+"""A waiting time may be rounded down by so much."""
 EARLY_NS: Final = 1_000_000
 LATE_MS: Final = 1000
-"""A node that has much to do, or a machine that has, may be so late."""
+"""On a busy node or machine a deadline may be met so late."""
 
 
 class Severity(StrEnum):
-    """How bad it is that an invariant does not hold."""
+    """Severity of a violation."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
 class Rule(Protocol):
-    """Finds violations in parts of a session, and joins what it knows of parts that follow each other."""
+    """Judges parts of a session, and joins its states of parts that follow each other."""
 
     def judge(self, batch: EventBatch) -> Any:
-        """What the records of a part say."""
+        """Judge the records of a part; returns the rule's state."""
 
     def join(self, earlier: Any, later: Any, settings: SessionSettings, *, gap: bool) -> Any:
-        """What two parts say together; associative. `gap`: records between them are missing."""
+        """Join the states of two parts; associative. `gap`: records between them are missing."""
 
     def finish(self, carry: Any, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations, and how many records were judged; `is_whole`: nothing is missing at the begin."""
+        """Violations and the number of judged records; `is_whole`: the session is complete from its start."""
 
 
 @frozen
 class Invariant:
-    """Something that holds in every session."""
+    """A property of every session."""
 
     name: str
     sentence: str
@@ -63,12 +64,12 @@ class Invariant:
     """A violation as a sentence, from the record that breaks it and the one that it was compared with."""
     roles: frozenset[str] = field(default=frozenset({"master", "slave"}))
     needs: tuple[str, ...] = ()
-    """Settings (ms) without which it cannot be judged."""
+    """Settings (ms) that it needs."""
     of_samples: bool = False
-    """Whether it can be judged in what a monitor recorded."""
+    """Whether it can be judged in a monitor's samples."""
 
     def applies_to(self, settings: SessionSettings) -> bool:
-        """Whether it can be judged in a session with this settings."""
+        """Whether it can be judged in a session with these settings."""
         if settings.is_sampled and not self.of_samples:
             return False
         role = "slave" if settings.is_slave else "master"
@@ -85,25 +86,12 @@ _OF_CONNECTION: Final = (
 
 def _ms(settings: SessionSettings, key: str) -> int:
     value = settings.milliseconds(key)
-    assert value is not None, "an invariant is judged only where what it needs is known"
+    assert value is not None, "an invariant is judged only if its settings are known"
     return value
 
 
-def _end(rows: Columns) -> Any:
-    return rows["offset"] + rows["size"]
-
-
-def _sent(rows: Columns) -> Any:
-    """What was sent (or was there before) when each record was written."""
-    return np.where(rows["kind"] == Kind.TRANSFER, _end(rows), rows["offset"])
-
-
-def _end_of(record: np.void) -> int:
-    return int(record["offset"]) + int(record["size"])
-
-
-def _sent_of(record: np.void) -> int:
-    return _end_of(record) if record["kind"] == Kind.TRANSFER else int(record["offset"])
+def _reached(record: np.void) -> int:
+    return reached_offset(int(record["kind"]), offset=int(record["offset"]), size=int(record["size"]))
 
 
 def _back(new: Columns, old: Columns, _settings: SessionSettings) -> Bools:
@@ -139,7 +127,7 @@ def _wait_limit_ms(settings: SessionSettings) -> int:
 
 def _closed_early(new: Columns, old: Columns, settings: SessionSettings) -> Bools:
     interval_ns = _ms(settings, "haHousekeepingInterval") * 1_000_000
-    # A peer that talks but takes nothing is closed too: it cannot have acknowledged all there is.
+    # A peer that reports but receives nothing is closed too: it has not acknowledged everything.
     is_silence = (new["flags"] == CloseReason.HOUSEKEEPING) & (new["offset"] == new["aux"])
     early: Bools = is_silence & (new["ts_ns"] - old["ts_ns"] + EARLY_NS < interval_ns)
     return early
@@ -156,16 +144,16 @@ def _seconds(new: np.void, old: np.void) -> str:
 
 
 def _not_one_after(new: Columns, old: Columns, _settings: SessionSettings) -> Bools:
-    # A slave that asks from 0 gets the master's last file: only the master knows where that begins.
+    # A slave that requests from 0 gets the master's last file, which starts anywhere.
     from_anywhere = (old["kind"] == Kind.REQUESTED) & (old["offset"] == 0)
-    differs: Bools = (new["offset"] != _sent(old)) & ~from_anywhere
+    differs: Bools = (new["offset"] != reached_offsets(old)) & ~from_anywhere
     return differs
 
 
 INVARIANTS: Final = (
     Invariant(
         "no-record-missing",
-        "No record is missing: what was dropped is one DROPPED record.",
+        "No record is missing: one DROPPED record stands for dropped events.",
         Severity.ERROR,
         AdjacentEventRule("seq", lambda difference: difference != 1),
         lambda new, old, _: f"record {new['seq']} comes after {old['seq']}",
@@ -189,10 +177,10 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "ack-within-sent",
-        "No slave acknowledges more than it was sent on its connection, or asked from.",
+        "No slave acknowledges more than it was sent on its connection, or requested from.",
         Severity.ERROR,
         PrecedingEventRule(
-            lambda new, old, _: new["offset"] > _sent(old),
+            lambda new, old, _: new["offset"] > reached_offsets(old),
             checks=(Kind.ACK,),
             sets=(Kind.REQUESTED, Kind.TRANSFER, Kind.HEARTBEAT),
             key="conn",
@@ -201,7 +189,7 @@ INVARIANTS: Final = (
         lambda new, old, _: (
             f"ack {new['offset']}, nothing was sent"
             if new["seq"] == old["seq"]
-            else f"ack {new['offset']}, sent was {_sent_of(old)}"
+            else f"ack {new['offset']}, sent was {_reached(old)}"
         ),
         _MASTER,
     ),
@@ -225,34 +213,34 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "transfers-contiguous",
-        "Each frame of a connection begins where the one before it ended.",
+        "Each frame of a connection starts where the one before it ended.",
         Severity.ERROR,
         PrecedingEventRule(
             _not_one_after, checks=(Kind.TRANSFER,), sets=(Kind.TRANSFER, Kind.REQUESTED), key="conn"
         ),
-        lambda new, old, _: f"a frame begins at {new['offset']}, sent was {_sent_of(old)}",
+        lambda new, old, _: f"a frame begins at {new['offset']}, sent was {_reached(old)}",
         _MASTER,
     ),
     Invariant(
         "transfer-within-log",
         "No frame goes beyond the master's log.",
         Severity.ERROR,
-        PrecedingEventRule(lambda new, _old, _: _end(new) > new["aux"], checks=(Kind.TRANSFER,)),
-        lambda new, _old, _: f"a frame ends at {_end_of(new)}, the master's log at {new['aux']}",
+        PrecedingEventRule(lambda new, _old, _: reached_offsets(new) > new["aux"], checks=(Kind.TRANSFER,)),
+        lambda new, _old, _: f"a frame ends at {_reached(new)}, the master's log at {new['aux']}",
         _MASTER,
     ),
     Invariant(
         "received-contiguous",
-        "Each frame that a slave takes begins where the one before it ended.",
+        "Each frame that a slave receives starts where the one before it ended.",
         Severity.ERROR,
         PrecedingEventRule(
-            lambda new, old, _: new["offset"] != _end(old),
+            lambda new, old, _: new["offset"] != reached_offsets(old),
             checks=(Kind.RECEIVED,),
             sets=(Kind.RECEIVED,),
             key="conn",
         ),
         lambda new, old, _: (
-            f"a frame was taken at {new['offset']}, the one before it ended at {_end_of(old)}"
+            f"a frame was taken at {new['offset']}, the one before it ended at {_reached(old)}"
         ),
         _SLAVE,
     ),
@@ -278,7 +266,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "puts-do-not-overlap",
-        "Each message is stored behind the one before it.",
+        "Each message is stored after the one before it.",
         Severity.ERROR,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] - new["size"] < old["offset"],
@@ -294,7 +282,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "flushed-goes-forward",
-        "What is on disk does not become less.",
+        "The flushed offset does not go back.",
         Severity.ERROR,
         PrecedingEventRule(_back, checks=(Kind.FLUSHED,), sets=(Kind.FLUSHED,), outlives_holes=True),
         _says_back("flushed"),
@@ -303,7 +291,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "put-ok-has-copies",
-        "PUT_OK is said of a put only when as many connections as it needed had acknowledged it.",
+        "A put is answered PUT_OK only after as many connections as it needed acknowledged it.",
         Severity.ERROR,
         CopiesRule(),
         lambda new, old, _: (
@@ -314,7 +302,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "timeout-after-its-time",
-        "A put fails for want of time only when slaveTimeout or syncFlushTimeout is over.",
+        "A put times out only after slaveTimeout or syncFlushTimeout.",
         Severity.ERROR,
         PrecedingEventRule(_is_early, checks=(Kind.WAIT_END,)),
         _says_early,
@@ -338,7 +326,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "one-end-per-wait",
-        "Each wait ends at most once, at the offset at which it began.",
+        "Each wait ends at most once, for the offset with which it began.",
         Severity.ERROR,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] != old["offset"],
@@ -357,7 +345,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "nothing-after-the-end",
-        "A connection that has ended says nothing any more.",
+        "A connection has no events after its end.",
         Severity.ERROR,
         PrecedingEventRule(
             lambda _new, old, _: old["kind"] == Kind.CLOSED,
@@ -372,7 +360,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "housekeeping-not-early",
-        "A connection is closed for silence only when nothing was heard for haHousekeepingInterval.",
+        "A connection is closed for silence only if nothing was received for haHousekeepingInterval.",
         Severity.ERROR,
         PrecedingEventRule(
             _closed_early,

@@ -1,4 +1,4 @@
-"""Group-commit waits of a part: which end belongs to which begin."""
+"""Group-commit waits of a part: pairs of WAIT_BEGIN and WAIT_END."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trioha.recording.state_arrays import Ints
 
 @frozen(eq=False)
 class Waits:
-    """Places in the records of a scene."""
+    """Places in the records of a batch."""
 
     ends: Ints
     """WAIT_END records, ascending; shape (n,)."""
     begins: Ints
-    """The WAIT_BEGIN of each, -1 if it is not in the part or has ended before; shape (n,)."""
+    """The WAIT_BEGIN of each, -1 if it is not in the part or ended before; shape (n,)."""
     open_: Ints
-    """WAIT_BEGIN records that did not end; shape (m,)."""
+    """WAIT_BEGIN records without an end; shape (m,)."""
 
 
 def pair_waits(batch: EventBatch) -> Waits:
-    """The waits of a part; found once for each scene."""
+    """The waits of a part; computed once for each batch."""
     known = batch.found.get(Waits)
     if not isinstance(known, Waits):
         batch.found[Waits] = known = _pair_waits(batch)
