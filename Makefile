@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pythons lint bench faults hostile screenshots java
+.PHONY: help setup demo test test-pythons test-interop lint bench faults hostile screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: java $(INSTALLED) ## run all tests
 
 test-pythons: $(INSTALLED) ## run the fast suites on each Python from 3.11 on that this machine has
 	@$(BIN)/python -m tests.pythons $(ARGS)
+
+test-interop: java $(INSTALLED) ## run the tests against every version of RocketMQ, not just the newest of each line
+	@ROCKETMQ_VERSIONS=all $(BIN)/pytest tests/interop $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""trioha and the real RocketMQ 5.3.3 store on the same work, in turn, in one run.
+"""trioha and the store of real RocketMQ 5.x on the same work, in turn, in one run.
 
 Only the ratios count: both run on the same machine, minutes apart at most, round by round. What each line
 measures is in `docs/benchmarks.md`. Needs Maven and a JDK, fetches RocketMQ the first time, and takes some
@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks.rivals.report import as_json, lines, table
 from tests.benchmarks.rivals.sides import JavaSide, TriohaSide
 from tests.benchmarks.rivals.works import WORKS, Bench, Sizes
-from tests.interop.rocketmq import missing_tools
+from tests.interop.rocketmq import ALL_VERSIONS, is_5, missing_tools
+
+RIVALS = tuple(filter(is_5, ALL_VERSIONS))
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -45,6 +47,13 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=0.0,
         help="seconds to wait at most, before each measurement, for others to leave the machine alone",
+    )
+    parser.add_argument(
+        "--rocketmq",
+        metavar="VERSION",
+        default=RIVALS[-1],
+        choices=RIVALS,
+        help="the rival, of " + ", ".join(RIVALS) + " (default: the newest)",
     )
     parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
     parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
@@ -84,7 +93,7 @@ def main() -> None:
         task = progress.add_task("RocketMQ is fetched and the driver compiled")
         with (
             closing(TriohaSide(Path(folder) / "trioha")) as trioha,
-            closing(JavaSide(Path(folder) / "rocketmq")) as java,
+            closing(JavaSide(Path(folder) / "rocketmq", version=options.rocketmq)) as java,
         ):
             bench = Bench(
                 trioha=trioha,

@@ -663,6 +663,13 @@ def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str)
     assert "mappedFileSizeCommitLog" not in unused
 
 
+def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf: Path) -> None:
+    loaded = load(conf, "enableSplitMetadata=true\npersistConsumerOffsetIncrementally=false\n")
+    (unused,) = loaded.warnings
+    assert "enableSplitMetadata" in unused
+    assert "persistConsumerOffsetIncrementally" in unused
+
+
 @pytest.mark.parametrize(
     ("text", "limits"),
     [

@@ -42,6 +42,12 @@ def java(request: pytest.FixtureRequest, rocketmq: dict[str, JavaDriver]) -> Jav
 
 
 @pytest.fixture
+def newest(rocketmq: dict[str, JavaDriver]) -> JavaDriver:
+    """A JVM with the newest RocketMQ of this run, for what 4.9 does not have."""
+    return rocketmq[VERSIONS[-1]]
+
+
+@pytest.fixture
 def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callable[..., JavaDriver]]:
     """A further JVM of a version for a test that kills or stops it, or with system properties of its own."""
     with ExitStack() as jvms:

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.interop.rocketmq import class_path, java_tool
+from tests.interop.rocketmq import class_path, is_5, java_tool
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
@@ -223,7 +223,7 @@ class JavaDriver:
             "storePathCommitLog": str(root / "commitlog"),
             **settings,
         }
-        if self.version == "5.3.3":
+        if is_5(self.version):
             config = {"timerWheelEnable": False, "enableCompaction": False, **config}
         answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address)
         store = JavaStore(

@@ -17,7 +17,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERSIONS = ("4.9.7", "5.3.3")
+ALL_VERSIONS = ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
+"""Versions whose broker and name server Maven Central has whole, oldest first."""
+USUAL_VERSIONS = ("4.9.7", "5.5.0")
+"""The newest of each line."""
+
+
+def chosen_versions(wanted: str) -> tuple[str, ...]:
+    """The versions of `wanted`, a list of versions or `all`, oldest first; the usual ones if it is empty.
+
+    The newest is one of 5.x: some tests need what only that has. Raises ValueError for any other version.
+    """
+    names = ALL_VERSIONS if wanted == "all" else tuple(wanted.split()) or USUAL_VERSIONS
+    if unknown := set(names) - set(ALL_VERSIONS):
+        raise ValueError(
+            f"ROCKETMQ_VERSIONS: {', '.join(sorted(unknown))} is not one of {', '.join(ALL_VERSIONS)}"
+        )
+    if not any(map(is_5, names)):
+        raise ValueError("ROCKETMQ_VERSIONS needs a version of 5.x")
+    return tuple(version for version in ALL_VERSIONS if version in names)
+
+
+def is_5(version: str) -> bool:
+    """Whether a version of RocketMQ is of 5.x, which has the HA status and waits for several slaves."""
+    return version.startswith("5.")
+
+
+VERSIONS = chosen_versions(os.environ.get("ROCKETMQ_VERSIONS", ""))
+"""What this run tests."""
 JAVA_MAJOR_MIN = 17
 JAVA_SOURCES = Path(__file__).parent / "java"
 
@@ -125,7 +152,7 @@ def _jars(version: str, folder: Path, *, artifact: str) -> Path:
 
 
 def _classes(version: str, folder: Path, jars: Path) -> Path:
-    sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / version).glob("*.java")])
+    sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / version[0]).glob("*.java")])
     fingerprint = _fingerprint(*(source.read_text() for source in sources))
     classes, stamp = folder / "classes", folder / "classes.stamp"
     if stamp.is_file() and stamp.read_text() == fingerprint:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.interop.java import FILE_BYTES, JavaDriver
 from tests.interop.logs import assert_same_log, blank_tails
-from tests.interop.rocketmq import VERSIONS, ToolchainError, class_path, missing_tools
+from tests.interop.rocketmq import VERSIONS, ToolchainError, chosen_versions, class_path, is_5, missing_tools
 
 pytestmark = pytest.mark.interop
 
@@ -21,7 +21,7 @@ def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
     tmp_path: Path, rocketmq: dict[str, JavaDriver], master_version: str, slave_version: str
 ) -> None:
     master_jvm, slave_jvm = rocketmq[master_version], rocketmq[slave_version]
-    wait_for: dict[str, Any] = {"inSyncReplicas": 2, "totalReplicas": 2} if master_version == "5.3.3" else {}
+    wait_for: dict[str, Any] = {"inSyncReplicas": 2, "totalReplicas": 2} if is_5(master_version) else {}
     master = master_jvm.open_store(tmp_path / "master", role="SYNC_MASTER", **wait_for)
     slave = slave_jvm.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
     # The first report decides where a transfer starts: only a slave that has the first bytes gets all files.
@@ -41,6 +41,16 @@ def test_a_real_slave_becomes_a_byte_copy_of_a_real_master(
     assert len(read_master.messages) == 201
     assert read_master.gaps() == []
     assert read_master == read_slave
+
+
+def test_the_newest_of_each_line_is_tested_unless_versions_are_named() -> None:
+    assert chosen_versions("") == ("4.9.7", "5.5.0")
+    assert chosen_versions("5.5.0 5.3.3") == ("5.3.3", "5.5.0")
+    assert chosen_versions("all") == ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
+    with pytest.raises(ValueError, match=r"5\.9\.9 is not one of 4\.9\.7, 5\.3\.3, 5\.4\.0, 5\.5\.0"):
+        chosen_versions("4.9.7 5.9.9")
+    with pytest.raises(ValueError, match=r"needs a version of 5\.x"):
+        chosen_versions("4.9.7")
 
 
 def test_a_machine_without_maven_is_told_what_is_missing(
@@ -67,7 +77,7 @@ def test_a_maven_that_fails_is_a_failure_with_its_own_words(
     _fake_tool(tmp_path / "mvn", "echo Could not resolve dependencies; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(ToolchainError, match=r"mvn ended with 1:\nCould not resolve dependencies"):
-        class_path("5.3.3", cache=tmp_path / "cache")
+        class_path("5.5.0", cache=tmp_path / "cache")
     assert not list(tmp_path.rglob("*.stamp"))
 
 
@@ -76,16 +86,16 @@ def test_jars_and_classes_are_made_once_even_by_runs_at_the_same_time(
 ) -> None:
     calls = tmp_path / "calls"
     _fake_tool(
-        tmp_path / "mvn", f"echo mvn >> {calls}; sleep 0.2; mkdir -p lib; touch lib/rocketmq-broker-5.3.3.jar"
+        tmp_path / "mvn", f"echo mvn >> {calls}; sleep 0.2; mkdir -p lib; touch lib/rocketmq-broker-5.5.0.jar"
     )
     _fake_tool(tmp_path / "javac", f"echo javac >> {calls}; mkdir -p classes")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     cache = tmp_path / "cache"
     with ThreadPoolExecutor(3) as runs:
-        paths = list(runs.map(lambda _: class_path("5.3.3", cache=cache), range(3)))
+        paths = list(runs.map(lambda _: class_path("5.5.0", cache=cache), range(3)))
 
-    assert set(paths) == {f"{cache}/5.3.3/classes:{cache}/5.3.3/lib/*"}
+    assert set(paths) == {f"{cache}/5.5.0/classes:{cache}/5.5.0/lib/*"}
     assert calls.read_text().split() == ["mvn", "javac"]
 
 

@@ -26,7 +26,6 @@ from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, END_WITHIN_S, Driver
 from tests.interop.java import LOGBACK, OPENED
 from tests.interop.rocketmq import class_path, java_tool
 
-VERSION = "5.3.3"
 REPOSITORY = Path(__file__).parents[3]
 JAVA_SOURCE = Path(__file__).parents[1] / "java" / "BenchDriver.java"
 READY_WITHIN_S = 60.0
@@ -201,17 +200,16 @@ def _await_ready(node: subprocess.Popen[str]) -> None:
 
 
 class JavaSide(Side):
-    """RocketMQ 5.3.3 as published, in JVMs with the flags of a server."""
+    """RocketMQ 5.x as published, in JVMs with the flags of a server."""
 
-    name = f"RocketMQ {VERSION}"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, version: str) -> None:
         """Fetches RocketMQ if it is not there yet and compiles the driver; takes minutes the first time."""
+        self.name = f"RocketMQ {version}"
         self._folder = folder
         self._ids = count(1)
         self._drivers: list[Driver] = []
         self._slave_driver: Driver | None = None
-        self._class_path = _compiled(folder / "classes")
+        self._class_path = _compiled(folder / "classes", version)
 
     def _driver(self, name: str) -> Driver:
         home = self._folder / "home"
@@ -296,9 +294,9 @@ class JavaSide(Side):
             driver.close()
 
 
-def _compiled(classes: Path) -> str:
+def _compiled(classes: Path, version: str) -> str:
     """The class path of the driver, which is compiled beside RocketMQ's jars and the classes of the tests."""
-    base = class_path(VERSION)
+    base = class_path(version)
     classes.mkdir(parents=True)
     done = subprocess.run(
         [

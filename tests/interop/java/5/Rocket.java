@@ -1,10 +1,9 @@
 package interop;
 
-import java.lang.reflect.Field;
 import java.net.InetSocketAddress;
-import java.nio.channels.ServerSocketChannel;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.hook.SendMessageContext;
 import org.apache.rocketmq.client.impl.CommunicationMode;
@@ -14,16 +13,16 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
-import org.apache.rocketmq.common.protocol.header.SendMessageRequestHeader;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
 import org.apache.rocketmq.store.DefaultMessageStore;
-import org.apache.rocketmq.store.MessageExtBrokerInner;
 import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
-/** What is particular to RocketMQ 4.9.7. */
+/** What is particular to RocketMQ 5.x. */
 final class Rocket {
     private Rocket() {
     }
@@ -31,28 +30,33 @@ final class Rocket {
     static DefaultMessageStore open(MessageStoreConfig storeConfig, BrokerConfig brokerConfig) throws Exception {
         BrokerStatsManager stats = new BrokerStatsManager(brokerConfig.getBrokerClusterName(), false);
         return new DefaultMessageStore(
-            storeConfig, stats, (topic, queue, offset, tags, time, bitmap, properties) -> { }, brokerConfig);
+            storeConfig, stats, (topic, queue, offset, tags, time, bitmap, properties) -> { }, brokerConfig,
+            new ConcurrentHashMap<>());
     }
 
-    /** The HA client exists from the constructor on and sleeps 5 s when it finds no address: set it first. */
+    /** The HA client is made by start(), ignores the address in the config, and sleeps 5 s unless it is woken. */
     static void start(DefaultMessageStore store, String haMasterAddress) throws Exception {
-        if (haMasterAddress != null) {
-            store.updateHaMasterAddress(haMasterAddress);
-        }
         store.start();
+        follow(store, haMasterAddress);
     }
 
     static BrokerController broker(BrokerConfig brokerConfig, NettyServerConfig serverConfig,
         NettyClientConfig clientConfig, MessageStoreConfig storeConfig) {
+        brokerConfig.setListenPort(serverConfig.getListenPort());
         return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
     }
 
     static void startBroker(BrokerController broker, DefaultMessageStore store, String haMasterAddress)
         throws Exception {
+        broker.start();
+        follow(store, haMasterAddress);
+    }
+
+    private static void follow(DefaultMessageStore store, String haMasterAddress) {
         if (haMasterAddress != null) {
             store.updateHaMasterAddress(haMasterAddress);
+            store.getHaService().getHAClient().wakeup();
         }
-        broker.start();
     }
 
     static CompletableFuture<PutMessageResult> put(DefaultMessageStore store, String topic, int queueId, int sysFlag,
@@ -72,9 +76,8 @@ final class Rocket {
         return store.asyncPutMessage(message);
     }
 
-    /** 4.9 has no such request. */
-    static Object haStatus(MQClientAPIImpl client, String address) {
-        return null;
+    static Object haStatus(MQClientAPIImpl client, String address) throws Exception {
+        return client.getBrokerHAStatus(address, 3000);
     }
 
     static SendResult send(MQClientAPIImpl client, String address, Message message, int queueId) throws Exception {
@@ -93,16 +96,8 @@ final class Rocket {
             address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
     }
 
-    /** Port 0 is bound as the system likes, and kept to itself: it is read off the listening socket. */
-    static int haPort(DefaultMessageStore store, MessageStoreConfig config) throws Exception {
-        Object accept = read(store.getHaService(), "acceptSocketService");
-        ServerSocketChannel listening = (ServerSocketChannel) read(accept, "serverSocketChannel");
-        return listening.socket().getLocalPort();
-    }
-
-    private static Object read(Object owner, String name) throws Exception {
-        Field field = owner.getClass().getDeclaredField(name);
-        field.setAccessible(true);
-        return field.get(owner);
+    /** Port 0 is bound as the system likes and written back to the config. */
+    static int haPort(DefaultMessageStore store, MessageStoreConfig config) {
+        return config.getHaListenPort();
     }
 }
