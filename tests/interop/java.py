@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.interop.rocketmq import class_path, is_5, java_tool
+from tests.interop.rocketmq import class_path, indexes_tags, is_5, java_tool
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
@@ -225,6 +225,9 @@ class JavaDriver:
         }
         if is_5(self.version):
             config = {"timerWheelEnable": False, "enableCompaction": False, **config}
+        if indexes_tags(self.version):
+            # 5.4 and newer recover the newest ten files only, however short, and delete the index of all.
+            config = {"commitLogRecoverMaxNum": 1000, **config}
         answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address)
         store = JavaStore(
             driver=self,

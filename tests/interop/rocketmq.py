@@ -43,6 +43,11 @@ def is_5(version: str) -> bool:
     return version.startswith("5.")
 
 
+def indexes_tags(version: str) -> bool:
+    """Whether a version of RocketMQ has an index entry for the tag of each message: from 5.4 on."""
+    return is_5(version) and version >= "5.4"
+
+
 VERSIONS = chosen_versions(os.environ.get("ROCKETMQ_VERSIONS", ""))
 """What this run tests."""
 JAVA_MAJOR_MIN = 17

@@ -12,7 +12,7 @@ from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, log_files, read_log
 from tests.interop.node import TriohaNode, start_load
-from tests.interop.rocketmq import is_5
+from tests.interop.rocketmq import indexes_tags, is_5
 from tests.interop.test_java_master import assert_verified, client_of, start_pair, sync_settings
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
@@ -231,13 +231,14 @@ def test_queues_and_index_of_a_trioha_slave_are_those_of_its_real_master(
     master.shutdown()
 
     assert check_rebuilt(slave.root, SHAPE) == []
-    assert check_rebuilt(master.root, SHAPE) == []
+    assert check_rebuilt(master.root, SHAPE, may_index_tags=indexes_tags(java.version)) == []
     theirs = files_below(master.root / "consumequeue")
     assert len(theirs) >= 8
     assert files_below(slave.root / "consumequeue") == theirs
-    assert list(files_below(slave.root / "index").values()) == list(
-        files_below(master.root / "index").values()
-    )
+    if not indexes_tags(java.version):
+        assert list(files_below(slave.root / "index").values()) == list(
+            files_below(master.root / "index").values()
+        )
 
 
 def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
@@ -265,7 +266,7 @@ def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
     assert back.max_offset_at_start == appended.end_offset
     assert back.load(50, seed=4).statuses == {"PUT_OK": 50}
     back.stop()
-    assert check_rebuilt(node.root, SHAPE) == []
+    assert check_rebuilt(node.root, SHAPE, may_index_tags=indexes_tags(java.version)) == []
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
