@@ -13,7 +13,7 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
-from trioha.recording.events import NO_CONNECTION
+from trioha.recording.events import NO_CONNECTION, HaState
 
 SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, transfer_batch_bytes=32768)
 
@@ -124,6 +124,13 @@ def make_slave(log, *, dialer=None, events=None, settings=SETTINGS, **options):
         **options,
     )
     return slave, dialer, events
+
+
+async def ended(connection):
+    """Wait until a master's connection is in SHUTDOWN."""
+    with trio.fail_after(5):
+        while connection.progress.state is not HaState.SHUTDOWN:  # noqa: ASYNC110 - bounded
+            await trio.sleep(0.005)
 
 
 async def settled():

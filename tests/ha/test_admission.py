@@ -185,7 +185,7 @@ async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificat
                 log.append(message(b"more"))
                 await replicas.copies(1).reached(log.max_offset)
             (connection,) = master._connections.values()
-            assert connection.replica == "certificate of slave-1"
+            assert connection.peer.replica == "certificate of slave-1"
             (named,) = [fields for type_, fields in events.facts if type_ == "connection"]
             assert named["certificate"] == "slave-1"
             nursery.cancel_scope.cancel()

@@ -17,9 +17,10 @@ from trioha.ha.admission import Admission, AdmissionSettings
 from trioha.ha.connection import HaConnection
 from trioha.ha.frames import ReportDecoder
 from trioha.ha.master import HaMaster
-from trioha.ha.meter import LagClock
+from trioha.ha.meter import ConnectionMeter, LagClock
 from trioha.ha.replicas import Replicas
-from trioha.ha.states import StateCell
+from trioha.ha.slave_progress import SlaveProgress
+from trioha.ha.state_changes import StateChanges
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
 from trioha.net.transport import SocketTransport
@@ -37,22 +38,25 @@ STEPS = (
     (Housekeeping, "run"),
     (ReportDecoder, "feed"),
     (HaConnection, "run"),
-    (HaConnection, "_announce"),
-    (HaConnection, "_take_report"),
-    (HaConnection, "_take_request"),
-    (HaConnection, "_acknowledge"),
-    (HaConnection, "_refuse"),
+    (HaConnection, "_publish"),
+    (HaConnection, "_handle_report"),
+    (HaConnection, "_handle_request"),
+    (HaConnection, "_report_refusal"),
+    (SlaveProgress, "receive_request"),
+    (SlaveProgress, "receive_report"),
+    (SlaveProgress, "received"),
     (HaConnection, "_write_log"),
-    (HaConnection, "_next_body"),
-    (HaConnection, "_next_batch_bytes"),
+    (HaConnection, "_put_frame"),
+    (SlaveProgress, "next_body_bytes"),
     (HaConnection, "_close"),
     (connection_module, "encode_header"),
     (master_module, "_address"),
     (Replicas, "acknowledge"),
     (Replicas, "forget"),
+    (ConnectionMeter, "frame_sent"),
     (LagClock, "appended"),
     (LagClock, "acknowledged"),
-    (StateCell, "change_to"),
+    (StateChanges, "publish"),
     (Outbox, "put"),
     (Outbox, "flush"),
     (CommitLog, "read"),
@@ -173,7 +177,7 @@ async def test_a_fault_in_a_puts_own_turn_ends_the_slaves_connection_and_not_the
         master.poll_acks(log.appended.wait_for(10**9))
         with trio.fail_after(10):
             await peer.ended()
-        assert connection.close_reason.name == "INTERNAL_ERROR"
+        assert connection.progress.close_reason.name == "INTERNAL_ERROR"
         assert master._border.bugs == 1
 
 

@@ -108,7 +108,7 @@ async def test_a_slave_gets_no_byte_of_a_log_that_began_anew(tmp_path, autojump_
         (connection,) = master._connections.values()
         if situation == "has asked":
             # The writer has not had its turn.
-            connection._take_report(1000)
+            connection._handle_report(1000, trio.current_time())
         elif situation != "asks for nothing yet":
             await peer.report(len(old) if situation == "waits for new bytes" else 1000)
             await trio.sleep(0.5)
@@ -137,7 +137,7 @@ async def test_acks_of_the_old_log_count_for_nothing_in_the_new_one(tmp_path, au
         await peer.report(1000)
         await settled()
         restart(log, until_offset=log.max_offset)
-        connection._take_report(connection.sent_offset)
+        connection._handle_report(connection.progress.sent_offset, trio.current_time())
         assert replicas.copies(1).offset == 1000
         await settled()
         assert (reasons, replicas.copies(1).offset) == ([CloseReason.LOG_RESTARTED], 0)

@@ -365,13 +365,13 @@ async def test_recorded_reports_of_a_real_slave_are_all_accepted(tmp_path, autoj
     assert events.of(Kind.REFUSED) == []
 
 
-async def test_whoever_listens_is_told_who_joins_what_state_he_is_in_and_who_leaves(log, autojump_clock):
+async def test_a_subscriber_gets_every_state_of_every_slaves_connection(log, autojump_clock):
     master, _, _ = make_master(log, distinct_by_connection=True)
     with master.changes() as changes:
         async with connected(master, host="10.0.0.1", port=1) as (first, _):
             await first.report(log.max_offset)
             await settled()
-            # What asks for nothing is nobody's connection.
+            # A connection without a request is not published.
             async with connected(master, host="10.0.0.3", port=3):
                 await settled()
             async with connected(master, host="10.0.0.2", port=2) as (second, _):
@@ -389,20 +389,3 @@ async def test_whoever_listens_is_told_who_joins_what_state_he_is_in_and_who_lea
         ("10.0.0.1:1", 1, "connection 1", "SHUTDOWN"),
         ("10.0.0.2:2", 3, "connection 3", "SHUTDOWN"),
     ]
-
-
-async def test_one_connection_is_waited_for_by_its_state(log, autojump_clock):
-    master, _, _ = make_master(log)
-    async with connected(master) as (peer, _):
-        (connection,) = master._connections.values()
-        met = []
-
-        async def wait():
-            met.append((await connection.state.wait_for(HaState.TRANSFER), trio.current_time()))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await trio.sleep(2)
-            asked_s = trio.current_time()
-            await peer.report(log.max_offset)
-        assert met == [(HaState.TRANSFER, asked_s)]

@@ -121,18 +121,18 @@ async def test_facts_tell_what_changed_once_a_minute_and_the_rest_at_the_end(aut
     probes = Probes(events)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(probes.run)
-        probes.note("10.0.0.8", CloseReason.EOF)
+        probes.add("10.0.0.8", CloseReason.EOF)
         await trio.sleep(1)
         assert events.facts == [("probes", {"host": "10.0.0.8", "reason": "EOF", "count": 1})]
         for _ in range(50):
-            probes.note("10.0.0.8", CloseReason.EOF)
+            probes.add("10.0.0.8", CloseReason.EOF)
             await trio.sleep(1)
         assert len(events.facts) == 1
         await trio.sleep(600)
         assert events.facts[1:] == [("probes", {"host": "10.0.0.8", "reason": "EOF", "count": 51})]
-        probes.note("10.0.0.9", CloseReason.NO_REQUEST)
+        probes.add("10.0.0.9", CloseReason.NO_REQUEST)
         await trio.sleep(1)
-        probes.note("10.0.0.9", CloseReason.NO_REQUEST)
+        probes.add("10.0.0.9", CloseReason.NO_REQUEST)
         nursery.cancel_scope.cancel()
     assert [fields["count"] for _, fields in events.facts] == [1, 51, 1, 2]
 
@@ -141,8 +141,8 @@ def test_hosts_beyond_the_number_that_is_told_apart_are_counted_together():
     probes = Probes(Events())
     with capture_logs() as lines:
         for number in range(1000):
-            probes.note(f"10.0.{number // 256}.{number % 256}", CloseReason.EOF)
-        probes.note("10.0.0.0", CloseReason.EOF)
+            probes.add(f"10.0.{number // 256}.{number % 256}", CloseReason.EOF)
+        probes.add("10.0.0.0", CloseReason.EOF)
     counts = probes.counts()
     assert len(counts) == len(lines) == HOSTS_MAX + 1
     assert counts[0] == ProbeCount("10.0.0.0", CloseReason.EOF, 2)

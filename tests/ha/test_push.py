@@ -6,9 +6,9 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.ha.support import SETTINGS, Peer, make_master
+from tests.ha.support import SETTINGS, Peer, ended, make_master
 from tests.store.support import message, open_log
-from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.events import CloseReason, Kind
 
 
 @pytest.fixture
@@ -124,10 +124,9 @@ async def test_nothing_is_pushed_of_a_log_that_began_anew(log):
         while log.max_offset <= end_offset:
             log.append(message())
         master.push()
-        with trio.fail_after(5):
-            await connection.state.wait_for(HaState.SHUTDOWN)
+        await ended(connection)
         assert len(events.of(Kind.TRANSFER)) == sent
-        assert connection.close_reason is CloseReason.LOG_RESTARTED
+        assert connection.progress.close_reason is CloseReason.LOG_RESTARTED
 
 
 async def test_a_push_to_a_slave_that_is_gone_ends_its_connection(log):
@@ -138,6 +137,5 @@ async def test_a_push_to_a_slave_that_is_gone_ends_its_connection(log):
         connection._stream._socket.shutdown(1)
         log.append(message())
         master.push()
-        assert connection.close_reason is CloseReason.IO_ERROR
-        with trio.fail_after(5):
-            await connection.state.wait_for(HaState.SHUTDOWN)
+        assert connection.progress.close_reason is CloseReason.IO_ERROR
+        await ended(connection)

@@ -228,7 +228,7 @@ async def test_a_master_that_is_not_there_is_dialled_with_a_growing_pause_of_at_
         LinkEvent.BACK_OFF,
         LinkEvent.CONNECTING,
     ]
-    assert slave.state.state is HaState.SHUTDOWN
+    assert slave.state is HaState.SHUTDOWN
 
 
 async def test_the_pause_is_short_again_after_a_connection_that_worked(log, master_log, autojump_clock):
@@ -300,7 +300,7 @@ async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock)
             ("reader", "writer", "watch")
         )
         assert log.appended.waiting == 0
-        assert slave.state.state is HaState.READY
+        assert slave.state is HaState.READY
         nursery.cancel_scope.cancel()
 
 

@@ -12,17 +12,19 @@ import structlog
 import trio
 from trio.testing import memory_stream_pair
 
-import trioha.ha.slave as slave_module
+import trioha.ha.master_connection as connection_module
 from tests.descriptors import close_after_test
 from tests.ha.support import Dialer, Events, make_master, make_slave, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import AckMode, HaVerify, StartFrom
 from trioha.errors import StoreError
 from trioha.ha.frames import HEADER, TransferDecoder
+from trioha.ha.master_connection import LinkVerdict, MasterConnection
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
-from trioha.ha.slave import BACK_OFF_MAX_S, HaSlave
+from trioha.ha.slave import BACK_OFF_MAX_S
 from trioha.net.housekeeping import Housekeeping
+from trioha.net.outbox import Outbox
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.store.commit_log import CommitLog
 from trioha.store.replica import ReplicaAppender
@@ -40,15 +42,16 @@ PLANTED = [
     (CommitLog, "note_record"),
     (RateMeter, "add"),
     (Housekeeping, "_watch"),
-    (HaSlave, "_report"),
-    (HaSlave, "_report_flushed"),
-    (HaSlave, "_write_reports"),
-    (HaSlave, "_take_events"),
-    (HaSlave, "_judge_silence"),
-    (slave_module, "encode_report"),
-    (slave_module, "send_now"),
-    (slave_module, "receive_into"),
-    (slave_module, "local_address"),
+    (MasterConnection, "_report"),
+    (MasterConnection, "_report_flushed"),
+    (MasterConnection, "_write_reports"),
+    (MasterConnection, "_handle_events"),
+    (MasterConnection, "_close"),
+    (LinkVerdict, "answered"),
+    (Outbox, "put"),
+    (connection_module, "encode_report"),
+    (connection_module, "receive_into"),
+    (connection_module, "local_address"),
     (Events, "emit"),
     (Events, "fact"),
 ]
@@ -138,7 +141,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
                 await trio.sleep(0.01)
         # A while without faults: it stays connected.
         await trio.sleep(60)
-        assert slave.state.state is HaState.TRANSFER
+        assert slave.state is HaState.TRANSFER
         nursery.cancel_scope.cancel()
     assert raised
     assert log_bytes(log) == log_bytes(master_log)
@@ -159,7 +162,7 @@ async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_ba
         monkeypatch.setattr(slave.border, "_clock", trio.current_time)
         nursery.start_soon(slave.run)
         await trio.sleep(300)
-        assert (slave.last_close_reason, slave.state.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
+        assert (slave.last_close_reason, slave.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
         nursery.cancel_scope.cancel()
     pauses = [round(after - before, 3) for before, after in zip(dialer.times, dialer.times[1:], strict=False)]
     assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
@@ -187,7 +190,7 @@ async def test_a_dial_that_fails_in_any_way_is_repeated(log, autojump_clock, mon
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         await trio.sleep(5)
-        assert (len(raised), slave.state.state) == (3, HaState.TRANSFER)
+        assert (len(raised), slave.state) == (3, HaState.TRANSFER)
         nursery.cancel_scope.cancel()
 
 

@@ -6,14 +6,14 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.ha.support import SETTINGS, make_master
+from tests.ha.support import SETTINGS, ended, make_master
 from tests.ha.test_push import in_step, slave_of
 from tests.store.support import message, open_log
 from trioha.ha.frames import REPORT
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.net.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
 from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport
-from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.events import CloseReason, Kind
 from trioha.store.put_status import PutStatus
 
 PATIENT = evolve(SETTINGS, busy_poll_s=5.0)
@@ -169,10 +169,9 @@ async def test_what_is_no_good_ack_is_left_for_the_reader(log, data, reason):
         while not connection._stream.is_readable():  # noqa: ASYNC110
             await trio.sleep(0.001)
         connection.poll_acks()
-        assert connection.ack_offset == stored.physical_offset
-        with trio.fail_after(5):
-            await connection.state.wait_for(HaState.SHUTDOWN)
-        assert connection.close_reason is reason
+        assert connection.progress.ack_offset == stored.physical_offset
+        await ended(connection)
+        assert connection.progress.close_reason is reason
 
 
 async def test_half_a_report_is_left_until_it_is_whole(log):
@@ -189,9 +188,9 @@ async def test_half_a_report_is_left_until_it_is_whole(log):
         await peer.stream.send_all(report[3:])
         connection.poll_acks()
         with trio.fail_after(5):
-            while connection.ack_offset < stored.end_offset:  # noqa: ASYNC110
+            while connection.progress.ack_offset < stored.end_offset:  # noqa: ASYNC110
                 await trio.sleep(0.001)
-        assert connection.close_reason is CloseReason.NONE
+        assert connection.progress.close_reason is CloseReason.NONE
 
 
 class CountingPoll(BusyPoll):

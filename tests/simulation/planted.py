@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -11,9 +12,11 @@ from attrs import evolve
 
 from trioha.ha.connection import HaConnection
 from trioha.ha.group_commit import GroupCommit
+from trioha.ha.master_connection import MasterConnection
 from trioha.ha.replicas import Replicas
 from trioha.ha.replication_session import ReplicationSession
-from trioha.ha.slave import HaSlave
+from trioha.ha.slave_progress import Report, SlaveProgress
+from trioha.recording.events import CloseReason
 from trioha.store import recovery
 from trioha.store.commit_log import CommitLog
 from trioha.store.put_status import PutStatus
@@ -41,20 +44,21 @@ def planted(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _replicas_acknowledge(ack_offset: Callable[[HaSlave], int]) -> Iterator[None]:
+def _replicas_acknowledge(ack_offset: Callable[[MasterConnection], int]) -> Iterator[None]:
     """Replicas report `ack_offset`; observers stay as they are."""
 
-    def ack(slave: HaSlave) -> int:
-        return slave._request_offset if slave._is_observer else ack_offset(slave)
+    def ack(connection: MasterConnection) -> int:
+        return connection._request_offset if connection._is_observer else ack_offset(connection)
 
-    with patch.object(HaSlave, "_ack_offset", property(ack)):
+    with patch.object(MasterConnection, "_ack_offset", property(ack)):
         yield
 
 
 @_plants("a slave acknowledges a frame when it has its header")
 def _ack_before_append() -> Iterator[None]:
-    def ack_offset(slave: HaSlave) -> int:
-        return max(slave._session.ack_offset, slave._header.offset + slave._header.body_bytes)
+    def ack_offset(connection: MasterConnection) -> int:
+        header = connection._header
+        return max(connection._session.ack_offset, header.offset + header.body_bytes)
 
     with _replicas_acknowledge(ack_offset):
         yield
@@ -62,24 +66,24 @@ def _ack_before_append() -> Iterator[None]:
 
 @_plants("a slave acknowledges bytes that are no whole record yet")
 def _ack_partial() -> Iterator[None]:
-    with _replicas_acknowledge(lambda slave: slave._session.next_offset):
+    with _replicas_acknowledge(lambda connection: connection._session.next_offset):
         yield
 
 
 @_plants("a slave that promises what is on disk acknowledges what is written")
 def _ack_unflushed() -> Iterator[None]:
-    with _replicas_acknowledge(lambda slave: slave._session.ack_offset):
+    with _replicas_acknowledge(lambda connection: connection._session.ack_offset):
         yield
 
 
 @_plants("an observer acknowledges")
 def _acking_observer() -> Iterator[None]:
-    honest = HaSlave._ack_offset.fget  # type: ignore[attr-defined]
+    honest = MasterConnection._ack_offset.fget  # type: ignore[attr-defined]
 
-    def ack_offset(slave: HaSlave) -> int:
-        return slave._session.ack_offset if slave._is_observer else honest(slave)
+    def ack_offset(connection: MasterConnection) -> int:
+        return connection._session.ack_offset if connection._is_observer else honest(connection)
 
-    with patch.object(HaSlave, "_ack_offset", property(ack_offset)):
+    with patch.object(MasterConnection, "_ack_offset", property(ack_offset)):
         yield
 
 
@@ -169,26 +173,33 @@ def _no_tail_check() -> Iterator[None]:
 
 @_plants("a master skips a byte after a frame")
 def _skipped_byte() -> Iterator[None]:
-    real = HaConnection._send_frame
+    real = HaConnection._send_next_frame
 
-    async def send_frame(self: HaConnection) -> None:
+    async def send_next_frame(self: HaConnection) -> None:
         await real(self)
-        if self.sent_offset % 7 == 0:
-            self.sent_offset += 1
+        if self.progress.sent_offset % 7 == 0:
+            self.progress.sent(1)
 
-    with patch.object(HaConnection, "_send_frame", send_frame):
+    with patch.object(HaConnection, "_send_next_frame", send_next_frame):
         yield
 
 
 @_plants("a master believes any ack")
 def _believed_acks() -> Iterator[None]:
-    def take_report(self: HaConnection, offset: int) -> None:
-        if self.request_offset < 0:
-            self._take_request(offset)
-        else:
-            self._acknowledge(self._log.max_offset)
+    real = HaConnection._handle_report
 
-    with patch.object(HaConnection, "_take_report", take_report):
+    def handle_report(self: HaConnection, offset: int, now_s: float) -> None:
+        is_request = self.progress.request_offset < 0
+        real(self, offset if is_request else self._log.max_offset, now_s)
+
+    def receive_report(self: SlaveProgress, offset: int) -> Report:
+        self.ack_offset = offset
+        return Report.ACK
+
+    with (
+        patch.object(HaConnection, "_handle_report", handle_report),
+        patch.object(SlaveProgress, "receive_report", receive_report),
+    ):
         yield
 
 
@@ -222,24 +233,25 @@ def _fields(value: object) -> list[str]:
 
 @_plants("a half-open connection is never given up")
 def _no_housekeeping() -> Iterator[None]:
-    real = HaSlave.replicate
+    real = MasterConnection.run
 
-    async def replicate(self: HaSlave, stream: object) -> object:
+    async def run(self: MasterConnection) -> CloseReason:
         self._settings = evolve(self._settings, housekeeping_interval_s=1e9)
-        return await real(self, stream)
+        self._housekeeping.deadline_s = math.inf
+        return await real(self)
 
-    with patch.object(HaSlave, "replicate", replicate):
+    with patch.object(MasterConnection, "run", run):
         yield
 
 
 @_plants("a task spins")
 def _spin() -> Iterator[None]:
-    real = HaSlave._report_flushed
+    real = MasterConnection._report_flushed
 
-    async def report_flushed(self: HaSlave, stream: trio.abc.Stream, connection: trio.CancelScope) -> None:
+    async def report_flushed(self: MasterConnection) -> None:
         while self._log.is_empty:
             await trio.lowlevel.checkpoint()
-        await real(self, stream, connection)
+        await real(self)
 
-    with patch.object(HaSlave, "_report_flushed", report_flushed):
+    with patch.object(MasterConnection, "_report_flushed", report_flushed):
         yield

@@ -15,7 +15,8 @@ from tests.simulation.plan import Plan, SlavePlan
 from tests.simulation.trace import Trace
 from tests.simulation.wire import FrameReader, ReportReader
 from trioha.config.model import AckMode
-from trioha.ha.slave import GAP_REASONS, HaSlave
+from trioha.ha.master_connection import GAP_REASONS
+from trioha.ha.slave import HaSlave
 from trioha.recording.events import CloseReason, Kind
 
 IMPOSSIBLE_ENDS = frozenset((CloseReason.BAD_SIZE, CloseReason.BAD_RECORD, CloseReason.STORE_ERROR))

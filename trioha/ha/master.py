@@ -21,11 +21,11 @@ from attrs import field, frozen
 
 from trioha.broker_status import ConnectionStatus
 from trioha.ha.admission import Admission, AdmissionSettings, Refusal, identity_of
-from trioha.ha.connection import HaConnection
+from trioha.ha.connection import HaConnection, PeerIdentity
 from trioha.ha.probes import ProbeCount, Probes
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
-from trioha.ha.states import Changes, Notices
+from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import BusyPoll
 from trioha.net.descriptors import Gate, OpenGate
@@ -103,20 +103,20 @@ class HaMaster:
         self._busy_poll = BusyPoll(settings.busy_poll_s) if settings.busy_poll_s else None
         self._pushed: list[HaConnection] = []
         """The connections that the last `push` sent on."""
-        self._notices: Notices[ConnectionChange] = Notices()
+        self._changes: StateChanges[ConnectionChange] = StateChanges()
         commit_log.on_restart(self._end_connections)
 
     def connections(self) -> list[ConnectionStatus]:
         """Every slave's connection that is open now, oldest first."""
-        return [connection.status() for connection in self._connections.values() if connection.is_announced]
+        return [one.status() for one in self._connections.values() if one.progress.is_slave]
 
-    def changes(self) -> AbstractContextManager[Changes[ConnectionChange]]:
+    def changes(self) -> AbstractContextManager[Subscription[ConnectionChange]]:
         """Of all connections, from now on: `with master.changes() as changes: async for change in changes`.
 
         RocketMQ's notification (spec ha 3.3) knows one who waits, and tells connections apart by their
         address alone.
         """
-        return self._notices.listen()
+        return self._changes.subscribe()
 
     def _end_connections(self) -> None:
         """The log begins anew: slaves connect again and ask for what they need of the new one."""
@@ -166,11 +166,11 @@ class HaMaster:
         """
         return min(
             (
-                connection.sent_offset
-                if self._replicas.is_ack_overdue(connection.connection_id)
-                else max(connection.ack_offset, connection.start_offset)
-                for connection in self._connections.values()
-                if connection.start_offset >= 0
+                progress.sent_offset
+                if self._replicas.is_ack_overdue(connection_id)
+                else max(progress.ack_offset, progress.start_offset)
+                for connection_id, connection in self._connections.items()
+                if (progress := connection.progress).start_offset >= 0
             ),
             default=2**63 - 1,
         )
@@ -216,14 +216,14 @@ class HaMaster:
         with self._border.around(_address(host, port)) as crossing:
             await self._serve_peer(stream, host=host, port=port)
         if crossing.error is not None:
-            self.probes.note(host, CloseReason.INTERNAL_ERROR, detail="see its traceback")
+            self.probes.add(host, CloseReason.INTERNAL_ERROR, detail="see its traceback")
 
     async def _serve_peer(self, stream: trio.SocketStream, *, host: str, port: int) -> None:
         refusal = self._admission.refusal(host)
         if refusal is not None and refusal.is_for_want_of_places:
             refusal = self._take_place(refusal, host)
         if refusal is not None:
-            self.probes.note(host, CloseReason.NOT_ALLOWED, detail=refusal.reason)
+            self.probes.add(host, CloseReason.NOT_ALLOWED, detail=refusal.reason)
             return
         with self._admission.place(host):
             transport = SocketTransport.from_stream(stream)
@@ -241,8 +241,8 @@ class HaMaster:
         Returns the refusal if there is none. Its place is free when its task has had its turn.
         """
         for connection in self._connections.values():
-            is_of_peer = connection.host == host or not refusal.is_of_peer
-            if is_of_peer and not connection.is_announced and connection.close_reason is CloseReason.NONE:
+            is_of_peer = connection.peer.host == host or not refusal.is_of_peer
+            if is_of_peer and not connection.progress.is_slave and connection.progress.is_open:
                 connection.end(CloseReason.NO_REQUEST)
                 return None
         return refusal
@@ -256,14 +256,14 @@ class HaMaster:
             with trio.fail_after(min(self._settings.first_report_timeout_s, TLS_HANDSHAKE_TIMEOUT_S)):
                 await stream.do_handshake()
         except trio.TooSlowError:
-            self.probes.note(host, CloseReason.NO_REQUEST, detail="TLS: no handshake in time")
+            self.probes.add(host, CloseReason.NO_REQUEST, detail="TLS: no handshake in time")
             return
         except (trio.BrokenResourceError, ssl.SSLError) as error:
             # trio keeps the error of the ssl module as the cause of its own; an end of the stream has none.
             cause = error.__cause__ or error
             is_refusal = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
             reason = CloseReason.NOT_ALLOWED if is_refusal else CloseReason.EOF
-            self.probes.note(host, reason, detail=f"TLS: {cause}")
+            self.probes.add(host, reason, detail=f"TLS: {cause}")
             return
         identity = identity_of(stream.getpeercert())
         await self.serve_stream(stream, host=host, port=port, identity=identity)
@@ -277,55 +277,50 @@ class HaMaster:
         INTERNAL_ERROR and its traceback in the log.
         """
         connection_id = next(self._ids)
-        address = _address(host, port)
-        replica, is_stable_identity = self._replica_name(
-            host=host, connection_id=connection_id, identity=identity
-        )
+        replica, is_stable = self._replica_name(host=host, connection_id=connection_id, identity=identity)
+        peer = PeerIdentity(connection_id, host, _address(host, port), replica, is_stable)
 
-        named = {} if identity is None else {"certificate": identity}
-
-        def announce() -> None:
-            self._sink.fact("connection", conn=connection_id, address=address, role="master", **named)
-            log.info("slave connected", address=address, connection=connection_id)
+        def publish(state: HaState) -> None:
+            if state is HaState.HANDSHAKE:
+                certificate = {} if identity is None else {"certificate": identity}
+                self._sink.fact(
+                    "connection", conn=connection_id, address=peer.address, role="master", **certificate
+                )
+                log.info("slave connected", address=peer.address, connection=connection_id)
+            self._changes.publish(ConnectionChange(connection_id, peer.address, replica, state))
 
         connection = HaConnection(
             stream,
-            connection_id=connection_id,
-            host=host,
-            address=address,
-            replica=replica,
-            is_stable_identity=is_stable_identity,
+            peer=peer,
             commit_log=self._log,
             replicas=self._replicas,
             settings=self._settings,
             sink=self._sink,
-            on_announced=announce,
-            on_state=lambda state: self._notices.tell(
-                ConnectionChange(connection_id, address, replica, state)
-            ),
+            on_state=publish,
         )
         self._connections[connection_id] = connection
         try:
-            with self._border.around(address):
+            with self._border.around(peer.address):
                 await connection.run()
         finally:
             del self._connections[connection_id]
             self._count_end(connection)
-        return connection.close_reason
+        return connection.progress.close_reason
 
     def _count_end(self, connection: HaConnection) -> None:
-        reason = connection.close_reason
-        if not connection.is_announced:
+        peer, progress = connection.peer, connection.progress
+        reason = progress.close_reason
+        if not progress.is_slave:
             if reason not in OWN_ENDS:
-                self.probes.note(connection.host, reason)
+                self.probes.add(peer.host, reason)
             return
         self._closed[reason.name] += 1
         log.info(
             "slave disconnected",
-            address=connection.address,
-            connection=connection.connection_id,
+            address=peer.address,
+            connection=peer.connection_id,
             reason=reason.name,
-            ack_offset=connection.ack_offset,
+            ack_offset=progress.ack_offset,
         )
 
     def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> tuple[str, bool]:

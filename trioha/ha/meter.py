@@ -14,7 +14,7 @@ NOTES_MAX = 8192
 
 
 class RateMeter:
-    """Bytes per second over the last whole second, as RocketMQ's flow monitor shows it."""
+    """Bytes per second in the last complete second, as RocketMQ's flow monitor shows it."""
 
     def __init__(self, now_s: float) -> None:
         self._window_start_s = now_s
@@ -22,19 +22,19 @@ class RateMeter:
         self._last_bytes_per_s = 0.0
 
     def add(self, count: int, now_s: float) -> None:
-        """`count` bytes went by now."""
-        self._roll(now_s)
+        """`count` bytes were transferred now."""
+        if now_s - self._window_start_s >= WINDOW_S:
+            self._roll(now_s)
         self._bytes += count
 
     def bytes_per_s(self, now_s: float) -> int:
-        """Speed in the last window that is over; 0 when nothing went by for two windows."""
-        self._roll(now_s)
+        """Speed in the last complete window; 0 if nothing was transferred in two windows."""
+        if now_s - self._window_start_s >= WINDOW_S:
+            self._roll(now_s)
         return round(self._last_bytes_per_s)
 
     def _roll(self, now_s: float) -> None:
         elapsed_s = now_s - self._window_start_s
-        if elapsed_s < WINDOW_S:
-            return
         self._last_bytes_per_s = self._bytes / elapsed_s if elapsed_s < 2 * WINDOW_S else 0.0
         self._window_start_s = now_s
         self._bytes = 0
@@ -124,6 +124,38 @@ class DistributionMeter:
             self._window_start_s = now_s
             self._values.clear()
         return distribution_of(self._values, per_unit=per_unit) if self._last is None else self._last
+
+
+class ConnectionMeter:
+    """What a master measures of one connection: lag, speed, ack latency, frame sizes."""
+
+    def __init__(self, now_s: float) -> None:
+        self.lag_clock = LagClock()
+        self.rate = RateMeter(now_s)
+        """Of bodies."""
+        self.ack_latency_s = DistributionMeter(now_s)
+        """From sending a frame to its ack, of one frame in flight at a time."""
+        self.frame_bytes = DistributionMeter(now_s)
+        """Of bodies."""
+        self._timed_offset = -1
+        """End of the frame whose ack is being timed; -1 while none is."""
+        self._timed_s = now_s
+        """When that frame was sent."""
+
+    def frame_sent(self, end_offset: int, body_bytes: int, max_offset: int, now_s: float) -> None:
+        """A frame that ends at `end_offset` is sent of a log that ends at `max_offset`."""
+        self.lag_clock.appended(max_offset, now_s)
+        self.rate.add(body_bytes, now_s)
+        self.frame_bytes.add(body_bytes)
+        if self._timed_offset < 0:
+            self._timed_offset, self._timed_s = end_offset, now_s
+
+    def acknowledged(self, offset: int, now_s: float) -> None:
+        """The slave acknowledged everything before `offset`."""
+        self.lag_clock.acknowledged(offset)
+        if 0 <= self._timed_offset <= offset:
+            self.ack_latency_s.add(now_s - self._timed_s)
+            self._timed_offset = -1
 
 
 class FlowControl:

@@ -52,7 +52,7 @@ class Probes:
         self._noted = trio.Event()
         """Set when there is something to report."""
 
-    def note(self, host: str, reason: CloseReason, *, detail: str = "") -> None:
+    def add(self, host: str, reason: CloseReason, *, detail: str = "") -> None:
         """A connection from `host` ended without a valid request; `detail` goes to the first log line."""
         if host not in self._counts and len(self._counts) >= HOSTS_MAX:
             host = OTHER_HOSTS

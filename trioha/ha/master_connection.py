@@ -1,0 +1,374 @@
+"""A slave's connection to its master (spec ha 2.3, 3.2): the tasks that do its I/O.
+
+Theory of operation. `ReplicationSession` has the rules: what to request, which frames continue the own log,
+what may be acknowledged. Here is a nursery (`Housekeeping`): a reader task appends what the master sends and
+reports the log's end when it has grown; a writer task sends heartbeats, and reports that the socket did not
+take at once; with trioha.haAckMode=flushed a third task reports what was synced. They live and die together,
+within an idle timeout that every byte read moves on. The first report goes out at once: it is the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+from attrs import define, field
+
+from trioha.config.model import AckMode
+from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
+from trioha.ha.meter import RateMeter
+from trioha.ha.replication_session import ReplicationError, ReplicationSession
+from trioha.ha.settings import HaSettings
+from trioha.net.busy_poll import BusyPoll
+from trioha.net.housekeeping import Housekeeping
+from trioha.net.outbox import Outbox
+from trioha.net.transport import SocketTransport, local_address, receive_into
+from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind, LinkEvent
+from trioha.store.commit_log import CommitLog
+
+log = structlog.get_logger(__name__)
+
+RECEIVE_BYTES: Final = 1 << 20
+"""Size of a connection's receive buffer."""
+UNANSWERED_MAX: Final = 3
+"""So many connections in a row that the master ended without sending a byte make a verdict."""
+OBSERVED_AGE_S: Final = 60.0
+"""An observer requests from a record at least this old: no put waits so long."""
+GAP_REASONS: Final = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
+"""The own log does not continue the master's, or the other way round."""
+
+
+@define
+class LinkStatistics:
+    """Measures of the link to the master, over all its connections."""
+
+    rate: RateMeter = field(factory=lambda: RateMeter(0.0))
+    last_read_ms: int = 0
+    """Wall time of the last byte from the master, 0 before the first."""
+    last_write_ms: int = 0
+    """Wall time of the last report, 0 before the first."""
+
+
+class LinkVerdict:
+    """What keeps this log from following its master's, over all connections."""
+
+    def __init__(self, master_address: str) -> None:
+        self._master_address = master_address
+        self.text = ""
+        """Reason and offset; empty while nothing does."""
+        self._unanswered = 0
+        """Connections in a row that the master ended without sending a byte."""
+
+    def set_gap(self, error: ReplicationError) -> None:
+        """The logs do not continue each other."""
+        self.text = f"{error.reason.name}: {error}"
+
+    def clear(self) -> None:
+        """The master's log continues the own one."""
+        self.text = ""
+
+    def answered(self) -> None:
+        """The master sent a byte on a new connection."""
+        if self._unanswered >= UNANSWERED_MAX:
+            self.text = ""
+        self._unanswered = 0
+
+    def ended_unanswered(self, request_offset: int) -> None:
+        """The master ended a connection without sending a byte.
+
+        A 4.9 master does so where the slave's log ends far beyond its own, a trioha master to peers that it
+        does not admit.
+        """
+        self._unanswered += 1
+        if self._unanswered >= UNANSWERED_MAX:
+            self.text = (
+                f"REFUSED: {self._unanswered} connections ended without an answer: the master does not "
+                f"admit this slave, or its log ends before {request_offset}"
+            )
+            log.warning(self.text, master=self._master_address)
+
+
+class MasterConnection:
+    """The slave's side of one connection. `run` is its whole life."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        connection_id: int,
+        master_address: str,
+        commit_log: CommitLog,
+        session: ReplicationSession,
+        settings: HaSettings,
+        ack_mode: AckMode,
+        is_observer: bool,
+        sink: EventSink,
+        statistics: LinkStatistics,
+        verdict: LinkVerdict,
+        on_state: Callable[[HaState], None],
+    ) -> None:
+        """`on_state` is called with TRANSFER once the connection is up, and with READY at its end."""
+        self.connection_id = connection_id
+        self.close_reason = CloseReason.NONE
+        self.reported_offset = -1
+        """Last offset reported; -1 before the first report."""
+        self.frame_received = False
+        """Whether the body of a frame was received to its end."""
+        self.local_address: str | None = None
+        """Own end of the connection, `host:port`; None once it has ended."""
+        self._stream = stream
+        self._master_address = master_address
+        self._log = commit_log
+        self._session = session
+        self._settings = settings
+        self._ack_mode = ack_mode
+        self._is_observer = is_observer
+        self._sink = sink
+        self._statistics = statistics
+        self._verdict = verdict
+        self._on_state = on_state
+        self._request_offset = 0
+        """The first report."""
+        self._requested = trio.Event()
+        self._tail_checked = trio.Event()
+        self._is_answered = False
+        """Whether the master has sent a byte."""
+        self._header = FrameHeader(0, 0)
+        """Header of the frame that is being received."""
+        self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
+        self._unsent = trio.Event()
+        """Set while the outbox holds reports for the writer task to send."""
+        self._last_report_s = 0.0
+        self._housekeeping = Housekeeping(idle_timeout_s=settings.housekeeping_interval_s)
+
+    async def run(self) -> CloseReason:
+        """Replicate until the connection ends; returns why. The stream is closed then.
+
+        Raises what the border is for, with the reason INTERNAL_ERROR.
+        """
+        try:
+            await self._run()
+        except Exception:
+            self._end(CloseReason.INTERNAL_ERROR)
+            raise
+        finally:
+            self._end(CloseReason.SHUTDOWN)
+            self.local_address = None
+            try:
+                self._close()
+            finally:
+                self._outbox.close()
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(self._stream)
+        return self.close_reason
+
+    async def _run(self) -> None:
+        try:
+            self._request_offset = self._first_report()
+        except StoreError as error:
+            self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
+            return
+        stream, settings = self._stream, self._settings
+        self.local_address = local_address(stream)
+        if isinstance(stream, SocketTransport) and settings.busy_poll_s:
+            stream.busy_poll = BusyPoll(settings.busy_poll_s)
+        self._sink.fact("connection", conn=self.connection_id, address=self._master_address, role="slave")
+        self._sink.emit(Kind.LINK, conn=self.connection_id, flags=LinkEvent.CONNECTED)
+        self._on_state(HaState.TRANSFER)
+        self._record_state(HaState.TRANSFER)
+        log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
+        tasks = [self._read_log, self._write_reports]
+        if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
+            tasks.append(self._report_flushed)
+        await self._housekeeping.run(*tasks)
+        if self._housekeeping.is_expired:
+            self._end(CloseReason.HOUSEKEEPING)
+            log.warning(
+                f"ha housekeeping, found this connection[{self._master_address}] expired",
+                interval_s=settings.housekeeping_interval_s,
+            )
+
+    def _first_report(self) -> int:
+        """The offset to request; for an observer so far back that no producer can still wait for it."""
+        session = self._session
+        if not self._is_observer or self._log.is_empty:
+            return session.begin()
+        before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
+        return session.begin(at_most=self._log.record_stored_before(before_ms))
+
+    def _end(self, reason: CloseReason) -> None:
+        """Note why the connection ends; the first reason stays."""
+        if self.close_reason is CloseReason.NONE:
+            self.close_reason = reason
+
+    def _close(self) -> None:
+        """Record and publish that the connection has ended."""
+        self._on_state(HaState.READY)
+        if not self._is_answered and self.close_reason in {CloseReason.EOF, CloseReason.IO_ERROR}:
+            self._verdict.ended_unanswered(self._request_offset)
+        max_offset = self._log.max_offset
+        self._sink.emit(
+            Kind.CLOSED,
+            conn=self.connection_id,
+            offset=max_offset,
+            aux=max_offset,
+            flags=self.close_reason,
+        )
+        self._record_state(HaState.READY)
+
+    def _record_state(self, state: HaState) -> None:
+        max_offset = self._log.max_offset
+        self._sink.emit(Kind.STATE, conn=self.connection_id, offset=max_offset, aux=max_offset, flags=state)
+
+    def _refuse(self, offset: int, reason: CloseReason, message: str) -> None:
+        """End the connection for what the master sent, or what the own disk did, at `offset`."""
+        log.warning(message, master=self._master_address, reason=reason.name)
+        self._sink.emit(
+            Kind.REFUSED, conn=self.connection_id, offset=offset, aux=self._log.max_offset, flags=reason
+        )
+        self._end(reason)
+
+    # -- the master's log ----------------------------------------------------------------------------------
+
+    async def _read_log(self) -> None:
+        file_bytes = self._log.file_bytes
+        decoder = TransferDecoder(
+            body_bytes_max=min(BODY_BYTES_MAX, file_bytes), joined_within_bytes=file_bytes
+        )
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
+        housekeeping, statistics = self._housekeeping, self._statistics
+        housekeeping_s = self._settings.housekeeping_interval_s
+        try:
+            while self.close_reason is CloseReason.NONE:
+                received_bytes = await receive_into(self._stream, buffer)
+                if not received_bytes:
+                    self._end(CloseReason.EOF)
+                    break
+                if not self._is_answered:
+                    self._is_answered = True
+                    self._verdict.answered()
+                statistics.rate.add(received_bytes, trio.current_time())
+                statistics.last_read_ms = time.time_ns() // 1_000_000
+                decoder.feed(buffer[:received_bytes])
+                self._handle_events(decoder)
+                if self._ack_offset > self.reported_offset:
+                    self._report(self._ack_offset)
+                # From now, not from the receive: the time that appending took is not silence of the master.
+                housekeeping.deadline_s = trio.current_time() + housekeeping_s
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        except RemoteProtocolError as error:
+            self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
+        except ReplicationError as error:
+            if error.reason in GAP_REASONS:
+                self._verdict.set_gap(error)
+            if error.reason is CloseReason.PROBED:
+                log.info(str(error), master=self._master_address)
+                self._end(error.reason)
+            else:
+                self._refuse(error.offset, error.reason, str(error))
+        except StoreError as error:
+            # A full disk: the log stays whole, and later connections find out when there is space again.
+            self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
+
+    def _handle_events(self, decoder: TransferDecoder) -> None:
+        """Append what the decoder has. Raises ReplicationError at a frame that does not continue the log."""
+        while (event := decoder.next_event()) is not None:
+            match event:
+                case FrameHeader():
+                    self._header = event
+                    self._session.receive_header(event)
+                    if event.body_bytes == 0:
+                        if self._log.is_empty:
+                            # The master's log reaches to where this one starts.
+                            self._verdict.clear()
+                        self._sink.emit(
+                            Kind.HEARTBEAT,
+                            conn=self.connection_id,
+                            offset=event.offset,
+                            aux=self._log.max_offset,
+                            flags=Direction.RECEIVED,
+                        )
+                case BodyPart(data, ended):
+                    self._session.receive_body(data)
+                    if self._session.is_checked:
+                        self._verdict.text = ""
+                        self._tail_checked.set()
+                    if ended:
+                        self.frame_received = True
+                    max_offset = self._log.max_offset
+                    for offset, body_bytes in ended:
+                        self._sink.emit(
+                            Kind.RECEIVED,
+                            conn=self.connection_id,
+                            offset=offset,
+                            aux=max_offset,
+                            size=body_bytes,
+                        )
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    @property
+    def _ack_offset(self) -> int:
+        """What may be acknowledged now, by ack mode and tail check; nothing new by an observer."""
+        if self._is_observer:
+            return self._request_offset
+        if self._ack_mode is AckMode.FLUSHED:
+            return min(self._session.ack_offset, self._log.flushed.offset)
+        return self._session.ack_offset
+
+    async def _write_reports(self) -> None:
+        """Send what `_report` could not send at once, and a heartbeat whenever nothing else was sent."""
+        heartbeat_s = self._settings.heartbeat_interval_s
+        try:
+            self._report(self._request_offset)
+            self._requested.set()
+            while True:
+                with trio.move_on_at(self._last_report_s + heartbeat_s):
+                    await self._unsent.wait()
+                await self._outbox.flush()
+                self._unsent = trio.Event()
+                if trio.current_time() >= self._last_report_s + heartbeat_s:
+                    self._report(max(self._ack_offset, self.reported_offset))
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
+        except trio.TooSlowError:
+            self._end(CloseReason.HOUSEKEEPING)
+
+    def _report(self, offset: int) -> None:
+        """Report `offset` to the master: at once if the socket takes it, else through the writer task."""
+        has_grown = offset != self.reported_offset
+        self.reported_offset = offset
+        self._last_report_s = trio.current_time()
+        self._statistics.last_write_ms = time.time_ns() // 1_000_000
+        if has_grown:
+            self._sink.emit(Kind.REPORTED, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
+        else:
+            self._sink.emit(
+                Kind.HEARTBEAT,
+                conn=self.connection_id,
+                offset=offset,
+                aux=self._log.max_offset,
+                flags=Direction.SENT,
+            )
+        self._outbox.put(encode_report(offset))
+        if not self._outbox.is_empty:
+            self._unsent.set()
+
+    async def _report_flushed(self) -> None:
+        """Report what was synced while nothing was received."""
+        try:
+            await self._requested.wait()
+            while True:
+                await self._log.flushed.reached(self.reported_offset + 1)
+                if self._ack_offset <= self.reported_offset:
+                    # Until the tail check is over, flushed bytes may not be acknowledged.
+                    await self._tail_checked.wait()
+                else:
+                    self._report(self._ack_offset)
+        except trio.BrokenResourceError:
+            self._end(CloseReason.IO_ERROR)
