@@ -1,4 +1,4 @@
-"""Sessions made by hand, and a small model of a master whose events are known to be possible."""
+"""Sessions made by hand, and a model of a master whose events are all possible."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_session(
     certificates: dict[int, str] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a whole session as a node would have; in the connections `served` it was the master."""
+    """Write a whole session as a node does; in the connections `served` it was the master."""
     identity = SessionIdentity("cluster", "broker-a", broker_id, role, settings=dict(settings or {}))
     document = encode_session(identity, monotonic_ns=0, wall_ns=WALL_NS, program_version="0")
     writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
@@ -87,7 +87,7 @@ class Frame:
 
 
 class MasterModel:
-    """A master and slaves whose events are drawn by lot, and what is true of them, kept step by step."""
+    """A master and slaves with random events, and their true state after each step."""
 
     @frozen
     class Slave:
@@ -204,7 +204,7 @@ class MasterModel:
 
 
 def slave_events() -> list[Event]:
-    """A slave that takes two frames, loses its master, and goes on over a second connection."""
+    """A slave that receives a frame, loses its master, and continues on a second connection."""
     own = 1000
     return [
         Event(10, Kind.LINK, flags=LinkEvent.CONNECTING),

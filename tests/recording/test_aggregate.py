@@ -1,4 +1,4 @@
-"""The fold: its figures on sessions with known answers, and that cutting a session changes nothing."""
+"""Aggregate: figures of sessions with known answers; cutting a session changes nothing."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ GRID = TimeGrid.over(0, 10_000, steps=100)
 
 @pytest.fixture(scope="module")
 def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A session that only lends its record type."""
-    return write_session(tmp_path_factory.mktemp("fold") / "session", [Event(0, Kind.PUT)])
+    """A session that provides the record type."""
+    return write_session(tmp_path_factory.mktemp("aggregate") / "session", [Event(0, Kind.PUT)])
 
 
 def plain(histogram: Histogram) -> tuple[list[int], list[int], int]:
     return histogram.buckets.tolist(), histogram.weights.tolist(), histogram.max_value
 
 
-def said(part: Part) -> dict[object, object]:
-    """All that a part says, in values that compare."""
+def values_of(part: Part) -> dict[object, object]:
+    """A part as values that can be compared."""
     node = node_result(part.node)
     result: dict[object, object] = {
         "node": {
@@ -111,12 +111,12 @@ def test_lag_and_latency_of_a_connection_are_those_counted_by_hand(empty_session
     assert result.unacknowledged_frames == 0
 
 
-def test_slave_that_hangs_counts_as_behind_by_what_was_put_meanwhile(empty_session: Path) -> None:
+def test_lag_of_a_silent_slave_includes_the_puts_until_its_next_event(empty_session: Path) -> None:
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=100, flags=HaState.HANDSHAKE),
         Event(0, Kind.ACK, conn=1, offset=100, aux=100),
         Event(0, Kind.TRANSFER, conn=1, offset=100, aux=110, size=10),
-        # Nothing is heard of it for 1000 ns, in which the log grows by 900 bytes.
+        # For 1000 ns nothing is received from it, while the log grows by 900 bytes.
         Event(1000, Kind.CLOSED, conn=1, offset=100, aux=1010, flags=CloseReason.HOUSEKEEPING),
     ]
     result = figures_of(empty_session, events, 1)
@@ -142,8 +142,8 @@ def test_slave_session_gives_received_and_reported_offsets_and_its_reconnect(emp
     assert list(part.connections) == [1, 2]
 
 
-def test_a_slave_that_set_its_log_aside_ends_where_its_new_one_does(empty_session: Path) -> None:
-    """Not where the old one, which was longer, had ended; cut anywhere, and as the standing has it."""
+def test_log_end_of_a_slave_that_replaced_its_log_is_that_of_the_new_one(empty_session: Path) -> None:
+    """The old log was longer. Cut anywhere, and as the snapshot has it."""
     events = [
         *slave_events()[:5],
         Event(55, Kind.FLUSHED, offset=1300),
@@ -183,7 +183,7 @@ def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> No
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 150), cuts=st.integers(0, 8))
-def test_fold_of_parts_combined_is_the_fold_of_the_whole(
+def test_parts_combined_are_the_aggregate_of_the_whole(
     empty_session: Path, seed: int, steps: int, cuts: int
 ) -> None:
     model = MasterModel(seed)
@@ -200,11 +200,11 @@ def test_fold_of_parts_combined_is_the_fold_of_the_whole(
     while len(parts) > 1:
         at = lot.randrange(len(parts) - 1)
         parts[at : at + 2] = [combine(parts[at : at + 2])]
-    assert said(parts[0]) == said(whole)
+    assert values_of(parts[0]) == values_of(whole)
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_fold_says_what_the_model_knows(empty_session: Path, seed: int, steps: int) -> None:
+def test_aggregate_of_a_model_has_its_figures(empty_session: Path, seed: int, steps: int) -> None:
     model = MasterModel(seed)
     events = model.run(steps)
     if not events:
@@ -250,7 +250,7 @@ def test_histograms_add_up(a: list[int], b: list[int], c: list[int]) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_fold_that_starts_at_a_later_segment_ends_in_the_same_state(
+def test_aggregate_from_a_later_segment_ends_in_the_same_state(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     model = MasterModel(seed)
@@ -293,15 +293,15 @@ def test_fold_that_starts_at_a_later_segment_ends_in_the_same_state(
         assert late.node.max_offset == whole.node.max_offset
 
 
-def test_keyframes_change_nothing_for_who_read_what_came_before(tmp_path: Path) -> None:
+def test_keyframes_after_earlier_segments_change_nothing(tmp_path: Path) -> None:
     events = MasterModel(7).run(400)
     plain_path = write_session(tmp_path / "plain", events)
     rolled_path = write_session(tmp_path / "rolled", events, segment_records=40)
-    said_of = []
+    found = []
     for path in (plain_path, rolled_path):
         array = read_records(open_session(path)).array
-        said_of.append(said(aggregate(array, is_slave=False, grid=GRID)))
-    keyframes = said_of[1]["node"]["kinds"].pop(int(Kind.KEYFRAME))
+        found.append(values_of(aggregate(array, is_slave=False, grid=GRID)))
+    keyframes = found[1]["node"]["kinds"].pop(int(Kind.KEYFRAME))
     assert keyframes > 50
-    said_of[1]["node"]["events"] -= keyframes
-    assert said_of[0] == said_of[1]
+    found[1]["node"]["events"] -= keyframes
+    assert found[0] == found[1]

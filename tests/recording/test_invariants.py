@@ -1,4 +1,4 @@
-"""Judging: each invariant with a planted fault, real and modelled sessions without one, and cuts anywhere."""
+"""Invariants: each with a planted fault, sessions without violations, and sessions cut anywhere."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SLAVE = SessionSettings(True, SETTINGS)
 
 @pytest.fixture(scope="module")
 def lender(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A session that only lends its record type."""
-    return write_session(tmp_path_factory.mktemp("judging") / "session", [Event(0, Kind.PUT)])
+    """A session that provides the record type."""
+    return write_session(tmp_path_factory.mktemp("invariants") / "session", [Event(0, Kind.PUT)])
 
 
 def records_of(lender: Path, events: Sequence[Event]) -> np.ndarray:
@@ -37,27 +37,29 @@ def records_of(lender: Path, events: Sequence[Event]) -> np.ndarray:
     return records
 
 
-def said(records: np.ndarray, setting: SessionSettings, cuts: Sequence[int] = ()) -> list[tuple[object, ...]]:
-    """All verdicts of records that were judged in pieces."""
+def verdicts_of(
+    records: np.ndarray, settings: SessionSettings, cuts: Sequence[int] = ()
+) -> list[tuple[object, ...]]:
+    """All verdicts of records that were judged in parts."""
     borders = [0, *sorted(cuts), len(records)]
-    parts = [judge(records[a:b], setting, is_first=a == 0) for a, b in pairwise(borders)]
+    parts = [judge(records[a:b], settings, is_first=a == 0) for a, b in pairwise(borders)]
     return [
         (verdict.invariant.name, verdict.is_judged, verdict.checked, verdict.count, verdict.violations)
         for verdict in verdicts(combine(parts))
     ]
 
 
-def broken(records: np.ndarray, setting: SessionSettings) -> dict[str, list[tuple[int, int | None, str]]]:
-    """What is violated: seq, connection and sentence of each violation, by invariant."""
+def broken(records: np.ndarray, settings: SessionSettings) -> dict[str, list[tuple[int, int | None, str]]]:
+    """Seq, connection and sentence of each violation, by invariant."""
     return {
         verdict.invariant.name: [(one.seq, one.conn, one.sentence) for one in verdict.violations]
-        for verdict in verdicts(judge(records, setting, is_first=True))
+        for verdict in verdicts(judge(records, settings, is_first=True))
         if verdict.count
     }
 
 
 def served() -> list[Event]:
-    """A connection that is served, and one put that waits for it: nothing wrong."""
+    """A connection and a put that waits for it, without violations."""
     return [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=100, flags=HaState.HANDSHAKE),
         Event(1 * MS, Kind.REQUESTED, conn=1, offset=100, aux=100),
@@ -138,7 +140,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("name", "event", "conn", "sentence"), PLANTED)
-def test_planted_fault_is_found_and_said(
+def test_planted_fault_is_found_with_its_sentence(
     lender: Path, name: str, event: Event, conn: int | None, sentence: str
 ) -> None:
     records = records_of(lender, [*served(), event])
@@ -173,8 +175,8 @@ def test_wait_that_ends_for_another_offset_is_found(lender: Path) -> None:
     }
 
 
-def test_silence_is_not_the_reason_where_a_slave_takes_nothing(lender: Path) -> None:
-    """It talks, and so is not silent, but the socket was full for as long."""
+def test_connection_closed_for_a_full_socket_is_not_closed_for_silence(lender: Path) -> None:
+    """The slave reports, but its socket was full for the whole interval."""
     closed = Event(9 * MS, Kind.CLOSED, conn=1, offset=300, aux=500, flags=CloseReason.HOUSEKEEPING)
     assert broken(records_of(lender, [*served(), closed]), MASTER) == {}
 
@@ -190,7 +192,7 @@ def test_record_on_an_ended_connection_is_found(lender: Path) -> None:
 
 
 def test_missing_record_is_found_and_makes_no_other_violation(lender: Path) -> None:
-    """Without the TRANSFER the ack was of nothing that is known, and the next frame's begin neither."""
+    """Without the TRANSFER neither the ack nor the next frame has a reference."""
     events = [*served(), Event(5 * MS, Kind.TRANSFER, conn=1, offset=300, aux=310, size=10)]
     records = np.delete(records_of(lender, events), 6)
     assert broken(records, MASTER) == {"no-record-missing": [(7, 1, "record 7 comes after 5")]}
@@ -238,14 +240,14 @@ def test_put_ok_without_its_copies_is_found(lender: Path) -> None:
         assert sentence == "PUT_OK of request 1 at 300, which needed 2 acks and did not have them"
 
 
-def test_put_ok_with_its_copies_is_none(lender: Path) -> None:
+def test_put_ok_with_its_copies_is_no_violation(lender: Path) -> None:
     assert copies(lender, ack(10, 1), ack(20, 2)) == {}
     assert copies(lender, ack(10, 2), need=1) == {}
     assert copies(lender, need=0) == {}
 
 
 def test_copies_count_at_one_moment_only(lender: Path) -> None:
-    """A connection that ends takes its ack along, but not from a put that was released before."""
+    """The ack of an ended connection does not count any more, except for a put that was released before."""
     assert copies(lender, ack(10, 1), ack(20, 2), closed(30, 1), closed(31, 2)) == {}
     assert list(copies(lender, ack(10, 1), closed(20, 1), ack(30, 2))) == ["put-ok-has-copies"]
 
@@ -276,7 +278,7 @@ def test_session_cut_anywhere_gives_the_verdicts_of_the_whole(lender: Path, seed
     chance = random.Random(seed)
     records = spoiled(lender, chance, chance.choice((5, 30, 200)))
     places = [chance.randrange(len(records) + 1) for _ in range(cuts)]
-    assert said(records, MASTER, places) == said(records, MASTER)
+    assert verdicts_of(records, MASTER, places) == verdicts_of(records, MASTER)
 
 
 @given(st.integers(0, 1 << 30))
@@ -296,7 +298,7 @@ def test_parts_can_be_joined_in_any_order(lender: Path, seed: int) -> None:
     ]
 
 
-def test_keyframes_of_later_segments_say_nothing_new(tmp_path: Path) -> None:
+def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path: Path) -> None:
     """A session in many segments is judged as the same one in one, apart from the records' numbers."""
     events = MasterModel(7).run(3000)
     counts = []
@@ -313,7 +315,7 @@ def test_keyframes_of_later_segments_say_nothing_new(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-def test_session_whose_first_segments_were_taken_away_begins_with_its_keyframes(tmp_path: Path) -> None:
+def test_session_without_its_first_segments_starts_with_keyframes(tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", MasterModel(7).run(3000), segment_records=500)
     for segment in sorted((path / "events").iterdir())[:2]:
         segment.unlink()
@@ -342,7 +344,7 @@ def test_every_invariant_has_a_planted_fault() -> None:
     assert {name for name, *_ in PLANTED} | elsewhere == {invariant.name for invariant in INVARIANTS}
 
 
-def test_what_a_session_does_not_say_is_not_judged(lender: Path) -> None:
+def test_invariant_whose_settings_are_missing_is_not_judged(lender: Path) -> None:
     found = {
         v.invariant.name: v.is_judged
         for v in verdicts(judge(records_of(lender, served()), SessionSettings(False, {})))
@@ -352,8 +354,8 @@ def test_what_a_session_does_not_say_is_not_judged(lender: Path) -> None:
     assert found["ack-within-sent"]
 
 
-def test_what_a_monitor_recorded_is_judged_as_a_recording_only(lender: Path) -> None:
-    """Between two samples frames and acks happen that it does not have."""
+def test_sampled_session_is_judged_as_a_recording_only(lender: Path) -> None:
+    """A monitor has no frames and acks between two samples."""
     sampled = SessionSettings(False, SETTINGS, is_sampled=True)
     judged = {v.invariant.name for v in verdicts(judge(records_of(lender, served()), sampled)) if v.is_judged}
     assert judged == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}

@@ -1,4 +1,4 @@
-"""Lag at each event is that of the fold, wherever the records are cut."""
+"""Lag at each event is that of the aggregate, wherever the records are cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200), cuts=st.integers(0, 6))
-def test_lags_in_parts_make_the_curves_of_the_fold(
+def test_lags_in_parts_make_the_series_of_the_aggregate(
     empty_session: Path, seed: int, steps: int, cuts: int
 ) -> None:
     events = MasterModel(seed).run(steps)

@@ -1,4 +1,4 @@
-"""Folders as users name them: absolute, once, and of this machine."""
+"""Session folders as users name them become absolute paths of this machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def test_paths_and_file_uris_of_this_machine(named: str | Path, path: str) -> No
     assert absolute_path(named) == Path(path)
 
 
-def test_relative_path_counts_from_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_starts_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for named in ("sessions", "./sessions", Path("sessions")):
         assert absolute_path(named) == tmp_path / "sessions"

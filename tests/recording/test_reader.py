@@ -1,4 +1,4 @@
-"""The reader: whole sessions, torn and damaged ones, and what is no session at all."""
+"""The reader: whole, torn and damaged sessions, and folders that are not sessions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_range_of_seq_is_read_across_segments(
     assert records.array["seq"].tolist() == list(expected)
 
 
-def test_session_says_whose_it_is_and_when(path: Path) -> None:
+def test_session_has_its_node_and_clocks(path: Path) -> None:
     session = open_session(path)
     assert session.identity.broker_name == "broker-a"
     assert session.is_slave is False
@@ -76,7 +76,7 @@ def test_facts_come_back_and_a_torn_last_line_does_not(path: Path) -> None:
     assert damage == []
 
 
-def test_line_that_is_no_fact_is_damage(path: Path) -> None:
+def test_line_that_is_not_a_fact_is_damage(path: Path) -> None:
     with (path / "facts.jsonl").open("a") as file:
         file.write("[]\n")
         file.write('{"seq": 7, "type": "note", "text": "later"}\n')
@@ -86,7 +86,7 @@ def test_line_that_is_no_fact_is_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn_bytes", [1, 20, 47])
-def test_torn_last_record_is_not_there_and_is_no_damage(path: Path, torn_bytes: int) -> None:
+def test_torn_last_record_is_left_out_without_damage(path: Path, torn_bytes: int) -> None:
     last = segment_paths(path)[-1]
     last.write_bytes(last.read_bytes()[:-torn_bytes])
     records = read_records(open_session(path))
@@ -94,7 +94,7 @@ def test_torn_last_record_is_not_there_and_is_no_damage(path: Path, torn_bytes: 
     assert records.damage == ()
 
 
-def test_flipped_bit_costs_one_record_and_is_told(path: Path) -> None:
+def test_flipped_bit_damages_one_record(path: Path) -> None:
     segment = segment_paths(path)[1]
     data = bytearray(segment.read_bytes())
     data[64 + 3 * 48 + 25] ^= 4
@@ -106,7 +106,7 @@ def test_flipped_bit_costs_one_record_and_is_told(path: Path) -> None:
     assert damage.reason == "wrong check word or seq"
 
 
-def test_missing_segment_is_told_with_its_records(path: Path) -> None:
+def test_missing_segment_is_damage_with_its_record_count(path: Path) -> None:
     segment_paths(path)[1].unlink()
     records = read_records(open_session(path))
     assert records.array["seq"].tolist() == [*range(10), *range(20, 25)]
@@ -115,7 +115,7 @@ def test_missing_segment_is_told_with_its_records(path: Path) -> None:
     assert damage.records == 10
 
 
-def test_segment_without_a_whole_header_is_told_and_passed_over(path: Path) -> None:
+def test_segment_without_a_whole_header_is_damage_and_skipped(path: Path) -> None:
     (path / "events" / "00000000000000000025.seg").write_bytes(b"TRIOHAS1")
     records = read_records(open_session(path))
     assert len(records.array) == 25
@@ -131,7 +131,7 @@ def test_segment_without_a_whole_header_is_told_and_passed_over(path: Path) -> N
         (16, "begins at"),
     ],
 )
-def test_header_that_is_wrong_is_told(path: Path, position: int, reason: str) -> None:
+def test_wrong_header_is_damage(path: Path, position: int, reason: str) -> None:
     segment = segment_paths(path)[2]
     data = bytearray(segment.read_bytes())
     data[position] ^= 1
@@ -210,14 +210,14 @@ def test_session_document_that_is_wrong_is_one_clear_line(path: Path, content: s
     assert "\n" not in str(caught.value)
 
 
-def test_find_sessions_takes_a_session_or_a_folder_of_them(path: Path, tmp_path: Path) -> None:
+def test_find_sessions_accepts_a_session_or_a_folder_of_sessions(path: Path, tmp_path: Path) -> None:
     other = write_session(tmp_path / "zz", puts(1))
     assert find_sessions([path]) == [path]
     assert find_sessions([tmp_path]) == [path, other]
     assert find_sessions([path, tmp_path]) == [path, other]
 
 
-def test_find_sessions_says_what_is_none(tmp_path: Path) -> None:
+def test_find_sessions_refuses_other_folders(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere: no such folder"):
         find_sessions([tmp_path / "nowhere"])
     with pytest.raises(StoreError, match="not a session, nor a folder of sessions"):

@@ -37,7 +37,7 @@ def test_connection_of_the_only_lost_one_of_its_host_continues_it() -> None:
     arrival = one(reconnects, connection(3), at_ns=6 * S)
     assert arrival.previous == 1
     assert arrival.is_reconnect
-    # Its place is taken: the next one of the host is a new replica.
+    # The lost connection is continued: the next one of the host is a new replica.
     assert not one(reconnects, connection(4), at_ns=7 * S).is_reconnect
     assert one(reconnects, connection(5, "10.0.0.3"), at_ns=8 * S).previous == 2
 
@@ -56,7 +56,7 @@ def test_the_very_same_address_is_joined_though_others_of_its_host_are_lost() ->
     assert one(reconnects, connection(4, port=50_009), at_ns=2 * S).previous == 1
 
 
-def test_of_two_lost_ones_of_a_host_neither_is_taken_for_the_new_one() -> None:
+def test_of_two_lost_ones_of_a_host_neither_is_joined() -> None:
     reconnects: Reconnects[int] = Reconnects()
     reconnects.lost(connection(1), at_ns=0)
     reconnects.lost(connection(2), at_ns=1 * S)
@@ -65,13 +65,13 @@ def test_of_two_lost_ones_of_a_host_neither_is_taken_for_the_new_one() -> None:
     assert first.is_reconnect
     second = one(reconnects, connection(4), at_ns=3 * S)
     assert (second.previous, second.candidates) == (None, (1, 2))
-    # Both places are taken: the next loss on this host is told apart again.
+    # Both candidates are used up: the next loss on this host is unambiguous again.
     assert not one(reconnects, connection(5), at_ns=4 * S).is_reconnect
     reconnects.lost(connection(4), at_ns=5 * S)
     assert one(reconnects, connection(6), at_ns=6 * S).previous == 4
 
 
-def test_slaves_of_one_host_that_are_lost_one_after_the_other_are_told_apart() -> None:
+def test_slaves_of_one_host_lost_one_after_the_other_are_joined() -> None:
     reconnects: Reconnects[int] = Reconnects()
     for lost, new in ((1, 11), (2, 12), (3, 13), (11, 21)):
         reconnects.lost(connection(lost), at_ns=lost * S)
@@ -118,7 +118,7 @@ def test_different_identities_are_never_joined() -> None:
     assert one(reconnects, connection(3, identity="slave-a"), at_ns=2 * S).previous == 1
 
 
-def test_known_identity_takes_its_own_before_a_nameless_rival_of_the_host_is_looked_at() -> None:
+def test_identity_is_joined_before_a_connection_of_the_same_host_without_one() -> None:
     reconnects: Reconnects[int] = Reconnects()
     reconnects.lost(connection(1, identity="slave-a"), at_ns=0)
     arrivals = reconnects.came([connection(2), connection(3, identity="slave-a")], at_ns=S)
@@ -133,7 +133,7 @@ def test_connection_without_a_known_identity_may_be_the_lost_one_of_its_host() -
     assert one(reconnects, connection(3, identity="slave-a"), at_ns=3 * S).previous == 2
 
 
-def test_two_lost_ones_of_one_identity_are_not_told_apart() -> None:
+def test_two_lost_ones_of_one_identity_are_ambiguous() -> None:
     reconnects: Reconnects[int] = Reconnects()
     for key in (1, 2):
         reconnects.lost(connection(key, f"10.0.0.{key}", identity="shared"), at_ns=0)
@@ -223,7 +223,7 @@ def test_spans_are_paired_in_the_order_of_time_whatever_their_order() -> None:
     ]
 
 
-def test_slave_of_the_same_host_that_came_while_another_was_away_is_not_told_apart_later() -> None:
+def test_slave_of_the_same_host_that_came_while_another_was_away_is_ambiguous_later() -> None:
     # A and B of one host; both are away when a connection comes, and B's comes next.
     spans = [
         Span(connection(1), 0, 10 * S),
@@ -250,6 +250,6 @@ def test_probes_between_change_nothing_as_they_are_left_out() -> None:
     slave = [Span(connection(1), 0, 100 * S), Span(connection(2), 101 * S, None)]
     probes = [Span(connection(10 + second), second * S, second * S + 1) for second in range(103)]
     with_probes = pair([*slave, *probes])
-    # What a caller that does not leave them out gets: nothing can be said of the slave.
+    # With probes the slave would be ambiguous.
     assert next(arrival for arrival in with_probes if arrival.connection.key == 2).previous != 1
     assert [arrival.previous for arrival in pair(slave)] == [None, 1]

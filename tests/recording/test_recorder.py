@@ -1,4 +1,4 @@
-"""The recorder: bytes as the format says, order, drops, rolls, failures, kill -9."""
+"""The recorder: bytes of the format, order, drops, rolls, failures, kill -9."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def clock_from(start_ns: int):
 
 
 async def until(condition) -> None:
-    """Return once `condition` holds: for what a worker thread does, which wakes nobody here."""
+    """Return once `condition` holds: for effects of a worker thread, which wakes no task."""
     while not condition():  # noqa: ASYNC110 (there is no event to wait for)
         await trio.sleep(0.005)
 
 
 async def record(recorder: Recorder, report) -> None:
-    """Run the recorder around `report`, which gets it."""
+    """Run `report` with a running recorder."""
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             await nursery.start(recorder.run)
@@ -173,7 +173,7 @@ async def test_quiet_node_is_flushed_within_200_ms(tmp_path: Path) -> None:
     await record(recorder, report)
 
 
-async def test_what_is_emitted_before_the_start_is_recorded(tmp_path: Path) -> None:
+async def test_events_emitted_before_the_start_are_recorded(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
     recorder.emit(Kind.PUT, offset=10)
     await record(recorder, _nothing)
@@ -203,7 +203,7 @@ async def test_events_without_room_become_one_dropped_record_and_seq_stays_gaple
         for index in range(100):
             recorder.emit(Kind.PUT, offset=index)
         assert recorder.dropped == 70
-        # The next block is free once the others are written: what comes then is recorded behind the gap.
+        # A block is free once the others are written: later events are recorded after the gap.
         await until(lambda: recorder.recorded >= 30)
         recorder.emit(Kind.PUT, offset=100)
 
@@ -351,7 +351,7 @@ async def test_segment_rolls_when_asked(tmp_path: Path) -> None:
     assert [[row[6] for row in records_of(segment)] for segment in segments(recorder.path)] == [[1], [2]]
 
 
-async def test_segment_with_more_keyframes_than_room_still_takes_a_record(tmp_path: Path) -> None:
+async def test_segment_with_more_keyframes_than_room_still_gets_a_record(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, segment_records_max=2)
 
     async def report(recorder: Recorder) -> None:
@@ -492,10 +492,10 @@ async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path
         assert row[9] == reduce(xor, struct.unpack("<11I", body))
 
 
-async def test_end_while_an_abandoned_thread_still_takes_blocks_counts_what_is_not_written(
+async def test_end_while_an_abandoned_thread_still_writes_counts_unwritten_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk comes back just when the recorder gives up: its thread takes blocks as they are counted."""
+    """The disk recovers just when recording ends: its thread writes blocks while they are counted."""
     monkeypatch.setattr("trioha.recording.recorder.CLOSE_TIMEOUT_S", 0.05)
     blocks, emitted = 20_000, 39_990
     gives_up, written = threading.Event(), []

@@ -1,4 +1,4 @@
-"""The tape: what it says of a moment is what all events before it say, whatever was asked before."""
+"""The session reader: the state at a position is that of all events before it, for any earlier questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import Snapshot, connection_state
 
 
-def tape_of(path: Path, chunk_records: int = 8) -> SessionReader:
+def reader_of(path: Path, chunk_records: int = 8) -> SessionReader:
     return SessionReader(open_session(path), chunk_records=chunk_records)
 
 
@@ -41,10 +41,10 @@ def test_state_at_any_position_is_that_of_all_events_before_it(
 ) -> None:
     lot = random.Random(seed)
     events = MasterModel(seed).run(150)
-    folder = tmp_path_factory.mktemp("tape")
+    folder = tmp_path_factory.mktemp("sessions")
     path = write_session(folder / "s", events, segment_records=lot.choice((40, 70, 1000)))
     array = read_records(open_session(path)).array
-    reader = tape_of(path)
+    reader = reader_of(path)
     chunks = [chunk.records for chunk in reader.scan()] if scanned else []
     if scanned:
         assert np.concatenate(chunks).tobytes() == array.tobytes()
@@ -86,36 +86,36 @@ def test_state_at_any_position_is_that_of_all_events_before_it(
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-def test_when_the_log_passed_an_offset_is_found_by_halving(
+def test_time_at_which_the_log_passed_an_offset_is_found(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     lot = random.Random(seed)
     path = write_session(
-        tmp_path_factory.mktemp("tape") / "s",
+        tmp_path_factory.mktemp("sessions") / "s",
         MasterModel(seed).run(150),
         segment_records=lot.choice((40, 70)),
     )
     array = read_records(open_session(path)).array
-    reader = tape_of(path)
-    tells = array[np.isin(array["kind"], (1, 10, 11, 12, 13, 14, 15, 16))]
-    own = np.where(tells["kind"] == Kind.PUT, tells["offset"], tells["aux"])
+    reader = reader_of(path)
+    with_log_end = array[np.isin(array["kind"], (1, 10, 11, 12, 13, 14, 15, 16))]
+    own = np.where(with_log_end["kind"] == Kind.PUT, with_log_end["offset"], with_log_end["aux"])
     for _ in range(20):
         position = lot.randrange(len(array) + 1)
         offset = lot.randrange(-1, int(own.max(initial=10)) + 10)
-        beyond = tells["ts_ns"][(own > offset) & (tells["seq"] < position)]
+        beyond = with_log_end["ts_ns"][(own > offset) & (with_log_end["seq"] < position)]
         assert reader.max_passed_ns(offset, position) == (int(beyond[0]) if len(beyond) else None)
 
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
-def test_position_at_a_time_is_behind_its_last_record(
+def test_position_at_a_time_is_after_its_last_record(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     lot = random.Random(seed)
     events = MasterModel(seed).run(100)
-    path = write_session(tmp_path_factory.mktemp("tape") / "s", events, segment_records=45)
+    path = write_session(tmp_path_factory.mktemp("sessions") / "s", events, segment_records=45)
     array = read_records(open_session(path)).array
-    reader = tape_of(path)
+    reader = reader_of(path)
     assert reader.last_ts_ns == (int(array["ts_ns"][-1]) if len(array) else reader.first_ts_ns)
     for _ in range(20):
         ts_ns = lot.randrange(-10, reader.last_ts_ns + 1000)
@@ -124,22 +124,22 @@ def test_position_at_a_time_is_behind_its_last_record(
         assert reader.position_at(ts_ns) == int((array["ts_ns"] <= ts_ns).sum())
 
 
-def test_an_own_end_that_no_keyframe_tells_comes_from_the_segment_before(tmp_path: Path) -> None:
+def test_log_end_that_no_keyframe_names_comes_from_the_segment_before(tmp_path: Path) -> None:
     events = [*slave_events()[:12], *(Event(200 + n, Kind.LINK, flags=0) for n in range(20))]
     path = write_session(tmp_path / "s", events, role="SLAVE", segment_records=12)
-    reader = tape_of(path)
+    reader = reader_of(path)
     assert len(reader.segments) > 2
     assert reader.snapshot_at(reader.end_seq).log_end_offset == 1300
 
 
-def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
+def test_keyframes_have_the_times_of_the_events_they_repeat(tmp_path: Path) -> None:
     events = [
         Event(10, Kind.ACK, conn=1, offset=5, aux=9),
         Event(20, Kind.ACK, conn=2, offset=5, aux=9),
         *(Event(30 + n, Kind.PUT, offset=10 + n, size=1) for n in range(20)),
     ]
     path = write_session(tmp_path / "s", events, segment_records=11)
-    reader = tape_of(path)
+    reader = reader_of(path)
     assert len(reader.segments) == 3
     assert (
         connection_state(reader.connection_snapshot(1, reader.end_seq), is_slave=False).last_received_ts_ns
@@ -153,29 +153,31 @@ def test_keyframes_keep_the_times_of_what_they_repeat(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-def test_what_was_said_up_to_two_segments_back_has_its_own_time_however_it_is_found(
+def test_records_of_up_to_two_segments_before_have_their_own_times_with_and_without_an_index(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     lot = random.Random(seed)
     events = MasterModel(seed).run(150)
-    path = write_session(tmp_path_factory.mktemp("tape") / "s", events, segment_records=lot.choice((30, 50)))
+    path = write_session(
+        tmp_path_factory.mktemp("sessions") / "s", events, segment_records=lot.choice((30, 50))
+    )
     array = read_records(open_session(path)).array
-    passed = tape_of(path)
-    for _ in passed.scan():
+    indexed = reader_of(path)
+    for _ in indexed.scan():
         pass
-    searching = tape_of(path)
+    searching = reader_of(path)
     for _ in range(8):
         position = lot.randrange(len(array) + 1)
-        found = passed.with_own_times(passed.snapshot_at(position), position).records
+        found = indexed.with_own_times(indexed.snapshot_at(position), position).records
         searched = searching.with_own_times(searching.snapshot_at(position), position).records
         assert searched.tobytes() == found.tobytes()
         whole, _ended = Snapshot.nowhere(array.dtype).after(without_keyframes(array[:position]))
-        bases = [segment.base_seq for segment in passed.segments if segment.base_seq < position]
-        said = whole.records["seq"] >= (bases[-3] if len(bases) > 2 else 0)
-        assert plain(found[said]) == plain(whole.records[said])
+        bases = [segment.base_seq for segment in indexed.segments if segment.base_seq < position]
+        is_near = whole.records["seq"] >= (bases[-3] if len(bases) > 2 else 0)
+        assert plain(found[is_near]) == plain(whole.records[is_near])
 
 
-def test_failed_waits_are_marks_and_the_first_good_one_behind_them(tmp_path: Path) -> None:
+def test_failed_waits_and_the_first_good_one_after_them_are_marks(tmp_path: Path) -> None:
     ok, late = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT
     flags = [ok, ok, late, late, ok, ok, late]
     events = [Event(n, Kind.WAIT_END, aux=n, flags=status) for n, status in enumerate(flags)]
@@ -185,13 +187,13 @@ def test_failed_waits_are_marks_and_the_first_good_one_behind_them(tmp_path: Pat
     assert plain(marks_of(array[:2], was_failing=True), "aux") == [(0,)]
 
 
-def test_a_missing_segment_is_told_and_the_next_ones_keyframes_stand_for_it(tmp_path: Path) -> None:
+def test_keyframes_after_a_missing_segment_restore_the_state(tmp_path: Path) -> None:
     events = MasterModel(3).run(300)
     path = write_session(tmp_path / "s", events, segment_records=60)
     array = read_records(open_session(path)).array
     segments = sorted((path / "events").iterdir())
     segments[1].unlink()
-    reader = tape_of(path)
+    reader = reader_of(path)
     assert ["missing" in one.reason for one in reader.damage] == [True]
     assert reader.damage[0].records == 60
     whole, _ = Snapshot.nowhere(array.dtype).after(without_keyframes(array))
@@ -200,20 +202,20 @@ def test_a_missing_segment_is_told_and_the_next_ones_keyframes_stand_for_it(tmp_
     assert plain(reader.snapshot_at(90).records, *kinds) == plain(reader.snapshot_at(60).records, *kinds)
 
 
-def test_damaged_records_are_left_out_and_told_once(tmp_path: Path) -> None:
+def test_damaged_records_are_left_out_and_reported_once(tmp_path: Path) -> None:
     path = write_session(tmp_path / "s", MasterModel(5).run(100))
     (segment,) = (path / "events").iterdir()
     data = bytearray(segment.read_bytes())
     data[HEADER_BYTES + 20 * 48 + 3] ^= 0xFF
     segment.write_bytes(data)
-    reader = tape_of(path)
+    reader = reader_of(path)
     for _ in range(2):
         assert sum(len(chunk.records) for chunk in reader.scan()) == reader.records - 1
     (damage,) = reader.damage
     assert (damage.position, damage.records) == (HEADER_BYTES + 20 * 48, 1)
 
 
-def test_a_growing_session_is_followed_and_its_torn_end_is_none(tmp_path: Path) -> None:
+def test_a_growing_session_is_followed_without_its_torn_end(tmp_path: Path) -> None:
     events = MasterModel(8).run(200)
     whole = write_session(tmp_path / "whole", events, segment_records=50)
     array = read_records(open_session(whole)).array
@@ -221,7 +223,7 @@ def test_a_growing_session_is_followed_and_its_torn_end_is_none(tmp_path: Path) 
     (grown / "events").mkdir(parents=True)
     shutil.copy(whole / "session.json", grown)
     (grown / "facts.jsonl").touch()
-    reader = tape_of(grown)
+    reader = reader_of(grown)
     assert (reader.records, reader.end_seq, len(reader.snapshot_at(0).records)) == (0, 0, 0)
     for segment in sorted((whole / "events").iterdir()):
         data = segment.read_bytes()
@@ -241,16 +243,16 @@ def test_a_growing_session_is_followed_and_its_torn_end_is_none(tmp_path: Path) 
     assert reader.damage == ()
 
 
-def test_a_segment_taken_away_while_it_is_read_is_damage(tmp_path: Path) -> None:
+def test_a_segment_removed_while_it_is_read_is_damage(tmp_path: Path) -> None:
     path = write_session(tmp_path / "s", MasterModel(3).run(300), segment_records=60)
-    reader = tape_of(path)
+    reader = reader_of(path)
     min((path / "events").iterdir()).unlink()
     assert len(reader.snapshot_at(30).records) == 0
     assert any("cannot be read" in one.reason for one in reader.damage)
 
 
-def test_an_ended_connection_keeps_its_last_words(tmp_path: Path) -> None:
+def test_an_ended_connection_keeps_its_last_records(tmp_path: Path) -> None:
     path = write_session(tmp_path / "s", slave_events(), role="SLAVE", segment_records=6)
-    reader = tape_of(path)
+    reader = reader_of(path)
     (ended,) = reader.ended_between(0, reader.end_seq)
     assert connection_state(ended.records, is_slave=True).close_reason == CloseReason.EOF

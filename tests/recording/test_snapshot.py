@@ -1,4 +1,4 @@
-"""The standing at any record is the keyframes there, and what it says is what the fold of all says."""
+"""A snapshot at any record is the keyframes there; its connection states are those of the aggregate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = TimeGrid.over(0, 10_000, steps=10)
 
 @pytest.fixture(scope="module")
 def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_session(tmp_path_factory.mktemp("standing") / "session", [Event(0, Kind.PUT)])
+    return write_session(tmp_path_factory.mktemp("snapshot") / "session", [Event(0, Kind.PUT)])
 
 
 def numbered(session: Path, events: list[Event]) -> np.ndarray:
@@ -39,7 +39,7 @@ def plain(records: np.ndarray) -> list[tuple[int, ...]]:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200), cuts=st.integers(0, 8))
-def test_standing_in_parts_is_the_standing_of_the_whole(
+def test_snapshot_after_parts_is_that_of_the_whole(
     empty_session: Path, seed: int, steps: int, cuts: int
 ) -> None:
     array = numbered(empty_session, MasterModel(seed).run(steps))
@@ -58,7 +58,7 @@ def test_standing_in_parts_is_the_standing_of_the_whole(
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_standing_is_what_keyframes_would_repeat_there(empty_session: Path, seed: int, steps: int) -> None:
+def test_snapshot_is_what_keyframes_would_repeat_there(empty_session: Path, seed: int, steps: int) -> None:
     events = MasterModel(seed).run(steps)
     array = numbered(empty_session, events)
     snapshot, _ = Snapshot.nowhere(array.dtype).after(array)
@@ -71,39 +71,41 @@ def test_standing_is_what_keyframes_would_repeat_there(empty_session: Path, seed
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_standing_says_what_the_fold_of_all_events_says(empty_session: Path, seed: int, steps: int) -> None:
+def test_connection_state_of_a_snapshot_is_that_of_the_aggregate(
+    empty_session: Path, seed: int, steps: int
+) -> None:
     array = numbered(empty_session, MasterModel(seed).run(steps))
     snapshot, ended = Snapshot.nowhere(array.dtype).after(array)
     whole = aggregate(array, is_slave=False, grid=GRID)
     found = dict(snapshot.connections()) | {one.conn: one.records for one in ended}
     assert set(found) == set(whole.connections)
     for conn, records in found.items():
-        said = connection_state(records, is_slave=False)
+        state = connection_state(records, is_slave=False)
         result = connection_result(conn, whole.connections[conn], GRID)
         for name in ("request_offset", "sent_offset", "ack_offset", "max_offset", "closed_ts_ns"):
-            assert (None if getattr(said, name) < 0 else getattr(said, name)) == getattr(result, name), name
+            assert (None if getattr(state, name) < 0 else getattr(state, name)) == getattr(result, name), name
         if conn not in {one.conn for one in ended}:
-            assert HaState(said.state).name == result.state
+            assert HaState(state.state).name == result.state
     assert snapshot.log_end_offset == whole.node.max_offset
     assert snapshot.of_node(Kind.PUT) == (None if whole.node.put_offset < 0 else whole.node.put_offset)
 
 
-def test_a_slave_that_lost_its_master_keeps_its_own_end_and_says_why(empty_session: Path) -> None:
+def test_a_slave_without_its_master_keeps_its_log_end_and_close_reason(empty_session: Path) -> None:
     events = slave_events()
     array = numbered(empty_session, events)
     snapshot, (ended,) = Snapshot.nowhere(array.dtype).after(array[:12])
     assert list(snapshot.connections()) == []
     assert snapshot.log_end_offset == 1300
-    said = connection_state(ended.records, is_slave=True)
-    assert (ended.conn, ended.seq, said.close_reason, said.closed_ts_ns) == (1, 8, CloseReason.EOF, 90)
-    assert (said.received_offset, said.reported_offset, said.last_received_ts_ns) == (1300, 1300, 70)
+    state = connection_state(ended.records, is_slave=True)
+    assert (ended.conn, ended.seq, state.close_reason, state.closed_ts_ns) == (1, 8, CloseReason.EOF, 90)
+    assert (state.received_offset, state.reported_offset, state.last_received_ts_ns) == (1300, 1300, 70)
     snapshot, _ = snapshot.after(array[12:])
     ((conn, records),) = snapshot.connections()
-    said = connection_state(records, is_slave=True)
-    assert (conn, said.received_offset, said.reported_offset, said.max_offset) == (2, 1500, 1300, 1500)
+    state = connection_state(records, is_slave=True)
+    assert (conn, state.received_offset, state.reported_offset, state.max_offset) == (2, 1500, 1300, 1500)
 
 
-def test_connection_numbers_far_apart_are_told_apart(empty_session: Path) -> None:
+def test_connection_numbers_far_apart_have_their_own_state(empty_session: Path) -> None:
     events = [Event(n, Kind.ACK, conn=conn, offset=n, aux=9) for n, conn in enumerate((1, 2**31 - 1, 1))]
     snapshot, _ = Snapshot.nowhere(numbered(empty_session, events).dtype).after(
         numbered(empty_session, events)

@@ -191,7 +191,7 @@ def test_percentile_is_the_nearest_rank(rules: Rules, values: list[int], part: f
     assert smaller < part <= share
 
 
-def test_an_ack_that_goes_back_takes_nothing_back() -> None:
+def test_an_ack_that_goes_back_uncovers_nothing() -> None:
     acks, times = np.array([10, 30, 20, 40]), np.array([1, 2, 3, 4])
     wanted = np.array([15, 25, 35, 45])
     assert state_arrays.first_covering(acks, wanted).tolist() == [1, 1, 3, 4]

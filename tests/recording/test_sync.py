@@ -1,4 +1,4 @@
-"""When a slave is in sync, as a recording shows it: the same as its master had it."""
+"""The in-sync rule for recordings is that of the master."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def test_slave_without_a_lag_is_in_sync_however_silent() -> None:
     assert in_sync(lag=-5, now=1e6, acked=0, oldest=0)
 
 
-def test_slave_that_lacks_the_gap_is_not() -> None:
+def test_slave_with_a_lag_of_the_gap_is_not_in_sync() -> None:
     assert in_sync(lag=999, now=1, acked=1, oldest=1)
     assert not in_sync(lag=1000, now=1, acked=1, oldest=1)
 
 
-def test_slave_that_owes_an_ack_for_its_time_is_not() -> None:
+def test_slave_that_owes_an_ack_for_the_limit_is_not_in_sync() -> None:
     assert in_sync(lag=1, now=114.999, acked=0, oldest=100)
     assert not in_sync(lag=1, now=115, acked=0, oldest=100)
-    # It acknowledges something all the time: it is behind, not silent.
+    # It acknowledges all the time: it lags, but is not silent.
     assert in_sync(lag=1, now=115, acked=101, oldest=100)
     assert not in_sync(lag=1, now=116, acked=101, oldest=100)
 
 
-def test_what_is_not_known_does_not_count() -> None:
+def test_unknown_times_do_not_count() -> None:
     assert in_sync(lag=1, now=1e6, acked=None, oldest=None)
     assert not in_sync(lag=1, now=15, acked=0, oldest=None)
     assert not in_sync(lag=1, now=15, acked=None, oldest=0)
@@ -50,5 +50,5 @@ def test_settings_that_are_missing_or_nonsense_are_the_defaults(value: object) -
 
 
 def test_settings_are_those_of_the_session() -> None:
-    told = {"haMaxGapNotInSync": 4096, "haMaxTimeSlaveNotCatchup": "7000"}
-    assert SyncRule.of(told) == SyncRule(4096, 7 * S)
+    settings = {"haMaxGapNotInSync": 4096, "haMaxTimeSlaveNotCatchup": "7000"}
+    assert SyncRule.of(settings) == SyncRule(4096, 7 * S)

@@ -1,4 +1,4 @@
-"""Moments as people write them: local time unless Z or an offset is given."""
+"""Times as users write them: local time unless Z or an offset is given."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse(text: str, *, start_ns: int = START, end_ns: int = END, now_ns: int | 
         ("2026-07-01 12:00", "2026-07-01T12:00:00+02:00"),
     ],
 )
-def test_clock_times_are_local_unless_they_say_otherwise(text: str, moment: str) -> None:
+def test_clock_times_are_local_without_an_offset(text: str, moment: str) -> None:
     assert parse(text) == ns(moment)
 
 
@@ -99,7 +99,7 @@ def test_spans_and_shares(text: str, moment: int) -> None:
     assert parse(text) == moment
 
 
-def test_spans_count_from_where_the_caller_stands() -> None:
+def test_spans_are_added_to_the_present_position() -> None:
     assert parse("+90s", now_ns=START + H) == START + H + 90 * S
     assert parse("-90s", now_ns=START + H) == START + H - 90 * S
 
@@ -108,7 +108,7 @@ def test_spans_count_from_where_the_caller_stands() -> None:
     "text",
     ["25:00", "03:60", "03:12:61", "2026-13-01 03:12", "2026-02-30", "101%", "03:12+02:99", "0000-01-01"],
 )
-def test_what_looks_like_a_moment_and_is_none_is_said(text: str) -> None:
+def test_text_like_a_time_that_names_none_is_an_error(text: str) -> None:
     with pytest.raises(MomentError):
         parse(text)
 
@@ -130,7 +130,7 @@ def test_zone_of_the_system_counts_where_none_is_named(monkeypatch: pytest.Monke
         time.tzset()
 
 
-def test_moments_are_shown_with_their_zone() -> None:
+def test_times_are_shown_with_their_zone() -> None:
     assert clock_text(START + 500_000_000, BERLIN) == "2026-11-21 23:30:00.500"
     assert zone_text([START, END], BERLIN) == "CET (UTC+01:00)"
     assert zone_text([START - 100 * 24 * H, END], BERLIN) == "CEST (UTC+02:00), CET (UTC+01:00)"
@@ -140,12 +140,12 @@ def test_moments_are_shown_with_their_zone() -> None:
     assert offset_ns(START, BERLIN) == H
 
 
-def test_what_is_shown_is_read_back_as_the_same_moment() -> None:
+def test_shown_time_is_parsed_as_the_same_time() -> None:
     for at_ns in range(START, END, 611 * S):
         assert parse(clock_text(at_ns, BERLIN)) == at_ns
 
 
-def test_damaged_times_are_shown_all_the_same() -> None:
+def test_times_out_of_range_are_shown() -> None:
     for at_ns in (2**63 - 1, -(2**63), 10**30):
         assert clock_text(at_ns, UTC)
         assert offset_ns(at_ns, UTC) == 0

@@ -76,7 +76,7 @@ class Link:
 
 
 @define
-class _Track:
+class _FirstEvents:
     """The first frames and acks (or reports) of a connection."""
 
     began_ns: int
@@ -100,7 +100,7 @@ class _Track:
             self.acks.append(acks)
             self.ack_count += len(acks)
 
-    def may_be(self, other: _Track) -> bool:
+    def may_be(self, other: _FirstEvents) -> bool:
         """Whether their frames overlap in the log."""
         if not self.frames or not other.frames:
             return False
@@ -108,7 +108,7 @@ class _Track:
         return bool(begin <= min(self.frames[-1]["offset"][-1], other.frames[-1]["offset"][-1]))
 
 
-_End = tuple[SessionReader, int, _Track]
+_End = tuple[SessionReader, int, _FirstEvents]
 
 
 def links(readers: Sequence[SessionReader], *, connections_max: int | None = None) -> list[Link]:
@@ -174,19 +174,19 @@ def _batches(reader: SessionReader, connections_max: int | None) -> Iterator[NDA
             return
 
 
-def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _Track]:
+def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _FirstEvents]:
     """The first frames and acks of each connection; about 100 ns a record."""
     frame_kind, ack_kind = Kind.TRANSFER, Kind.ACK
     if reader.session.is_slave:
         frame_kind, ack_kind = Kind.RECEIVED, Kind.REPORTED
     is_wanted = kind_mask((frame_kind, ack_kind))
-    tracks: dict[int, _Track] = {}
+    tracks: dict[int, _FirstEvents] = {}
     full: list[int] = []
     for batch in _batches(reader, connections_max):
         records = batch[is_wanted[batch["kind"]] & ~np.isin(batch["conn"], [NO_CONNECTION, *full])]
         for conn in np.unique(records["conn"]).tolist():
             own = records[records["conn"] == conn]
-            track = tracks.setdefault(conn, _Track(reader.session.wall_of(int(own["ts_ns"][0]))))
+            track = tracks.setdefault(conn, _FirstEvents(reader.session.wall_of(int(own["ts_ns"][0]))))
             track.add(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
             if track.is_full:
                 full.append(conn)

@@ -112,7 +112,7 @@ def _faulty(array: NDArray[np.void], words: NDArray[np.uint64], base_seq: int) -
 def read_records(session: Session, *, seq_from: int = 0, seq_to: int | None = None) -> Records:
     """The records with `seq_from <= seq < seq_to` (to the end by default) that can be read.
 
-    Damage is told for the segments that were looked into, and for those that could not be.
+    `damage` is that of the segments that were read, and of all unreadable ones.
     """
     found = read_segments(session)
     arrays: list[NDArray[np.void]] = []
