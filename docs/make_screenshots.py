@@ -104,7 +104,7 @@ def start_node(
 
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Stop a process, whatever state it is in."""
+    """Stop a process in any state."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)
         process.terminate()
@@ -166,7 +166,7 @@ def pin_words(svg: str) -> str:
     """Give every word its own place.
 
     A viewer whose font is a little narrower than the one the picture was made for, and that knows no
-    `textLength` or swallows blanks, would shift whatever stands behind them.
+    `textLength` or swallows blanks, would shift all text after them.
     """
 
     def split(match: re.Match[str]) -> str:

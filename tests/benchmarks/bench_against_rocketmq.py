@@ -38,7 +38,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--quick", action="store_true", help="one round of small works")
-    parser.add_argument("--rounds", type=int, help="rounds that count, behind one that warms up")
+    parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up")
     parser.add_argument("--megabytes", type=int, help="log that a slave catches up with")
     parser.add_argument("--start-megabytes", type=int, help="log that a broker starts on")
     parser.add_argument("--seconds", type=float, help="how long writers put, each time")

@@ -3,7 +3,7 @@
 Prints, for `--events` (1,000,000) events of a synchronous pair under load:
 - emit: ns an event in the node's own thread, with the writer at work beside it, and without
 - written: records per second that reach the disk when a node emits as fast as it can, and what was dropped
-- scan: records per second read with every check word verified; fold: the same, into state, in one process
+- scan: records per second read with every check word verified; aggregate: the same, into state, in one process
 - replay: seconds on local[2] Spark, the first time (Spark is up, its workers are not) and again
 
     python tests/benchmarks/bench_recording.py [--events N] [--json]
@@ -106,7 +106,7 @@ def measure(events: int) -> dict[str, object]:
         records = len(array)
         grid = TimeGrid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
         figures["scan_per_s"] = records / best_s(3, lambda: read_records(session))
-        figures["fold_per_s"] = records / best_s(3, lambda: aggregate(array, is_slave=False, grid=grid))
+        figures["aggregate_per_s"] = records / best_s(3, lambda: aggregate(array, is_slave=False, grid=grid))
         figures |= replay_s(path)
         return figures
 

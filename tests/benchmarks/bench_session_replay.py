@@ -98,7 +98,7 @@ def measure(path: Path, *, seeks: int) -> dict[str, object]:
     array = next(iter(reader.scan())).records
     grid = TimeGrid.over(int(array["ts_ns"][0]), int(array["ts_ns"][-1]), steps=1500)
     best = min(timed(lambda: aggregate(array, is_slave=False, grid=grid, is_first=True))[1] for _ in range(5))
-    figures["fold_per_cpu_s"] = len(array) / best
+    figures["aggregate_per_cpu_s"] = len(array) / best
     figures["events"] = events
     return figures
 

@@ -33,7 +33,7 @@ from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
-from tests.hostile.tally import ConnectionCounters
+from tests.hostile.counters import ConnectionCounters
 from tests.interop.node import TriohaNode
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape

@@ -14,10 +14,10 @@ from itertools import count
 
 import trio
 
+from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane
 from tests.hostile.generator import frame_of
 from tests.hostile.strangers import Batches, NodeGone, Target, play, talk
-from tests.hostile.tally import ConnectionCounters
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT, REPORT_BYTES
 
 FAR_OFFSET = 1 << 50

@@ -15,12 +15,12 @@ import trio
 from attrs import evolve
 
 from tests.faults.invariants import check_process_logs
+from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane, Manner, Outcome
 from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.requesting import Call
 from tests.hostile.run import FILE_BYTES, Nodes
 from tests.hostile.strangers import HANG_S, NodeGone, Target, attack, besiege
-from tests.hostile.tally import ConnectionCounters
 from tests.hostile.wire import BINARY, JSON
 from tests.hostile.wire import frame as frame_bytes
 from trioha.errors import RemoteProtocolError
@@ -32,7 +32,7 @@ TRIES_MAX: Final = 400
 
 
 class Bench:
-    """A synchronous pair of nodes for single frames. A context manager that leaves no process behind."""
+    """A synchronous pair of nodes for single frames. A context manager that ends its processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -12,10 +12,10 @@ import trio
 from attrs import define
 
 from tests.hostile.answering import good_answer
+from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane, Manner
 from tests.hostile.generator import answer_of, transfer_of
 from tests.hostile.strangers import DRIBBLE_BYTES, HANG_S, reset
-from tests.hostile.tally import ConnectionCounters
 from tests.hostile.transferring import Place
 from trioha.broker_status import BrokerStatus
 from trioha.errors import RemoteProtocolError, TriohaError

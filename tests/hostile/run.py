@@ -29,12 +29,12 @@ from tests.faults.invariants import (
 )
 from tests.faults.producer import PUT_OK, LoadSettings, Producer
 from tests.faults.rebuilt import Shape, check_rebuilt
+from tests.hostile.counters import ConnectionCounters, Finding
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
 from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
-from tests.hostile.tally import ConnectionCounters, Finding
 from tests.interop.node import TriohaNode
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.broker_status import BrokerStatus
@@ -177,7 +177,7 @@ def run_frames(
     warm_up: int,
     on_progress: Callable[[int], None] = lambda _done: None,
 ) -> Result:
-    """Send these frames to fresh nodes in `folder` and judge everything. `count` is how many there are."""
+    """Send these frames to fresh nodes in `folder` and check everything. `count` is how many there are."""
     result = Result(seed, count)
     began_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -468,7 +468,7 @@ class _World:
         return [f"{lane}: {problem}" for problem in wrong]
 
     def judge_stopped(self) -> None:
-        """Stop the nodes, and judge what they leave behind."""
+        """Stop the nodes, and check the stores that they leave."""
         result = self._result
         result.honest = dict(self._producer.statuses)
         result.honest_slowest_ms = round(self._producer.slowest_s * 1000)

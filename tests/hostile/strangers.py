@@ -20,8 +20,8 @@ from typing import Final
 import trio
 from attrs import define
 
+from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Manner, Outcome, Relative
-from tests.hostile.tally import ConnectionCounters
 from tests.hostile.wire import frame as frame_bytes
 from tests.hostile.wire import json_head, json_object
 from trioha.errors import RemoteProtocolError

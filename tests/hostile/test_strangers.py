@@ -11,12 +11,12 @@ from attrs import evolve
 
 from tests.hostile import strangers
 from tests.hostile.bench import shrunk
+from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.health import Health
 from tests.hostile.requesting import good_call
 from tests.hostile.requests import REQUESTS
 from tests.hostile.strangers import PROBE_CODE, Target, play, talk
-from tests.hostile.tally import ConnectionCounters
 from trioha.ha.frames import REPORT
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode

@@ -136,8 +136,8 @@ async def look_at_screens(names: str, slave: TriohaNode, *, version: str, broker
         # 4.9.7 does not list its slaves: then it is the slave itself that says that it follows.
         await until(lambda: table.lines, "● OK", f"{end:,}", " 0 B ", "in step")
         assert len(table.lines) == 1
-        told = "1 slave, 1 in sync" if is_5(version) else "this version does not tell its replicas"
-        await until(lambda: replicas.nodes.lines, "● UP", "SYNC_MASTER", version.replace(".", "_"), told)
+        text = "1 slave, 1 in sync" if is_5(version) else "this version does not tell its replicas"
+        await until(lambda: replicas.nodes.lines, "● UP", "SYNC_MASTER", version.replace(".", "_"), text)
         await pilot.press("c")
         if is_5(version):
             assert f"#MasterAddr\t{broker}\n#MasterCommitLogMaxOffset\t{end}\n#SlaveNum\t1\n" in app.clipboard

@@ -71,7 +71,7 @@ class AckModel:
         return best
 
     def _eligible(self, end_offset: int) -> list[_Ack]:
-        """Those that a put may wait for: near enough, and not silent for 15 s while they are behind."""
+        """Those that a put may wait for: near enough, and not silent for 15 s while they lag."""
         now_s = trio.current_time()
         near = [ack for ack in self._acks.values() if end_offset - ack.offset < self.gap_bytes_max]
         return [ack for ack in near if ack.offset >= end_offset or now_s - ack.unacked_since_s < 15]

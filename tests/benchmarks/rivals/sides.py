@@ -1,4 +1,4 @@
-"""The two rivals, trioha and the real RocketMQ store, behind one interface.
+"""The two rivals, trioha and the real RocketMQ store, with one interface.
 
 Both run with their defaults but for what has to be equal: ports, folders, the size of log files, heartbeats.
 RocketMQ's store goes without timer wheel and compaction, which nothing here needs.
