@@ -3,7 +3,7 @@
 Prints, for `--events` (1,000,000) events of a synchronous pair under load:
 - emit: ns an event in the node's own thread, with the writer at work beside it, and without
 - written: records per second that reach the disk when a node emits as fast as it can, and what was dropped
-- scan: records per second read with every check word verified; aggregate: the same, into state, in one process
+- scan: records per second read, every check word verified; aggregate: the same, into state, in one process
 - replay: seconds on local[2] Spark, the first time (Spark is up, its workers are not) and again
 
     python tests/benchmarks/bench_recording.py [--events N] [--json]
