@@ -70,7 +70,7 @@ def dispatch(log: CommitLog, folder: Path, *, records: int) -> float:
     assert sum(queue.max_offset for queue in queues) == records
     assert sum(file.index_count - 1 for file in index.files) == 2 * records
     for number in (0, records // 2, records - 1):
-        found = index.query("BenchTopic", f"order-{number}", limit=9, begin_ms=0, end_ms=1 << 62)
+        found = list(index.candidates("BenchTopic", f"order-{number}", begin_ms=0, end_ms=1 << 62))
         queue = queues.find("BenchTopic", number % QUEUES)
         assert queue is not None
         entry = queue.entry(number // QUEUES)

@@ -13,6 +13,7 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
+from trioha.store.index_service import IndexService
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.messages import Message
 from trioha.store.record import Host
@@ -82,6 +83,13 @@ def open_store(
 def message(body: bytes = b"hello", *, topic: str = "Orders", queue_id: int = 0, **fields: Any) -> Message:
     """A message that nothing is wrong with."""
     return Message(topic=topic, queue_id=queue_id, body=body, **fields)
+
+
+def offsets_of(
+    index: IndexService, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = 1 << 62
+) -> list[int]:
+    """Physical offsets that the index has for a key, newest first."""
+    return list(index.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms))
 
 
 def log_bytes(log: CommitLog) -> bytes:

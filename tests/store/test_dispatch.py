@@ -15,7 +15,7 @@ from tests.store.dispatching import (
     parts_of,
     recorded_settings,
 )
-from tests.store.support import FILE_BYTES, STORES, copy_store, expected, message, open_log
+from tests.store.support import FILE_BYTES, STORES, copy_store, expected, message, offsets_of, open_log
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch import start_position
@@ -133,7 +133,7 @@ def test_transaction_types_enter_queue_and_index_as_the_broker_has_it(tmp_path):
     parts.dispatch_all()
     queue = parts.queues.find("Orders", 0)
     assert [entry.physical_offset for entry in queue.entries(0, 9)] == [offsets["plain"], offsets["commit"]]
-    indexed = {kind: parts.index.query("Orders", kind, limit=9, begin_ms=0, end_ms=1 << 62) for kind in kinds}
+    indexed = {kind: offsets_of(parts.index, "Orders", kind) for kind in kinds}
     assert indexed == {
         "plain": [offsets["plain"]],
         "prepared": [offsets["prepared"]],
@@ -179,7 +179,7 @@ def test_tags_and_keys_are_those_that_the_broker_parses(tmp_path_factory, proper
         wanted = {
             offset for other, offset in keys if java_hash(f"Orders#{other}") == java_hash(f"Orders#{key}")
         }
-        assert set(parts.index.query("Orders", key, limit=64, begin_ms=0, end_ms=1 << 62)) == wanted
+        assert set(offsets_of(parts.index, "Orders", key)) == wanted
     parts.close()
 
 

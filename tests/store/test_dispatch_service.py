@@ -10,7 +10,7 @@ from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store import message_store
 from trioha.store.consume_queues import ConsumeQueues
-from trioha.store.dispatch_service import GATHER_S, RECHECK_S, TELL_INTERVAL_S, DispatchService
+from trioha.store.dispatch_service import GATHER_S, PROGRESS_INTERVAL_S, RECHECK_S, DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.put_status import PutStatus
 from trioha.store.queue_manifest import load_queue_manifest
@@ -142,10 +142,10 @@ async def test_the_end_of_a_burst_is_told_as_soon_as_a_report_may_follow_the_one
     for _ in range(5):
         ends.append(store.commit_log.append(message()).end_offset)
         await trio.sleep(0.005)
-    await trio.sleep(TELL_INTERVAL_S)
+    await trio.sleep(PROGRESS_INTERVAL_S)
     (first, last) = told
     assert (first[:2], last[:2]) == ((ends[0], 1), (ends[-1], 4))
-    assert last[2] - first[2] == pytest.approx(TELL_INTERVAL_S)
+    assert last[2] - first[2] == pytest.approx(PROGRESS_INTERVAL_S)
     await trio.sleep(10)
     assert len(told) == 2
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.dispatching import RECORDED_INDEX, files_below
-from tests.store.support import STORES, copy_store, expected
+from tests.store.support import STORES, copy_store, expected, offsets_of
 from trioha.errors import ConfigError, StoreError
 from trioha.store.index_file import IndexFile, IndexShape, key_hashes
 from trioha.store.index_service import IndexService
-from trioha.store.tags import DelayLevels, java_hash, java_hashes, java_hashes_behind, tags_code
+from trioha.store.tags import DelayLevels, java_hash, java_hashes, java_hashes_with_prefix, tags_code
 
 FOR_EVER = (1 << 63) - 1
 SMALL = IndexShape(hash_slots=7, index_num=10)
@@ -53,7 +53,7 @@ def test_many_hashes_at_once_equal_the_loop(keys):
 @settings(max_examples=200)
 def test_hashes_behind_a_prefix_equal_those_of_the_whole(pairs):
     prefixes = java_hashes([prefix.encode() for prefix, _ in pairs])
-    found = java_hashes_behind(prefixes, [key.encode() for _, key in pairs])
+    found = java_hashes_with_prefix(prefixes, [key.encode() for _, key in pairs])
     assert found == [loop_hash(prefix + key) for prefix, key in pairs]
 
 
@@ -97,7 +97,7 @@ def test_recorded_index_files_answer_as_rocketmq_does(name, tmp_path):
     assert redispatch is None
     for topic_and_key, offsets in expected(name)["index"].items():
         topic, key = topic_and_key.split("#", 1)
-        found = index.query(topic, key, limit=32, begin_ms=0, end_ms=FOR_EVER)
+        found = offsets_of(index, topic, key)
         assert found == offsets, topic_and_key
     index.close()
     assert files_below(root / "index") == before
@@ -169,16 +169,15 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
         assert len(index.files) == -(-len(rows) // 9)
         for key in {key for key, _, _ in rows} | {"absent"}:
             same_hash = [row for row in rows if loop_hash(f"T#{row[0]}") == loop_hash(f"T#{key}")]
-            found = index.query("T", key, limit=64, begin_ms=0, end_ms=FOR_EVER)
+            found = offsets_of(index, "T", key)
             assert found == [offset for _, offset, _ in reversed(same_hash)]
             # Times are kept in whole seconds from the file's begin: exact to a second.
-            inside = index.query("T", key, limit=64, begin_ms=begin, end_ms=begin + span)
+            inside = offsets_of(index, "T", key, begin_ms=begin, end_ms=begin + span)
             sure = {o for _, o, time in same_hash if begin + 1000 <= time <= begin + span}
             may = {o for _, o, time in same_hash if begin <= time <= begin + span + 1000}
             # The first key of a further file counts its time from the end of the file before, as RocketMQ's.
             first = {offset for _, offset, _ in rows[9::9]}
             assert sure - first <= set(inside) <= may | first
-            assert index.query("T", key, limit=2, begin_ms=0, end_ms=FOR_EVER) == found[:2]
     index.close()
 
 
@@ -263,7 +262,7 @@ def test_the_last_record_put_again_adds_only_the_keys_that_were_missing(tmp_path
     )
     assert index.files[0].index_count == 4
     for key, offset in (("first", 100), ("second", 100), ("third", 200)):
-        assert index.query("T", key, limit=9, begin_ms=0, end_ms=FOR_EVER) == [offset]
+        assert offsets_of(index, "T", key) == [offset]
 
 
 def entries(index):
@@ -306,7 +305,7 @@ def test_a_cut_deletes_files_that_know_lost_records_and_says_where_they_began(tm
     assert index.cut(300) is None
     assert index.cut(150) == 90
     assert [file.end_physical_offset for file in index.files] == [80]
-    assert index.query("T", "k", limit=64, begin_ms=0, end_ms=FOR_EVER) == list(range(80, -1, -10))
+    assert offsets_of(index, "T", "k") == list(range(80, -1, -10))
     # The last record known starts at the cut: it is lost, too.
     assert index.cut(80) == 0
     assert index.files == ()
@@ -336,7 +335,7 @@ def test_a_full_disk_is_an_error_and_the_same_keys_can_be_put_again(tmp_path, mo
     assert index.files[0].index_count == 2
     monkeypatch.undo()
     put(index, "b", 2, 1000)
-    assert index.query("T", "b", limit=9, begin_ms=0, end_ms=FOR_EVER) == [2]
+    assert offsets_of(index, "T", "b") == [2]
 
 
 def test_a_new_file_that_finds_no_space_leaves_none(tmp_path, monkeypatch):
@@ -359,7 +358,7 @@ def test_where_the_file_system_cannot_reserve_zeros_are_written(tmp_path, monkey
     for number in range(5):
         put(index, "k", number, 1000)
     assert index.files[0].path.stat().st_blocks * 512 >= SMALL.file_bytes
-    assert index.query("T", "k", limit=9, begin_ms=0, end_ms=FOR_EVER) == [4, 3, 2, 1, 0]
+    assert offsets_of(index, "T", "k") == [4, 3, 2, 1, 0]
 
 
 def test_a_file_of_another_shape_is_refused_with_both_lengths(tmp_path):

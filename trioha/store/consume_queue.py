@@ -48,7 +48,7 @@ def _blanks(count: int) -> list[bytes]:
 class ConsumeQueue(EntryQueue):
     """The queue of one topic and queue id."""
 
-    __slots__ = ("gaps",)
+    __slots__ = ()
 
     entry_bytes = ENTRY_BYTES
     size_key = "mappedFileSizeConsumeQueue"
@@ -59,8 +59,6 @@ class ConsumeQueue(EntryQueue):
         super().__init__(
             directory, topic=topic, queue_id=queue_id, file_bytes=rounded_file_bytes(file_bytes), cache=cache
         )
-        self.gaps = 0
-        """How often an entry came whose predecessors never did."""
 
     @property
     def max_offset(self) -> int:
@@ -98,7 +96,6 @@ class ConsumeQueue(EntryQueue):
         the number itself is not believed.
         """
         missing = queue_offset - self.next_offset
-        self.gaps += 1
         log.warning(
             "consume queue has a gap",
             topic=self.topic,

@@ -142,7 +142,7 @@ class ConsumeQueues:
         return {key: queue.max_offset for key, queue in self._queues.items()}
 
     def truncate_dirty(self, physical_offset: int) -> None:
-        """Drop all entries of records at or behind `physical_offset`, the log's end. Raises StoreError."""
+        """Drop all entries of records at or after `physical_offset`, the log's end. Raises StoreError."""
         for queue in self:
             queue.truncate_dirty(physical_offset)
 

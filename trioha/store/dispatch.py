@@ -179,7 +179,7 @@ def start_position(
 ) -> int:
     """Where dispatch has to begin after a start (spec store 5.4.1, 5.6).
 
-    After a clean stop: behind the last record that any queue knows; all of the log if none knows any. After
+    After a clean stop: after the last record that any queue knows; all of the log if none knows any. After
     an unclean one: at the newest log file that began 3 s or more before what the checkpoint says is on disk.
     `redispatch_from` is what `IndexService.open` or `cut` gave. Recovered queues are needed, and the log's
     end.

@@ -30,7 +30,7 @@ GATHER_S = 0.001
 """After something new has come, so long for more."""
 RECHECK_S = 1.0
 """Between two tries where a bad record or a full disk stops dispatch."""
-TELL_INTERVAL_S = 0.05
+PROGRESS_INTERVAL_S = 0.05
 OnDispatched = Callable[[int, int], None]
 """Told the offset that is dispatched, and how many records were since it was told last."""
 SYNC_INTERVAL_S = 1.0
@@ -57,9 +57,9 @@ class DispatchService:
         self._store = store
         self._sync_flush = sync_flush
         self._on_dispatched = on_dispatched
-        self._told_offset = store.dispatcher.position
-        self._told_s = -math.inf
-        self._untold_records = 0
+        self._reported_offset = store.dispatcher.position
+        self._reported_s = -math.inf
+        self._unreported_records = 0
         self._sync = sync
         self._is_blocked = False
 
@@ -90,8 +90,8 @@ class DispatchService:
                 if dispatcher.position == position:
                     await trio.sleep(RECHECK_S)
                 continue
-            if trio.current_time() >= self._told_s + TELL_INTERVAL_S:
-                self._tell()
+            if trio.current_time() >= self._reported_s + PROGRESS_INTERVAL_S:
+                self._report()
             await trio.lowlevel.checkpoint()
             if commit_log.max_offset != end_offset:
                 grown_s = trio.current_time()
@@ -99,13 +99,13 @@ class DispatchService:
             records_max = BESIDE_RECORDS if is_being_filled else BATCH_RECORDS
 
     async def _more(self, source: Watermark) -> bool:
-        """Wait until there is something to dispatch; False if the log was cut or `_tell` was due before."""
+        """Wait until there is something to dispatch; False if the log was cut or `_report` was due before."""
         following = self._store.dispatcher.position + 1
-        if following - 1 == self._told_offset:
+        if following - 1 == self._reported_offset:
             return await source.reached(following)
-        with trio.move_on_at(self._told_s + TELL_INTERVAL_S):
+        with trio.move_on_at(self._reported_s + PROGRESS_INTERVAL_S):
             return await source.reached(following)
-        self._tell()
+        self._report()
         return False
 
     def _slice(self, until_offset: int, records_max: int) -> int:
@@ -121,21 +121,21 @@ class DispatchService:
             self._is_blocked = False
             log.info("queues and index go on", position=self._store.dispatcher.position)
         self._store.enable_puts()
-        self._untold_records += passed
+        self._unreported_records += passed
         return passed
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         position = self._store.dispatcher.position
-        if position != self._told_offset:
-            self._told_offset = position
-            self._told_s = trio.current_time()
-            self._on_dispatched(position, self._untold_records)
-            self._untold_records = 0
+        if position != self._reported_offset:
+            self._reported_offset = position
+            self._reported_s = trio.current_time()
+            self._on_dispatched(position, self._unreported_records)
+            self._unreported_records = 0
 
     async def _sync_often(self) -> None:
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
-            self._tell()
+            self._report()
             work = self._store.queue_sync_work()
             if work is None:
                 continue

@@ -29,11 +29,6 @@ class FileCache:
         self._opened: dict[Path, SharedDescriptor] = {}
         self._unsynced = SyncWork()
 
-    @property
-    def open_files(self) -> int:
-        """How many files are open now."""
-        return len(self._opened)
-
     def fd(self, path: Path) -> int:
         """Descriptor of an existing file, good until the next call. Raises OSError."""
         descriptor = self._opened.pop(path, None)

@@ -181,7 +181,7 @@ class FixedEntryFiles:
         path = self._paths.get(file_start)
         if path is not None:
             try:
-                # Zeros without writing them: stale entries behind the end must not come back at a next start.
+                # Zeros without writing them: stale entries after the end must not come back at a next start.
                 fd = self._cache.fd(path)
                 if not _is_zero_from(fd, end - file_start):
                     os.ftruncate(fd, end - file_start)
@@ -216,7 +216,7 @@ class FixedEntryFiles:
             return
 
     def _remove_from(self, position: int) -> None:
-        """Delete the files that begin at or behind `position`, from the end on: an error leaves no hole."""
+        """Delete the files that begin at or after `position`, from the end on: an error leaves no hole."""
         for start in reversed(tuple(self._paths)):
             if start < position:
                 break

@@ -73,7 +73,7 @@ class FlushService:
                 f"fsync failed: {error.strerror}",
                 path=log.directory,
                 offset=start_offset,
-                hint="nothing behind this offset is promised to be on disk; check the disk before a restart",
+                hint="nothing after this offset is promised to be on disk; check the disk before a restart",
             ) from error
         finally:
             flushed.end()

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import compress, islice, takewhile
+from itertools import compress, takewhile
 from pathlib import Path
 
 import structlog
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 FOLDER = "index"
 NAME_DIGITS = 17
 MESSAGES_MAX = 64
-"""maxMsgsNumBatch: most offsets that one query gives."""
+"""maxMsgsNumBatch: most messages that one query by key gives."""
 _NAME_FORMAT = "%Y%m%d%H%M%S%f"
 _MICROSECOND_DIGITS_CUT = 3
 _FOR_EVER_MS = (1 << 63) - 1
@@ -115,7 +115,7 @@ class IndexService:
         return redispatch_offset
 
     def cut(self, physical_offset: int) -> int | None:
-        """Forget records at or behind `physical_offset`, the log's end: files that know any are deleted.
+        """Forget records at or after `physical_offset`, the log's end: files that know any are deleted.
 
         Returns the offset to dispatch again from, None if no file was touched. (RocketMQ keeps such
         entries, and never indexes what is stored there next.)
@@ -155,7 +155,7 @@ class IndexService:
         *,
         last_record_offset: int,
     ) -> None:
-        """Add keys of records that follow each other, at or behind `end_physical_offset`.
+        """Add keys of records that follow each other, at or after `end_physical_offset`.
 
         Three columns: the hash of `topic#key` as `tags.java_hashes` gives it, and its record's place and
         time. `last_record_offset` is that of the last record looked at, with keys or without. Raises
@@ -187,7 +187,7 @@ class IndexService:
             end_before = offsets[-1]
             done += len(offsets)
         if file.is_full and file.end_physical_offset < last_record_offset:
-            # The broker makes the next file for any record behind a full one, whether it has keys or not.
+            # The broker makes the next file for any record after a full one, whether it has keys or not.
             self._current()
 
     def _count_last_keys(self, physical_offsets: Sequence[int], *, before: int) -> None:
@@ -203,7 +203,7 @@ class IndexService:
         """Which keys to put when the record at `again`, the last one indexed, comes again.
 
         A stop may have left only some of its keys in the index, and the broker puts all of them again. They
-        may lie in several files: the last ones full, and one behind them made but not used yet.
+        may lie in several files: the last ones full, and one after them made but not used yet.
         """
         ends_here = list(
             takewhile(lambda file: file.is_empty or file.end_physical_offset == again, reversed(self._files))
@@ -236,24 +236,19 @@ class IndexService:
         return file
 
     def _next_name(self) -> str:
-        """Local time now; one ms behind the last file's name if the clock is not beyond it."""
+        """Local time now; one ms after the last file's name if the clock is not beyond it."""
         moment = datetime.fromtimestamp(self._now_ms() / 1000)  # noqa: DTZ006 names are local time
         name = moment.strftime(_NAME_FORMAT)[:-_MICROSECOND_DIGITS_CUT]
         last = self._files[-1].path.name if self._files else ""
-        return name if name > last else _name_behind(last)
+        return name if name > last else _name_after(last)
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def query(self, topic: str, key: str, *, limit: int, begin_ms: int, end_ms: int) -> list[int]:
+    def candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have this key, newest first, each once (spec store 4.1).
 
-        At most `limit`, and never more than 64. Other keys can have the same hash: compare the records.
+        Other keys can have the same hash: compare the records.
         """
-        found = self.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms)
-        return list(islice(found, min(limit, MESSAGES_MAX)))
-
-    def candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """What `query` gives, without an end but the index's own."""
         (hashed,) = key_hashes(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")]))
         given: set[int] = set()
         for file in reversed(self._files):
@@ -300,8 +295,8 @@ class IndexService:
         self._files.clear()
 
 
-def _name_behind(last: str) -> str:
-    """The name one ms behind `last`; of one that is no time, the next number: only the order counts."""
+def _name_after(last: str) -> str:
+    """The name one ms after `last`; of one that is no time, the next number: only the order counts."""
     try:
         moment = datetime.strptime(last + "000", _NAME_FORMAT) + timedelta(milliseconds=1)  # noqa: DTZ007
     except (ValueError, OverflowError):

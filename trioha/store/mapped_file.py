@@ -54,7 +54,7 @@ class MappedFile:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the first byte behind this file."""
+        """Offset of the first byte after this file."""
         return self.start_offset + self.size
 
     @classmethod
@@ -140,7 +140,7 @@ class MappedFile:
         return self._descriptor.share()
 
     def write(self, at: int, *pieces: memoryview) -> None:
-        """Write `pieces`, one behind the other, at index `at` by the system call.
+        """Write `pieces`, one after the other, at index `at` by the system call.
 
         From about 16 KiB on it is cheaper than storing into the map, where the first touch of a page makes
         the kernel read and clear many around it. `view` shows it at once. Raises StoreError if the disk
@@ -179,7 +179,7 @@ class MappedFile:
             os.close(fd)
 
     def used_bytes(self, start: int = 0) -> int:
-        """Index behind the last byte from `start` on that is not zero; `start` if there is none.
+        """Index after the last byte from `start` on that is not zero; `start` if there is none.
 
         Space that was reserved and never written is passed without reading it, where the file system can
         tell; the rest is read from the end, a MiB at a time. Raises OSError.
@@ -225,7 +225,7 @@ def hint_at(error: OSError) -> str:
 
 
 def _written_end(fd: int, size: int) -> int:
-    """Index behind which a file of `size` bytes is one hole; `size` where the file system knows no holes."""
+    """Index after which a file of `size` bytes is one hole; `size` where the file system knows no holes."""
     end = 0
     try:
         while end < size:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
 
 PROPERTIES_BYTES_MAX = 32767
@@ -51,7 +50,7 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def join_properties(raw: bytes, more: bytes) -> bytes:
-    """`raw` with the already encoded properties `more` behind it; a missing separator is put between them."""
+    """`raw` with the already encoded properties `more` after it; a missing separator is put between them."""
     if raw and more and not raw.endswith(PROPERTY_SEPARATOR):
         return raw + PROPERTY_SEPARATOR + more
     return raw + more

@@ -185,7 +185,7 @@ class MessageReader:
         return 0 if queue is None else queue.min_offset
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset behind the last message, 0 for an unknown queue."""
+        """Queue offset after the last message, 0 for an unknown queue."""
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -218,19 +218,19 @@ class MessageReader:
             if found is None:
                 high = middle
                 continue
-            start, behind, stored_ms = found
+            start, after, stored_ms = found
             if stored_ms > timestamp_ms or (stored_ms == timestamp_ms and not upper):
                 # Nothing readable lies between the middle and `start`, so the middle is as late.
                 high = min(middle, start)
             else:
-                low = behind
+                low = after
         if not upper:
             return low
         last = self._stored_before(queue, low, first)
         return first if last is None else last
 
     def _stored(self, queue: Queue, offset: int, end: int) -> tuple[int, int, int] | None:
-        """(first, behind last, storeTimestamp) of the first readable record that ends behind `offset`."""
+        """(first, after last, storeTimestamp) of the first readable record that ends after `offset`."""
         while offset < end:
             progress = offset
             for entry in queue.entries(offset, _SCAN_CHUNK):

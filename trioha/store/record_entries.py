@@ -36,7 +36,7 @@ from trioha.store.record_layout import (
     store_timestamp_ms,
     topic_span,
 )
-from trioha.store.tags import java_hashes, java_hashes_behind, tags_code
+from trioha.store.tags import java_hashes, java_hashes_with_prefix, tags_code
 from trioha.store.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 
 _TAG_CACHE_MAX = 65536
@@ -118,7 +118,7 @@ class EntryCollector:
             queue.flush()
         if self._index is not None and self._last_record_offset >= 0:
             self._index.put(
-                java_hashes_behind(self._prefixes, self._keys),
+                java_hashes_with_prefix(self._prefixes, self._keys),
                 self._key_offsets,
                 self._key_times_ms,
                 last_record_offset=self._last_record_offset,

@@ -2,11 +2,11 @@
 
 Records are checked in the last 64 MiB of the last file (after a clean stop), or from the newest file whose
 beginning was surely on disk (after an unclean one): length, magic, position, and the body's CRC. The log ends
-behind the last whole valid record; what follows is zeroed, so that no later start can take stale bytes for
-records, and empty files behind it are removed.
+after the last whole valid record; what follows is zeroed, so that no later start can take stale bytes for
+records, and empty files after it are removed.
 
 A power loss may keep some sectors of an append and lose others, which read as zeros then. The body's CRC and
-the lengths tell of most; topic and properties have no CRC, so behind what was surely flushed a record is torn
+the lengths tell of most; topic and properties have no CRC, so after what was surely flushed a record is torn
 if a sector of them is all zeros. (Zeros as such are legal there: a producer may send them.)
 
 What is cut must be a torn tail: bytes that were never promised to be on disk. If records that a flush had
@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 SLACK_MS = 3000
 """A checkpoint may be this far ahead of the disk (spec store 4.2)."""
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _SEARCH_BYTES = 4 << 20
 _FOR_EVER_MS = (1 << 63) - 1
 _MAGIC_AT = 4
@@ -72,9 +72,9 @@ class Recovered:
     records: int
     end_offset: int
     cut_bytes: int
-    """Bytes behind the end that were not zero and are now."""
+    """Bytes after the end that were not zero and are now."""
     cut_reason: str
-    """Why the first record behind the end was not accepted; empty if nothing was there."""
+    """Why the first record after the end was not accepted; empty if nothing was there."""
 
 
 def open_commit_log(
@@ -141,7 +141,7 @@ def _recover(
     for index, file in enumerate(files[first:], first):
         view = file.view
 
-        def on_piece(done: int = index) -> None:
+        def on_chunk(done: int = index) -> None:
             on_progress(done, len(files))
 
         end, reason = _scan_file(
@@ -150,7 +150,7 @@ def _recover(
             at=_record_in(file, record_near_end) if clean_exit else 0,
             last_store_timestamp_ms=last_store_timestamp_ms,
             flushed_ms=flushed_ms,
-            on_piece=on_piece,
+            on_chunk=on_chunk,
         )
         records += end.records
         last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
@@ -165,7 +165,7 @@ def _recover(
                     end_offset=end_offset,
                     reason=reason,
                     last_store_timestamp_ms=last_store_timestamp_ms,
-                    on_piece=on_piece,
+                    on_chunk=on_chunk,
                 )
             cut_bytes = _cut(commit_log, files, index=index, at=end.at)
             break
@@ -227,18 +227,18 @@ def _scan_file(
     at: int,
     last_store_timestamp_ms: int,
     flushed_ms: int,
-    on_piece: Callable[[], None],
+    on_chunk: Callable[[], None],
 ) -> tuple[ScanEnd, str]:
     """Check a file's records from index `at` on, noting in the log where some of them start.
 
     `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
-    not accepted where its own bytes do not tell. `on_piece` is called for each MiB or so.
+    not accepted where its own bytes do not tell. `on_chunk` is called for each MiB or so.
     """
     records = 0
     last_ms = last_store_timestamp_ms
-    piece = _PIECE_BYTES
+    piece = _CHUNK_BYTES
     while True:
-        on_piece()
+        on_chunk()
         piece_end = min(at + piece, file.size)
         end = scan_records(file.view, at, piece_end, file.start_offset + at)
         reason = ""
@@ -251,7 +251,7 @@ def _scan_file(
             at = end.at
             records += end.records
             last_ms = end.last_store_timestamp_ms
-            piece = _PIECE_BYTES
+            piece = _CHUNK_BYTES
         elif piece_end < file.size:
             # A record that the piece cuts looks like a torn one: look at more of it.
             piece *= 2
@@ -318,11 +318,11 @@ def _refuse_to_cut_flushed_records(
     end_offset: int,
     reason: str,
     last_store_timestamp_ms: int,
-    on_piece: Callable[[], None],
+    on_chunk: Callable[[], None],
 ) -> None:
     """Raise StoreError if valid records follow the damage, which was on disk already."""
-    following = _valid_record_behind(
-        files, end_offset, stored_from_ms=last_store_timestamp_ms, on_piece=on_piece
+    following = _valid_record_after(
+        files, end_offset, stored_from_ms=last_store_timestamp_ms, on_chunk=on_chunk
     )
     if following is not None:
         raise StoreError(
@@ -333,10 +333,10 @@ def _refuse_to_cut_flushed_records(
         )
 
 
-def _valid_record_behind(
-    files: list[MappedFile], offset: int, *, stored_from_ms: int, on_piece: Callable[[], None]
+def _valid_record_after(
+    files: list[MappedFile], offset: int, *, stored_from_ms: int, on_chunk: Callable[[], None]
 ) -> int | None:
-    """Offset of the first whole record behind the damage at `offset` of the first file; None if none is.
+    """Offset of the first whole record after the damage at `offset` of the first file; None if none is.
 
     Its magic and its own offset, at its own place, tell it from a message's body; that it was stored no
     earlier than the last good one, from a record of before an earlier cut: RocketMQ zeroes nothing.
@@ -348,7 +348,7 @@ def _valid_record_behind(
         start = max(offset + 1 - file.start_offset, 0) + _MAGIC_AT
         used = file.used_bytes(start)
         for piece in range(start, used, _SEARCH_BYTES):
-            on_piece()
+            on_chunk()
             piece_end = min(piece + _SEARCH_BYTES, used)
             for magic_at in merge(*(_occurrences(file, magic, piece, piece_end) for magic in _MAGIC_BYTES)):
                 at = magic_at - _MAGIC_AT
@@ -370,7 +370,7 @@ def _occurrences(file: MappedFile, text: bytes, start: int, stop: int) -> Iterat
 
 
 def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int) -> int:
-    """Zero everything behind `at` in the file of that index and remove later files; returns what was lost."""
+    """Zero everything after `at` in the file of that index and remove later files; returns what was lost."""
     lost = 0
     for file in files[index + 1 :]:
         lost += file.used_bytes()
@@ -385,7 +385,7 @@ def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int)
             tail[start:stop] = _ZERO_CHUNK[: stop - start]
         file.sync()
     if at == 0 and index > 0:
-        # An empty file behind full ones was made ahead; the log ends with the file before it.
+        # An empty file after full ones was made ahead; the log ends with the file before it.
         files.pop().remove()
     assert commit_log.files == tuple(files)
     return lost + used

@@ -31,14 +31,14 @@ class ReplicaAppender:
 
     def __init__(self, commit_log: CommitLog, *, boundaries_only: bool = False) -> None:
         """With `boundaries_only` of each record only length, magic and position are checked: the rest is for
-        the dispatcher behind it."""
+        the dispatcher after it."""
         self._log = commit_log
         self._scan = scan_boundaries if boundaries_only else scan_records
         self._record_bytes_max = (
             max(commit_log.message_bytes_max, MESSAGE_BYTES_MAX_DEFAULT) + RECORD_OVERHEAD_BYTES_MAX
         )
         self._partial = bytearray()
-        """Bytes behind the log's end that are no whole record yet."""
+        """Bytes after the log's end that are no whole record yet."""
         self._wanted_bytes = 0
         """Length at which `_partial` can be a record; below it there is nothing to check."""
         self._blank_header = b""
@@ -59,7 +59,7 @@ class ReplicaAppender:
         self._blank_header = b""
 
     def append(self, data: memoryview) -> None:
-        """Take the bytes at `next_offset`, none of them behind the end of the log file it lies in.
+        """Take the bytes at `next_offset`, none of them after the end of the log file it lies in.
 
         Raises RecordError, naming the offset, at the first bytes that cannot be a record; the whole records
         before it are in the log. Raises StoreError if the log needs a file that cannot be made. Either way

@@ -81,7 +81,7 @@ def java_hashes(keys: Sequence[bytes]) -> list[int]:
     return hashes
 
 
-def java_hashes_behind(prefix_hashes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
+def java_hashes_with_prefix(prefix_hashes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
     """`String.hashCode` of each key with something in front of it, of which only the hash is known.
 
     Unsigned numbers below 2^32. `len(keys)` prefix hashes, each as `java_hashes` gives it.
