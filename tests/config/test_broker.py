@@ -46,6 +46,7 @@ def refusals(conf: Path, text: str, *overrides: str) -> list[str]:
 
 def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/operator")
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     config = load(conf, "").config
     assert attrs.asdict(
         config, filter=lambda field, _: field.name not in {"broker_name", "broker_ip1", "broker_ip2"}
@@ -56,6 +57,10 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "listen_port": 10911,
         "ha_listen_port": 10912,
         "ha_master_address": None,
+        "with_name_server": False,
+        "namesrv_addr": (),
+        "register_name_server_period": 30000,
+        "register_broker_timeout_mills": 24000,
         "store_path_root_dir": Path("/home/operator/store"),
         "store_path_commit_log": Path("/home/operator/store/commitlog"),
         "mapped_file_size_commit_log": 1073741824,
@@ -154,6 +159,10 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         listenPort=30911
         haListenPort=30000
         haMasterAddress=[::1]:30912
+        trioha.withNamesrv=true
+        namesrvAddr=ns:9876;[::1]:9877
+        registerNameServerPeriod=10000
+        registerBrokerTimeoutMills=6000
         storePathRootDir=/data/s
         storePathCommitLog=/log/s
         mappedFileSizeCommitLog=65536
@@ -246,6 +255,10 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "listen_port": 30911,
         "ha_listen_port": 30000,
         "ha_master_address": "[::1]:30912",
+        "with_name_server": True,
+        "namesrv_addr": ("ns:9876", "[::1]:9877"),
+        "register_name_server_period": 10000,
+        "register_broker_timeout_mills": 6000,
         "store_path_root_dir": Path("/data/s"),
         "store_path_commit_log": Path("/log/s"),
         "mapped_file_size_commit_log": 65536,
@@ -506,7 +519,7 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
             "brokerRole=SLAVE\nbrokerId=1",
             (
                 " haMasterAddress: is missing, but brokerRole is SLAVE; "
-                "give HOST:PORT of the master's HA service"
+                "give HOST:PORT of the master's HA service, or namesrvAddr to learn it there"
             ),
         ),
         (
@@ -549,7 +562,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(conf: Path) -> N
         "-p maxMessageSize: -4 is out of range; give 1 to 2147483647",
         (
             "broker.conf: haMasterAddress: is missing, but brokerRole is SLAVE; "
-            "give HOST:PORT of the master's HA service"
+            "give HOST:PORT of the master's HA service, or namesrvAddr to learn it there"
         ),
     ]
     with pytest.raises(InvalidConfig) as refused:
@@ -574,12 +587,12 @@ def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
 
 def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
     loaded = load(
-        conf, "traceTopicEnable=true\nnamesrvAddr=a:1\ntransferMsgByHeap=true", "brokerTopicEnable=true"
+        conf, "traceTopicEnable=true\nforceRegister=true\ntransferMsgByHeap=true", "brokerTopicEnable=true"
     )
     assert loaded.warnings == (
         (
             f"{conf}: known to RocketMQ, not used by trioha yet: "
-            "traceTopicEnable, namesrvAddr, transferMsgByHeap, -p brokerTopicEnable"
+            "traceTopicEnable, forceRegister, transferMsgByHeap, -p brokerTopicEnable"
         ),
     )
 
@@ -659,7 +672,7 @@ def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str)
     assert loaded.config.broker_cluster_name == "SpecCluster"
     assert loaded.config.mapped_file_size_commit_log == 16777216
     (unused,) = [warning for warning in loaded.warnings if "not used by trioha yet" in warning]
-    assert "registerNameServerPeriod" in unused
+    assert "compressedRegister" in unused
     assert "mappedFileSizeCommitLog" not in unused
 
 
@@ -721,3 +734,43 @@ def test_numbers_are_read_as_java_reads_them(conf: Path) -> None:
     assert refusals(conf, "deleteWhen=\u0664") == [
         "broker.conf:1: deleteWhen: '\u0664' is no hour of the day; give hours as in 04 or 04;16"
     ]
+
+
+def test_name_servers_are_those_of_the_file_or_of_the_environment(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    assert load(conf, "").config.namesrv_addr == ()
+    assert load(conf, "namesrvAddr = a:1; [::1]:2 ;a:1;").config.namesrv_addr == ("a:1", "[::1]:2")
+    assert load(conf, "trioha.withNamesrv=true").config.namesrv_addr == ("127.0.0.1:9876",)
+    monkeypatch.setenv("NAMESRV_ADDR", "env:9876;env2:9876")
+    assert load(conf, "").config.namesrv_addr == ("env:9876", "env2:9876")
+    assert load(conf, "trioha.withNamesrv=true").config.namesrv_addr == ("env:9876", "env2:9876")
+    assert load(conf, "namesrvAddr=a:1").config.namesrv_addr == ("a:1",)
+    assert load(conf, "", "namesrvAddr=b:1").config.namesrv_addr == ("b:1",)
+    monkeypatch.setenv("NAMESRV_ADDR", "nonsense")
+    hint = "give HOST:PORT, or [HOST]:PORT for IPv6"
+    assert refusals(conf, "") == [f"$NAMESRV_ADDR: 'nonsense' is not an address; {hint}"]
+
+
+def test_an_address_of_a_name_server_that_is_none_is_refused(conf: Path) -> None:
+    assert refusals(conf, "namesrvAddr=a:1;b") == [
+        "broker.conf:1: namesrvAddr: 'b' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6"
+    ]
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER", "SLAVE"])
+def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_are(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """conf/2m-2s-sync and 2m-2s-async: name servers come from the environment, and with them the master."""
+    monkeypatch.setenv("NAMESRV_ADDR", "127.0.0.1:9876")
+    broker_id = int(role == "SLAVE")
+    loaded = load(
+        conf,
+        f"brokerClusterName=DefaultCluster\nbrokerName=broker-a\nbrokerId={broker_id}\ndeleteWhen=04\n"
+        f"fileReservedTime=48\nbrokerRole={role}\nflushDiskType=ASYNC_FLUSH\n",
+    )
+    assert loaded.warnings == ()
+    assert loaded.config.ha_master_address is None
+    assert loaded.config.namesrv_addr == ("127.0.0.1:9876",)

@@ -12,13 +12,13 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.namesrv.values import Asked, identity, register, topics
+from tests.namesrv.values import Asked, body_with, identity, register, topics
 from tests.remoting.values import json_values
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import parse_json
-from trioha.remoting.registration import body_crc, encode_registration
+from trioha.remoting.registration import body_crc
 
 C = RequestCode
 WHO = {"brokerName": "broker-a", "brokerAddr": "h:1", "clusterName": "C", "brokerId": "0"}
@@ -49,7 +49,7 @@ async def test_what_is_known_of_nothing(server: Asked) -> None:
 
 
 async def test_a_registration_is_checked_before_it_counts(server: Asked) -> None:
-    body = encode_registration(topics("T", "U"))
+    body = body_with(topics("T", "U"))
 
     async def asked(data: bytes = body, **fields: str) -> tuple[int, str | None]:
         answer = await server.ask(C.REGISTER_BROKER, data, **{**WHO, "haServerAddr": "h:2", **fields})
@@ -88,13 +88,13 @@ async def test_a_timeout_that_a_broker_asks_for_is_its_own(server: Asked) -> Non
 async def test_ordered_topics_are_told_to_brokers_and_clients(tmp_path: Path) -> None:
     server = Asked(tmp_path)
     await server.ask(C.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
-    told = await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **WHO)
+    told = await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **WHO)
     silent = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")
     await server.ask(C.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true\nunknown=x\n")
     route = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")
     other = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="U")
     await server.ask(C.UPDATE_NAMESRV_CONFIG, b"returnOrderTopicConfigToBroker=false")
-    untold = await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **WHO)
+    untold = await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **WHO)
 
     assert body_of(told) == {"table": {"T": "broker-a:4"}}
     assert b"orderTopicConf" not in bytes(silent.body) + bytes(other.body)
@@ -112,7 +112,7 @@ async def test_the_last_value_of_a_namespace_leaves_it_empty(server: Asked) -> N
 async def test_a_client_of_a_zone_gets_the_brokers_of_its_zone(server: Asked) -> None:
     for name, zone in (("z1", "east"), ("z2", "west"), ("z3", "")):
         fields = {"brokerName": name, "brokerAddr": f"{name}:1", "__ZONE_NAME": zone}
-        await server.ask(C.REGISTER_BROKER, encode_registration(topics("T", "U")), **{**WHO, **fields})
+        await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **{**WHO, **fields})
 
     async def brokers(**fields: str) -> list[str]:
         answer = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479, **fields)

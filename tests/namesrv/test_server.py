@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.namesrv.values import identity, register, topics
+from tests.namesrv.values import body_with, identity, register, topics
 from trioha.errors import ConfigError, PeerError
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.settings import NameServerSettings
@@ -19,7 +19,6 @@ from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.name_server import fetch_broker_groups
-from trioha.remoting.registration import encode_registration
 
 
 @asynccontextmanager
@@ -48,7 +47,7 @@ async def registered(
         "haServerAddr": "h:1",
         "brokerId": str(broker_id),
     }
-    body = encode_registration(topics("T", "U"))
+    body = body_with(topics("T", "U"))
     return await client.request(request(RequestCode.REGISTER_BROKER, ext_fields=fields, body=body))
 
 

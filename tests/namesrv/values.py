@@ -14,7 +14,7 @@ from trioha.namesrv.registry import BrokerIdentity, BrokerRequest, MasterAddress
 from trioha.namesrv.settings import NameServerSettings
 from trioha.remoting.address import Address
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
-from trioha.remoting.registration import DataVersion, Registration, TopicConfig
+from trioha.remoting.registration import DataVersion, Registration, TopicConfig, encode_registration
 from trioha.remoting.serving import Peer
 
 
@@ -39,6 +39,23 @@ def topics(*names: str, counter: int = 1, state: int = 0, **fields: Any) -> Regi
         DataVersion(counter, 1_700_000_000_000, state),
         {name: TopicConfig(name, **{"read_queues": 4, "write_queues": 4, **fields}) for name in names},
     )
+
+
+def body_with(registration: Registration) -> bytes:
+    """The body of a registration as a broker of 4.9 sends it."""
+    table = {
+        name: {
+            "order": topic.is_order,
+            "perm": topic.perm,
+            "readQueueNums": topic.read_queues,
+            "topicFilterType": topic.filter_type,
+            "topicName": name,
+            "topicSysFlag": topic.sys_flag,
+            "writeQueueNums": topic.write_queues,
+        }
+        for name, topic in registration.topics.items()
+    }
+    return encode_registration(table, data_version=registration.data_version.to_json(version=407))
 
 
 def register(

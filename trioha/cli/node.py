@@ -30,6 +30,7 @@ def node(
     *,
     config: Annotated[Path, Parameter(name=["--config", "-c"])],
     set_: Annotated[tuple[str, ...], Parameter(name=["--set", "-p"], negative=())] = (),
+    with_namesrv: bool = False,
 ) -> int:
     """Run one node until SIGTERM or SIGINT.
 
@@ -44,8 +45,10 @@ def node(
         A RocketMQ broker.conf.
     set_
         A setting `key=value` that replaces the file's; may be given several times.
+    with_namesrv
+        Run a name server in the node, too: at the address of namesrvAddr, 127.0.0.1:9876 by default.
     """
-    loaded = load_config(config, set_)
+    loaded = load_config(config, (*set_, "trioha.withNamesrv=true") if with_namesrv else set_)
     configure_logs(as_json=loaded.config.log_format is LogFormat.JSON)
     for warning in loaded.warnings:
         log.warning(warning)

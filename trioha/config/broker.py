@@ -6,8 +6,9 @@ refused: a broker that replicates with other settings than its operator wrote do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from os import environ
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ __all__ = [
     "load_config",
 ]
 
+NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 FILE_BYTES_MAX: Final = 1024 * 1024
 """A broker.conf is a page or two: a larger file was given by mistake and is not read into memory."""
 
@@ -77,6 +79,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     loading.take_file(_read(Path(path)))
     for override in overrides:
         loading.take_override(override)
+    loading.take_environment(environ)
     loading.parse()
     if not loading.problems:
         return loading.checked()
@@ -160,6 +163,12 @@ class _Loading:
             return
         self._take(given)
 
+    def take_environment(self, variables: Mapping[str, str]) -> None:
+        """What RocketMQ's brokers take from their environment, where nothing else says it."""
+        name_servers = variables.get(NAME_SERVERS_VARIABLE)
+        if name_servers and "namesrv_addr" not in self.given:
+            self._take(_Given("namesrvAddr", name_servers, f"${NAME_SERVERS_VARIABLE}", None))
+
     def _take(self, given: _Given) -> None:
         if given.key not in _BY_KEY:
             if given.key in ROCKETMQ_KEYS:
@@ -224,11 +233,13 @@ class _Loading:
             sound("broker_role", "ha_master_address")
             and config.broker_role is BrokerRole.SLAVE
             and config.ha_master_address is None
+            and sound("namesrv_addr")
+            and not config.namesrv_addr
         ):
             yield self._problem(
                 "ha_master_address",
                 "is missing, but brokerRole is SLAVE",
-                "give HOST:PORT of the master's HA service",
+                "give HOST:PORT of the master's HA service, or namesrvAddr to learn it there",
             )
         if sound("listen_port", "ha_listen_port"):
             if config.ha_listen_port > PORT_MAX:

@@ -38,6 +38,7 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 CLIENT_BYTES_MAX: Final = 128 * 1024 * 1024
 """With it a node's private memory stays below 512 MiB: bytes of clients are held up to twice, beside 60 MiB
 for the rest."""
+DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 RECORDED_BROKER_ID_MAX: Final = 32767
 """A session's events carry the brokerId in 16 bits, and only half of them may be used."""
 
@@ -215,6 +216,35 @@ class BrokerConfig:
 
     ha_master_address: str | None = _setting("haMasterAddress", values.optional_address, default=None)
     """`host:port` of the master's HA service that a slave dials. RocketMQ default: none."""
+
+    with_name_server: bool = _setting("trioha.withNamesrv", values.boolean, default=False)
+    """Whether the node runs a name server, too: at that address of `namesrv_addr` that is of this host."""
+
+    namesrv_addr: tuple[str, ...] = _setting(
+        "namesrvAddr",
+        values.addresses,
+        default=Factory(
+            lambda self: (DEFAULT_NAME_SERVER,) if self.with_name_server else (), takes_self=True
+        ),
+    )
+    """Name servers that the broker registers with, `host:port` split by `;`.
+
+    RocketMQ default: those of the environment variable NAMESRV_ADDR, here too; without them, and with
+    `with_name_server`, the embedded one at 127.0.0.1:9876.
+    """
+
+    register_name_server_period: int = _setting(
+        "registerNameServerPeriod", values.integer(low=1), default=30000
+    )
+    """Milliseconds between two registrations with a name server. RocketMQ default: 30000.
+
+    RocketMQ takes what is below 10000 for 10000, and what is above 60000 for 60000.
+    """
+
+    register_broker_timeout_mills: int = _setting(
+        "registerBrokerTimeoutMills", values.integer(low=1), default=24000
+    )
+    """Milliseconds that a name server has to answer a registration. RocketMQ default: 24000, in 4.9 6000."""
 
     store_path_root_dir: Path = _setting(
         "storePathRootDir", values.directory, default=Factory(lambda: Path.home() / "store")

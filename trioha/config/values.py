@@ -209,6 +209,14 @@ def optional_address(text: str) -> str | None:
     return text
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """Addresses `host:port`, split by `;`; none for an empty value."""
+    found = dict.fromkeys(filter(None, (part.strip() for part in text.split(";"))))
+    for part in found:
+        split_address(part)
+    return tuple(found)
+
+
 def _shown(text: str) -> str:
     """The value as an error shows it: quoted, control characters escaped, cut to fit a line."""
     return repr(text if len(text) <= 60 else text[:57] + "...") if text else "an empty value"

@@ -92,6 +92,10 @@ class HaSlave:
         self._statistics = LinkStatistics()
         self._verdict = LinkVerdict(master_address)
 
+    def follow(self, master_address: str) -> None:
+        """The address that `connect` dials from the next connection on."""
+        self._master_address = master_address
+
     def status(self) -> SlaveStatus:
         """A snapshot of the link."""
         connection, statistics = self._connection, self._statistics

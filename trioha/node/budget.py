@@ -29,6 +29,10 @@ RECORDER_DESCRIPTORS: Final = 4
 """Facts, the segment that is written and the next one; a key frame."""
 DIAL_DESCRIPTORS: Final = 4
 """A slave's connection to its master, a second one while two addresses are tried, a resolver's."""
+NAME_SERVER_DESCRIPTORS: Final = 2
+"""A connection to each name server, and a second one while two addresses are tried."""
+TABLE_DESCRIPTORS: Final = 2
+"""The embedded name server's table while it is written, and the directory while it is synced."""
 RESERVE_DESCRIPTORS: Final = 64
 """For whatever no part of the plan has foreseen."""
 
@@ -47,6 +51,8 @@ class DescriptorBudget:
     """Connections at the HA port: trioha.haConnectionsMax, or what is left of it."""
     queue_files: int
     """Files of consume queues that are open at a time."""
+    name_server_clients: int
+    """Connections of the embedded name server: 0 without one."""
     reserve: int
     """For whatever else opens one: connections leave so many free."""
     warning: str | None
@@ -76,12 +82,19 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         + STORE_DESCRIPTORS
         + RECORDER_DESCRIPTORS * (config.record_dir is not None)
         + DIAL_DESCRIPTORS * (config.broker_role is BrokerRole.SLAVE)
+        + NAME_SERVER_DESCRIPTORS * len(config.namesrv_addr)
+        + (LISTENER_DESCRIPTORS // 2 + TABLE_DESCRIPTORS) * config.with_name_server
     )
     shares = [
         _share("trioha.connectionsMax", config.connections_max, (256, 48, 8)),
         _share("open files of queues", OPEN_FILES_MAX, (64, 24, 4)),
         _share("trioha.haConnectionsMax", config.ha_connections_max, (16, 8, 4)),
         _share("the reserve", RESERVE_DESCRIPTORS, (32, 16, 8)),
+        _share(
+            "connections of the name server",
+            config.connections_max if config.with_name_server else 0,
+            (256, 48, 8),
+        ),
     ]
     try:
         division = divide(limit, needed=needed, shares=shares)
@@ -90,7 +103,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
             f"this process may open {limit} files, a node with these settings needs at least {few.least}",
             hint="raise the limit (ulimit -n, LimitNOFILE= of systemd)",
         ) from None
-    clients, queue_files, ha_connections, reserve = division.granted
+    clients, queue_files, ha_connections, reserve, name_server_clients = division.granted
     warning = None
     if division.lowered:
         warning = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"
@@ -100,6 +113,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         clients_per_peer=_per_peer(config, clients),
         ha_connections=ha_connections,
         queue_files=queue_files,
+        name_server_clients=name_server_clients,
         reserve=reserve,
         warning=warning,
     )

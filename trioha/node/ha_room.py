@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
+import structlog
 import trio
 from attrs import frozen
 
@@ -26,11 +27,52 @@ from trioha.net.transport import SocketTransport
 from trioha.node.addresses import announced, os_reason
 from trioha.node.budget import DescriptorBudget
 from trioha.recording.events import EventSink
-from trioha.remoting.address import Address
+from trioha.remoting.address import Address, parse_address
 from trioha.store.message_store import MessageStore
+
+log = structlog.get_logger(__name__)
 
 HA_BACKLOG = 50
 """As RocketMQ's listener (spec ha 2.6)."""
+MASTER_WAIT_S = 3.0
+"""How long one attempt to connect waits for a name server to tell the master's address."""
+
+
+class MasterLocation:
+    """Where a slave finds its master: as configured, or as a name server says."""
+
+    def __init__(self, address: Address | None) -> None:
+        self._address = address
+        self._is_fixed = address is not None
+        self._known = trio.Event()
+        self.on_changed: Callable[[str], None] | None = None
+        """Called with another address; must not wait."""
+
+    def __str__(self) -> str:
+        return "" if self._address is None else str(self._address)
+
+    def learn(self, text: str) -> None:
+        """Take the address that a name server tells, if none is configured; the next connection is to it."""
+        if self._is_fixed or text == str(self):
+            return
+        try:
+            self._address = parse_address(text)
+        except ConfigError as error:
+            log.warning("a name server tells a master's address that is none", reason=str(error))
+            return
+        log.info("the master's address was learned from a name server", master=str(self))
+        self._known.set()
+        if self.on_changed is not None:
+            self.on_changed(str(self))
+
+    async def resolve(self) -> Address:
+        """The address, which it waits for `MASTER_WAIT_S` at most. Raises OSError if it is not known then."""
+        if self._address is None:
+            with trio.move_on_after(MASTER_WAIT_S):
+                await self._known.wait()
+        if self._address is None:
+            raise OSError("no name server has told the master's HA address")
+        return self._address
 
 
 @frozen
@@ -43,6 +85,8 @@ class HaRoom:
     group_commit: GroupCommit
     slave: HaSlave | None
     """Copies from a master; None on one."""
+    master_location: MasterLocation
+    """Where `slave` dials."""
 
     @classmethod
     def build(
@@ -97,9 +141,19 @@ class HaRoom:
             poll_acks=master.poll_acks,
         )
         slave = None
+        endpoint = config.ha_master_endpoint
+        location = MasterLocation(None if endpoint is None else Address(*endpoint))
         if config.broker_role is BrokerRole.SLAVE:
-            slave = _slave(config, store, settings=settings, sink=sink, connection_ids=connection_ids)
-        return cls(replicas, master, group_commit, slave)
+            slave = _slave(
+                config,
+                store,
+                location=location,
+                settings=settings,
+                sink=sink,
+                connection_ids=connection_ids,
+            )
+            location.on_changed = slave.follow
+        return cls(replicas, master, group_commit, slave, location)
 
     async def run(
         self,
@@ -135,17 +189,15 @@ def _slave(
     config: BrokerConfig,
     store: MessageStore,
     *,
+    location: MasterLocation,
     settings: HaSettings,
     sink: EventSink,
     connection_ids: Iterator[int],
 ) -> HaSlave:
     tls_files = _tls_files(config)
-    endpoint = config.ha_master_endpoint
-    assert endpoint is not None, "load_config refuses a SLAVE without haMasterAddress"
-    host, port = endpoint
     return HaSlave(
-        master_address=str(Address(host, port)),
-        connect=partial(_connect, host, port, client_context(tls_files) if tls_files is not None else None),
+        master_address=str(location),
+        connect=partial(_connect, location, client_context(tls_files) if tls_files is not None else None),
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
@@ -159,12 +211,13 @@ def _slave(
     )
 
 
-async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+async def _connect(location: MasterLocation, tls: ssl.SSLContext | None) -> trio.abc.Stream:
     """A stream to the master. Raises OSError if it is not there, or is not who it should be."""
-    transport = SocketTransport.from_stream(await trio.open_tcp_stream(host, port))
+    address = await location.resolve()
+    transport = SocketTransport.from_stream(await trio.open_tcp_stream(address.host, address.port))
     if tls is None:
         return transport
-    stream = trio.SSLStream(transport, tls, server_hostname=host)
+    stream = trio.SSLStream(transport, tls, server_hostname=address.host)
     try:
         await stream.do_handshake()
     except trio.BrokenResourceError as error:

@@ -7,13 +7,16 @@ run_node
       +- metadata                 writes topics, groups and offsets
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
+      +- name server              (only with trioha.withNamesrv)
+      +- registration             a task for each name server of namesrvAddr
       +- clients
          +- status updates
          +- remoting server       a nursery per client
 ```
 
-Stopping drains: when `stopping` is set, no more connections and requests of clients are accepted, and sends
-that wait for slaves or the disk are answered, for which replication and store go on; for `DRAIN_S` at most.
+Stopping drains: when `stopping` is set, the broker unregisters with its name servers, no more connections and
+requests of clients are accepted, and sends that wait for slaves or the disk are answered, for which
+replication and store go on; for `DRAIN_S` at most.
 Then the clients' nursery is cancelled, then the services', then the store is flushed and closed. Cancelling
 `run_node` does the same without draining.
 """
@@ -37,6 +40,7 @@ from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
 from trioha.node.metadata_room import open_metadata
+from trioha.node.namesrv_room import open_name_server, registration_of
 from trioha.node.recording_room import recording
 from trioha.node.store_room import StoreRoom, close_store, open_store
 from trioha.recording.events import EventSink
@@ -63,6 +67,8 @@ class Ready:
     max_offset: int
     session: Path | None
     """Folder of the recording, None if nothing is recorded."""
+    name_server: Address | None = None
+    """Where the embedded name server is reached, None if there is none."""
 
     def line(self) -> str:
         """The one line on stdout that says so: `ready` and `key=value` pairs, quoted as for a shell."""
@@ -75,6 +81,8 @@ class Ready:
         }
         if self.session is not None:
             pairs["session"] = str(self.session)
+        if self.name_server is not None:
+            pairs["namesrv"] = str(self.name_server)
         return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
 
 
@@ -129,6 +137,7 @@ async def _serve(
 ) -> None:
     """Run the rooms of a node, whose store is open, until `stopping` is set; then drain."""
     ha = HaRoom.build(config, store, sink=sink, budget=budget)
+    name_server = await open_name_server(config, budget=budget)
     store_room = StoreRoom.build(config, store, sink=sink, retention_floor=ha.master.retention_floor)
     ha_listeners, ha_address = await listen_for_slaves(config)
     broker = BrokerRoom.build(
@@ -141,10 +150,13 @@ async def _serve(
         budget=budget,
         warnings=warnings,
     )
+    name_server_address: Address | None = None
     async with trio.open_nursery() as services:
         services.start_soon(store_room.run)
         services.start_soon(metadata.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
+        if name_server is not None:
+            name_server_address = await services.start(partial(name_server.run, gate=budget.client_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
             listening = await clients.start(
@@ -158,17 +170,33 @@ async def _serve(
             listen_port = listening[0][1]
             # Records name the port that clients reach, also where any free one was asked for.
             store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
+            listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
+            registration = registration_of(
+                config,
+                metadata.topics,
+                listen=listen,
+                ha_address=ha_address,
+                on_master=ha.master_location.learn,
+            )
+            if registration is not None:
+                services.start_soon(registration.run)
             on_ready(
                 Ready(
                     role=config.broker_role.value,
-                    listen=Address(announced(config.bind_address, config.broker_ip1), listen_port),
+                    listen=listen,
                     ha=ha_address,
                     store=config.store_path_root_dir,
                     max_offset=store.commit_log.max_offset,
                     session=session,
+                    name_server=name_server_address,
                 )
             )
             await stopping.wait()
-            await broker.server.drain(timeout_s=DRAIN_S)
+            async with trio.open_nursery() as ends:
+                if registration is not None:
+                    ends.start_soon(registration.stop)
+                ends.start_soon(partial(broker.server.drain, timeout_s=DRAIN_S))
+            if name_server is not None:
+                await name_server.drain()
             clients.cancel_scope.cancel()
         services.cancel_scope.cancel()

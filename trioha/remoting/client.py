@@ -245,11 +245,21 @@ async def open_client(
     client = RemotingClient(
         stream, str(where), local_address=_local_address(stream), frame_bytes_max=frame_bytes_max
     )
+    async with running(client):
+        yield client
+
+
+@asynccontextmanager
+async def running(client: RemotingClient) -> AsyncIterator[None]:
+    """Let a client of a stream read and write until the end of the block, then close the stream.
+
+    Errors of the block come out as they are, not wrapped in a group.
+    """
     block_error: Exception | None = None
-    async with stream, trio.open_nursery() as nursery:
+    async with client._stream, trio.open_nursery() as nursery:
         nursery.start_soon(client._run)
         try:
-            yield client
+            yield
         except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
             block_error = error
         nursery.cancel_scope.cancel()

@@ -108,18 +108,6 @@ class TopicConfig:
             is_order=fields.get("order") is True,
         )
 
-    def to_json(self) -> dict[str, object]:
-        """Its JSON object."""
-        return {
-            "order": self.is_order,
-            "perm": self.perm,
-            "readQueueNums": self.read_queues,
-            "topicFilterType": self.filter_type,
-            "topicName": self.name,
-            "topicSysFlag": self.sys_flag,
-            "writeQueueNums": self.write_queues,
-        }
-
 
 @frozen
 class Registration:
@@ -139,15 +127,13 @@ def body_crc(body: bytes | memoryview) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def encode_registration(registration: Registration) -> bytes:
-    """The JSON body of REGISTER_BROKER, as a broker of RocketMQ 4 sends it."""
-    table = {name: topic.to_json() for name, topic in registration.topics.items()}
-    wrapper = {
-        "dataVersion": registration.data_version.to_json(version=Version.V4_9_7),
-        "topicConfigTable": table,
-    }
-    body = {"filterServerList": list(registration.filter_servers), _WRAPPER: wrapper}
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+def encode_registration(
+    topics: Mapping[str, Mapping[str, object]], *, data_version: Mapping[str, object]
+) -> bytes:
+    """The JSON body of REGISTER_BROKER, as a broker of RocketMQ 4 sends it, of JSON objects."""
+    wrapper = {"dataVersion": data_version, "topicConfigTable": topics}
+    body = {"filterServerList": [], _WRAPPER: wrapper}
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def parse_registration(body: bytes | memoryview, *, compressed: bool, version: int) -> Registration:

@@ -1,0 +1,171 @@
+"""Nodes and name servers: embedded, found, lost, and the way to the master that a slave learns there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from tests.interop.node import TriohaNode, run_trioha
+from trioha.config.broker import load_config
+from trioha.errors import ConfigError
+from trioha.node.ha_room import MasterLocation
+from trioha.node.namesrv_room import embedded_address
+from trioha.remoting.address import Address
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.name_server import fetch_broker_groups
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def groups(name_server: str) -> dict[str, dict[int, str]]:
+    async def fetch() -> dict[str, dict[int, str]]:
+        async with open_client(name_server) as client:
+            return {group.broker_name: dict(group.addresses) for group in await fetch_broker_groups(client)}
+
+    return trio.run(fetch)
+
+
+def topics(name_server: str) -> set[str]:
+    async def fetch() -> set[str]:
+        async with open_client(name_server) as client:
+            answer = await client.request(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        body: Any = parse_json(answer.body)
+        return set(body["topicList"])
+
+    return trio.run(fetch)
+
+
+def wait_until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "not within its time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    nodes: list[TriohaNode] = []
+
+    def start_node(name: str, **settings: Any) -> TriohaNode:
+        nodes.append(TriohaNode(tmp_path / name, **settings))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+@pytest.mark.process
+def test_a_pair_finds_itself_through_the_name_server_of_its_master(start: Callable[..., TriohaNode]) -> None:
+    name_server = f"127.0.0.1:{free_port()}"
+    # The other one is never there, and delays nobody.
+    both = f"127.0.0.1:{free_port()};{name_server}"
+    slave_first = start("slave", role="SLAVE", namesrvAddr=both)
+    assert slave_first.status().client is not None
+    master = start("master", role="SYNC_MASTER", namesrvAddr=name_server, **{"trioha.withNamesrv": "true"})
+    wait_until(lambda: set(groups(name_server).get("interop", ())) == {0, 1})
+    master.wait(connections=1)
+    loaded = master.load(20, topic="Fresh")
+    wait_until(lambda: "Fresh" in topics(name_server))
+
+    assert set(loaded.statuses) <= {"PUT_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
+    assert groups(name_server) == {"interop": {0: master.listen_address, 1: slave_first.listen_address}}
+    told = slave_first.status().client
+    assert told is not None
+    assert told.master_address == master.ha_address
+    slave_first.stop()
+    assert groups(name_server) == {"interop": {0: master.listen_address}}
+    master.stop()
+
+
+@pytest.mark.process
+def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start: Callable[..., TriohaNode]) -> None:
+    name_server = f"127.0.0.1:{free_port()}"
+    common = {"namesrvAddr": name_server, "registerNameServerPeriod": 300}
+    other = start(
+        "other", role="ASYNC_MASTER", brokerName="other", **common, **{"trioha.withNamesrv": "true"}
+    )
+    first = start("first", role="ASYNC_MASTER", **common)
+    slave = start("slave", role="SLAVE", **common)
+    first.wait(connections=1)
+    first.kill()
+    second = start("second", role="ASYNC_MASTER", **common)
+    assert second.ha_address != first.ha_address
+    second.wait(connections=1)
+    for node in (slave, second, other):
+        node.stop()
+
+
+@pytest.mark.process
+def test_the_embedded_name_server_is_a_flag_of_the_command(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        f"storePathRootDir={tmp_path / 'store'}\nbrokerIP1=127.0.0.1\nnamesrvAddr=192.0.2.1:9876\n"
+    )
+    answer = run_trioha("node", "-c", conf, "--with-namesrv")
+    assert answer.exit_code == 2
+    assert "namesrvAddr: 192.0.2.1:9876 has no address of this host" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        (("trioha.withNamesrv=true",), Address("127.0.0.1", 9876)),
+        (("namesrvAddr=192.0.2.1:1;10.0.0.7:2;localhost:3",), Address("10.0.0.7", 2)),
+        (("namesrvAddr=192.0.2.1:1;localhost:3",), Address("localhost", 3)),
+        (("namesrvAddr=192.0.2.1:1",), None),
+    ],
+)
+def test_the_embedded_name_server_has_the_first_address_of_this_host(
+    tmp_path: Path, settings: tuple[str, ...], address: Address | None
+) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerIP1=10.0.0.7\n")
+    config = load_config(conf, settings).config
+    if address is None:
+        with pytest.raises(ConfigError, match="no address of this host"):
+            embedded_address(config)
+    else:
+        assert embedded_address(config) == address
+
+
+async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: object) -> None:
+    location = MasterLocation(None)
+    heard: list[str] = []
+    location.on_changed = heard.append
+    assert str(location) == ""
+    with pytest.raises(OSError, match="no name server has told"):
+        await location.resolve()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.lowlevel.checkpoint)
+        location.learn("m:10912")
+        assert await location.resolve() == Address("m", 10912)
+    location.learn("m:10912")
+    with capture_logs() as lines:
+        location.learn("nonsense")
+    assert [line["log_level"] for line in lines] == ["warning"]
+    location.learn("[::1]:2")
+    assert heard == ["m:10912", "[::1]:2"]
+    assert await location.resolve() == Address("::1", 2)
+
+
+async def test_a_configured_address_of_the_master_stays() -> None:
+    location = MasterLocation(Address("m", 1))
+    location.learn("other:2")
+    assert await location.resolve() == Address("m", 1)
