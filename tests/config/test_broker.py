@@ -1,4 +1,5 @@
-"""A broker.conf is read as RocketMQ means it, and refused with place and reason where it cannot be meant."""
+"""A broker.conf is read as by RocketMQ; a broker.conf with errors is refused with their places and
+reasons."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def load(conf: Path, text: str, *overrides: str) -> LoadedConfig:
 
 
 def refusals(conf: Path, text: str, *overrides: str) -> list[str]:
-    """The lines that a refused configuration is refused with, the folder of the file left out."""
+    """The lines of the error that refuses a configuration, without the folder of the file."""
     with pytest.raises(ConfigError) as refused:
         load(conf, text, *overrides)
     return str(refused.value).replace(f"{conf.parent}/", "").splitlines()
 
 
-def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/operator")
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     config = load(conf, "").config
@@ -141,7 +142,6 @@ def test_an_empty_file_means_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_tls_key": None,
         "ha_tls_ca": None,
         "log_format": LogFormat.CONSOLE,
-        "given": frozenset(),
     }
     assert config.broker_name
     assert re.fullmatch(r"\d+\.\d+\.\d+\.\d+", config.broker_ip1)
@@ -342,8 +342,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
     }
     settings = broker_settings()
     assert expected.keys() == settings.keys()
-    given = frozenset(setting.key for setting in settings.values())
-    assert loaded == LoadedConfig(BrokerConfig(**expected, given=given), ())
+    assert loaded == LoadedConfig(BrokerConfig(**expected), ())
     assert loaded.config.ha_master_endpoint == ("::1", 30912)
 
 
@@ -353,7 +352,7 @@ def test_every_setting_has_a_docstring_with_its_meaning() -> None:
         assert re.search(rf'^    {attribute}: .*?\n    """', source, re.MULTILINE | re.DOTALL), attribute
 
 
-def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(conf: Path) -> None:
+def test_overrides_replace_values_of_the_file_and_earlier_overrides(conf: Path) -> None:
     config = load(conf, "slaveTimeout=1\nlistenPort=5\n", "slaveTimeout = 2 ", "slaveTimeout=3").config
     assert (config.slave_timeout, config.listen_port) == (3, 5)
 
@@ -377,7 +376,7 @@ def test_the_ha_port_follows_the_listen_port(conf: Path, text: str, ports: tuple
     ("role", "in_sync_replicas", "acks"),
     [("ASYNC_MASTER", 3, 0), ("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 1), ("SYNC_MASTER", 3, 2)],
 )
-def test_a_sync_master_needs_the_acks_that_the_design_says(
+def test_a_sync_master_needs_at_least_one_ack(
     conf: Path, role: str, in_sync_replicas: int, acks: int
 ) -> None:
     config = load(conf, f"brokerRole={role}\ninSyncReplicas={in_sync_replicas}").config
@@ -386,7 +385,6 @@ def test_a_sync_master_needs_the_acks_that_the_design_says(
 
 def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> None:
     assert load(conf, "haSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
-    assert load(conf, "haSlaveFallbehindMax=77").config.given == {"haMaxGapNotInSync"}
     assert load(conf, "haMaxGapNotInSync=77\nhaSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
     assert load(conf, "haMaxGapNotInSync=1", "haSlaveFallbehindMax=2").config.ha_max_gap_not_in_sync == 2
     assert load(conf, "bindAddress=127.0.0.1").config.bind_address == "127.0.0.1"
@@ -398,7 +396,7 @@ def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> No
     ]
 
 
-def test_blanks_around_values_do_not_count(conf: Path) -> None:
+def test_blanks_around_values_are_ignored(conf: Path) -> None:
     assert load(conf, "slaveTimeout = 12 \t\nbrokerRole=SYNC_MASTER  ").config.slave_timeout == 12
 
 
@@ -546,13 +544,13 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_file_line_key_and_reason(
+def test_invalid_settings_are_refused_with_file_line_key_and_reason(
     conf: Path, text: str, refusal: str
 ) -> None:
     assert refusals(conf, text) == [f"broker.conf:{refusal}"]
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_file(conf: Path) -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(conf: Path) -> None:
     text = "brokerRole=SLAVE\nslaveTimeout=x\nfoo.bar=1\nbrokerId=0\n"
     assert refusals(conf, text, "maxMessageSize=-4", "listenPort") == [
         "broker.conf:2: slaveTimeout: 'x' is not a whole number; give 1 to 2147483647",
@@ -570,7 +568,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(conf: Path) -> N
     assert [problem.line for problem in refused.value.problems] == [2, 3, 4, None]
 
 
-def test_a_refused_value_is_not_also_blamed_for_what_follows_from_it(conf: Path) -> None:
+def test_an_invalid_value_causes_no_second_problem(conf: Path) -> None:
     assert refusals(conf, "brokerRole=slave\nbrokerId=1") == [
         (
             "broker.conf:1: brokerRole: 'slave' is not one of its values; "
@@ -579,7 +577,7 @@ def test_a_refused_value_is_not_also_blamed_for_what_follows_from_it(conf: Path)
     ]
 
 
-def test_only_the_entry_that_counts_is_judged(conf: Path) -> None:
+def test_only_the_last_entry_of_a_key_is_checked(conf: Path) -> None:
     loaded = load(conf, "listenPort=bad\nslaveTimeout=1\nlistenPort=9\n")
     assert loaded.config.listen_port == 9
     assert loaded.warnings == (f"{conf}:1: listenPort: is overridden by line 3",)
@@ -629,14 +627,14 @@ def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) ->
         ),
     ],
 )
-def test_what_may_be_meant_but_hurts_is_warned_about(conf: Path, text: str, warning: str) -> None:
+def test_settings_that_are_valid_but_harmful_are_warned_about(conf: Path, text: str, warning: str) -> None:
     assert load(conf, text).warnings == (f"{conf}:{warning}",)
 
 
 @pytest.mark.parametrize(
     "text", ["brokerRole=SYNC_MASTER", "brokerRole=SYNC_MASTER\ninSyncReplicas=2", "inSyncReplicas=1"]
 )
-def test_a_usual_configuration_warns_of_nothing(conf: Path, text: str) -> None:
+def test_a_usual_configuration_has_no_warnings(conf: Path, text: str) -> None:
     assert load(conf, text).warnings == ()
 
 
@@ -650,21 +648,21 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert str(refused.value) == f"{path}: cannot be read: {reason}; give the path of a broker.conf"
 
 
-def test_a_file_far_too_large_is_refused_without_reading_it_all(conf: Path) -> None:
+def test_a_file_that_is_too_large_is_refused_without_being_read(conf: Path) -> None:
     with conf.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"is larger than 1048576 bytes: not a broker\.conf"):
         load_config(conf)
 
 
-def test_every_key_in_use_but_our_own_is_a_key_of_rocketmq() -> None:
+def test_every_key_without_the_trioha_prefix_is_a_key_of_rocketmq() -> None:
     for setting in broker_settings().values():
         for key in (setting.key, *setting.aliases):
             assert key in ROCKETMQ_KEYS or key.startswith("trioha."), key
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-def test_what_a_real_broker_says_of_itself_is_accepted(conf: Path, version: str) -> None:
+def test_the_configuration_that_a_real_broker_answers_is_accepted(conf: Path, version: str) -> None:
     """The body of a real GET_BROKER_CONFIG response is a broker.conf of that broker."""
     text = (ROOT / f"tests/config/vectors/broker-{version}.properties").read_text()
     loaded = load(conf, text)
@@ -693,14 +691,14 @@ def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf: Path) -> None:
         ("trioha.frameBytesMax=70000000", (70000000, 420065536)),
     ],
 )
-def test_limits_of_bytes_have_room_for_the_largest_message(
+def test_default_memory_limits_fit_the_largest_message(
     conf: Path, text: str, limits: tuple[int, int]
 ) -> None:
     config = load(conf, text).config
     assert (config.frame_bytes_max, config.client_bytes_max) == limits
 
 
-def test_limits_of_bytes_without_room_for_what_is_allowed_are_refused(conf: Path) -> None:
+def test_memory_limits_that_do_not_fit_other_settings_are_refused(conf: Path) -> None:
     assert refusals(conf, "trioha.frameBytesMax=1000000") == [
         (
             "broker.conf:1: trioha.frameBytesMax: is 1000000, too little for a message of maxMessageSize="
@@ -715,7 +713,7 @@ def test_limits_of_bytes_without_room_for_what_is_allowed_are_refused(conf: Path
     ]
 
 
-def test_half_of_all_places_are_one_peers_unless_it_is_said_otherwise(conf: Path) -> None:
+def test_one_address_may_use_half_of_all_connections_by_default(conf: Path) -> None:
     assert load(conf, "trioha.connectionsMax=100").config.connections_per_peer == 50
     assert load(conf, "trioha.connectionsMax=1").config.connections_per_peer == 1
     loaded = load(conf, "trioha.connectionsMax=10\ntrioha.connectionsPerPeer=20")

@@ -1,4 +1,4 @@
-"""The files of `configs/`, which an operator starts from, load, fit each other, and can run side by side."""
+"""The files of `configs/` load without warnings, match each other, and can run on one host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_file_loads_without_warnings_and_stays_on_loopback(file: Path) -> None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_file_tells_how_it_is_started(file: Path) -> None:
+def test_a_file_has_the_command_that_starts_it(file: Path) -> None:
     assert f"# Start it with: trioha node -c configs/{file.relative_to(CONFIGS)}\n" in file.read_text()
 
 
@@ -57,7 +57,7 @@ def test_the_slaves_of_a_group_fit_their_master(master_name: str, slave_names: l
     assert master.slave_acks_needed <= len(slaves)
 
 
-def test_all_of_them_can_run_side_by_side() -> None:
+def test_all_of_them_can_run_on_one_host() -> None:
     configs = [load_config(file).config for file in FILES]
     ports = [port for one in configs for port in (one.listen_port, one.ha_listen_port)]
     assert len(set(ports)) == len(ports)

@@ -1,4 +1,4 @@
-"""The properties reader against the rules of `java.util.Properties`, and its promise to keep every byte."""
+"""The properties parser follows `java.util.Properties` and keeps every byte."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def pairs(text: str | bytes) -> list[tuple[str, str]]:
         ("", []),
     ],
 )
-def test_a_file_means_what_java_reads_in_it(text: str | bytes, expected: list[tuple[str, str]]) -> None:
+def test_a_file_is_read_as_by_java(text: str | bytes, expected: list[tuple[str, str]]) -> None:
     assert pairs(text) == expected
 
 
-def test_the_last_of_equal_keys_counts_and_all_are_kept() -> None:
+def test_the_last_entry_of_a_key_overrides_the_others_and_all_are_kept() -> None:
     document = PropertiesDocument.parse(b"a=1\nb=2\na=3\n")
     assert document.get("a") == "3"
     assert [entry.value for entry in document.entries] == ["1", "2", "3"]
@@ -83,7 +83,7 @@ def test_a_bad_unicode_escape_is_the_problem_of_its_entry(text: str) -> None:
     assert "four hexadecimal digits" in entry.problem
 
 
-def test_set_changes_the_value_that_counts_and_nothing_else() -> None:
+def test_set_changes_the_last_entry_of_the_key_only() -> None:
     document = PropertiesDocument.parse(
         b"# head\r\nkeep me\r\n  a : 1\r\n#tail\r\na: 2\r\nunknown.key = \\u0041"
     )
@@ -100,7 +100,7 @@ def test_set_of_a_new_key_adds_a_line_at_the_end_in_the_style_of_the_file() -> N
     assert empty.to_bytes() == b"a=1\n"
 
 
-def test_set_after_an_open_continuation_is_not_swallowed_by_it() -> None:
+def test_set_after_an_open_continuation_adds_an_entry_of_its_own() -> None:
     for text in (b"a=1\\", b"a=1\\\n", b"\\\n", b"# comment \\"):
         document = PropertiesDocument.parse(text)
         before = pairs(text)
@@ -119,14 +119,14 @@ _TEXT = st.text(st.sampled_from("ab=: \t\f\\\r\n#!u0041\u00e9\U0001f680"), max_s
 
 
 @given(_TEXT)
-def test_an_untouched_document_is_byte_identical(text: str) -> None:
+def test_an_unchanged_document_is_byte_identical(text: str) -> None:
     for encoding in ("utf-8", "utf-8-sig"):
         data = text.encode(encoding)
         assert PropertiesDocument.parse(data).to_bytes() == data
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_at_all_come_back(data: bytes) -> None:
+def test_any_bytes_are_kept(data: bytes) -> None:
     assert PropertiesDocument.parse(data).to_bytes() == data
 
 

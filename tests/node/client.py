@@ -1,4 +1,4 @@
-"""A producer in the test's own thread: one connection, one request after the other or several at once."""
+"""A synchronous producer: one connection, one request after the other or several at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def endpoint(address: str) -> tuple[str, int]:
 
 
 class Client:
-    """A producer that has connected and stays so."""
+    """A connected producer."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.create_connection(endpoint(address), timeout=15)
@@ -35,7 +35,7 @@ class Client:
         self._socket.close()
 
     def send(self, count: int = 1, *, body: bytes = bytes(1000)) -> Counter[str]:
-        """Send messages one after the other; how often each status came, or `closed`."""
+        """Send messages one after the other; the counts of their statuses, or `closed`."""
         statuses: Counter[str] = Counter()
         for _ in range(count):
             try:
@@ -49,7 +49,7 @@ class Client:
         return statuses
 
     def send_until_ok(self, *, within_s: float = 15.0, body: bytes = bytes(1000)) -> None:
-        """Send a message until it is PUT_OK, and again only where the node is busy or has no place for it."""
+        """Send a message until it is PUT_OK; retry only if the node is busy or has no space."""
         deadline = time.monotonic() + within_s
         while (statuses := self.send(body=body)) != {"PUT_OK": 1}:
             assert time.monotonic() < deadline, statuses
@@ -63,7 +63,7 @@ class Client:
         self._socket.sendall(encode(evolve(send_request(header, body), opaque=number)))
 
     def answer(self) -> str | None:
-        """The status of the next put that is answered; None if the node has closed the connection."""
+        """The status in the next answer; None if the node has closed the connection."""
         while (command := self._decoder.next_command()) is None:
             try:
                 data = self._socket.recv(65536)

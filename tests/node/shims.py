@@ -1,4 +1,4 @@
-"""Shortages and faults of the system, for one node: what no limit of the kernel can bring about for root.
+"""Shortages and faults of the system for one node, which kernel limits cannot cause for root.
 
 `python -m tests.node.shims FILE ARGUMENTS` is `trioha ARGUMENTS` on a system that does what the one word in
 FILE says: `threads` has no thread to give; a number of seconds is what the wall clock has jumped by. Without
@@ -18,11 +18,11 @@ from trio._core import _thread_cache
 
 THREADS = "threads"
 IDLE_THREAD_S = 0.05
-"""How long trio keeps a thread that has nothing to do; 10 s in a program without these faults."""
+"""How long trio keeps an idle thread; 10 s without these faults."""
 
 
 def program(fault_file: Path) -> list[str]:
-    """What to start instead of `trioha`."""
+    """The command to start instead of `trioha`."""
     return [sys.executable, "-m", "tests.node.shims", str(fault_file)]
 
 
@@ -34,7 +34,7 @@ def _word(fault_file: Path) -> str:
 
 
 def install(fault_file: Path) -> None:
-    """Put the faults between this process and its system."""
+    """Install the faults in this process."""
     start, seconds, nanoseconds = threading.Thread.start, time.time, time.time_ns
     before = datetime.datetime
 

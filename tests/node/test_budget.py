@@ -1,4 +1,4 @@
-"""The descriptors of a process are divided among the parts of its node."""
+"""The budget of file descriptors of a node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
     assert (found.warning is None) == (limit >= 1434)
 
 
-def test_the_warning_is_one_line_that_names_all_that_was_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_is_one_line_that_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divided(monkeypatch, 1024).warning == (
         "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"
     )
@@ -58,7 +58,7 @@ def test_the_warning_is_one_line_that_names_all_that_was_lowered(monkeypatch: py
     )
 
 
-def test_a_limit_that_no_node_can_work_with_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match="may open 49 files, a node with these settings needs at least 50; raise"
     ):
@@ -70,7 +70,7 @@ def test_slaves_and_recordings_need_more(monkeypatch: pytest.MonkeyPatch, tmp_pa
         divided(monkeypatch, 49, broker_role=BrokerRole.SLAVE, broker_id=1, record_dir=tmp_path)
 
 
-def test_the_share_of_one_address_is_lowered_with_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_of_one_address_are_lowered_with_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divided(monkeypatch, 20_000).clients_per_peer == 512
     assert divided(monkeypatch, 300).clients_per_peer == 81
     assert divided(monkeypatch, 50).clients_per_peer == 4
@@ -78,14 +78,14 @@ def test_the_share_of_one_address_is_lowered_with_that_of_all(monkeypatch: pytes
     assert divided(monkeypatch, 20_000, connections_max=1).clients_per_peer == 1
 
 
-def test_slaves_are_still_accepted_where_clients_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slaves_are_still_accepted_while_clients_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     found = divided(monkeypatch, 300)
     assert found.client_gate().keep == 32
     assert found.ha_gate().keep == 16
 
 
 @pytest.mark.parametrize("max_message_size", [1000, 4 << 20, 20 << 20, 500 << 20])
-def test_the_server_takes_the_limits_that_the_configuration_allows(
+def test_the_server_has_the_limits_of_the_configuration(
     monkeypatch: pytest.MonkeyPatch, max_message_size: int
 ) -> None:
     config = BrokerConfig(

@@ -1,4 +1,4 @@
-"""Disks that fail or fill up under real nodes: what is said, what is kept, what goes on by itself."""
+"""Real nodes on disks that fail or fill up."""
 
 import signal
 import subprocess
@@ -68,7 +68,7 @@ def shimmed(tmp_path):
 
 
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-def test_a_disk_that_fails_a_sync_ends_the_node_and_the_store_is_not_called_clean(shimmed, flush):
+def test_a_failed_sync_ends_the_node_and_leaves_the_store_unclean(shimmed, flush):
     node = shimmed("store", brokerRole="ASYNC_MASTER", flushDiskType=flush)
     assert load(node.ready["listen"], 20).statuses == {"PUT_OK": 20}
     node.fault.write_text(disks.FSYNC)
@@ -89,7 +89,7 @@ def test_a_disk_that_fails_a_sync_ends_the_node_and_the_store_is_not_called_clea
     assert again.end() == 0
 
 
-def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(shimmed):
+def test_a_full_disk_refuses_puts_until_there_is_space(shimmed):
     node = shimmed("store", brokerRole="ASYNC_MASTER")
     address = node.ready["listen"]
     assert load(address, 10, size=(100, 100)).statuses == {"PUT_OK": 10}
@@ -106,7 +106,7 @@ def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(shimm
     assert (found.exit_code, f"{110 + stored} records" in found.stdout) == (0, True)
 
 
-def test_a_slave_on_a_full_disk_loses_nothing_and_follows_again_when_there_is_space(shimmed, tmp_path):
+def test_a_slave_on_a_full_disk_loses_nothing_and_continues_when_there_is_space(shimmed, tmp_path):
     master = TriohaNode(tmp_path / "master", role="ASYNC_MASTER")
     try:
         slave = shimmed("slave", brokerRole="SLAVE", brokerId=1, haMasterAddress=master.ha_address)

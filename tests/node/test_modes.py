@@ -1,4 +1,4 @@
-"""Real processes: how a slave starts, what it promises, what it does with a log that is not its master's."""
+"""Real processes: start of a slave, ack modes, observers, and logs that differ from the master's."""
 
 import json
 import time
@@ -14,7 +14,7 @@ FILE_BYTES = 65536
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts nodes and ends those that a test leaves."""
+    """Starts nodes; stops those that still run after the test."""
     nodes = []
 
     def start_node(name, *, role, **options):
@@ -40,7 +40,7 @@ def wait_for_verdict(slave, word, *, within_s=10.0):
     return verdict
 
 
-def test_an_empty_slave_takes_all_history_when_told_to(tmp_path, start):
+def test_an_empty_slave_copies_the_whole_log_with_ha_start_from_earliest(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     assert master.load(300, size=(10, 3000)).statuses == {"PUT_OK": 300}
     slave = start(
@@ -55,7 +55,7 @@ def test_an_empty_slave_takes_all_history_when_told_to(tmp_path, start):
 
 
 @pytest.mark.parametrize("verify_mode", ["record", "frame"])
-def test_a_damaged_record_is_never_acked_or_is_named(tmp_path, start, verify_mode):
+def test_a_damaged_record_is_never_acked_or_is_reported(tmp_path, start, verify_mode):
     master = start("master", role="ASYNC_MASTER")
     assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
     master.stop()
@@ -90,7 +90,7 @@ def test_a_damaged_record_is_never_acked_or_is_named(tmp_path, start, verify_mod
         assert "CRC" in status.dispatch_fault
 
 
-def test_history_starts_where_the_masters_first_file_is(tmp_path, start):
+def test_the_whole_log_starts_at_the_masters_first_file(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     master.load(300, size=(10, 3000))
     master.stop()
@@ -107,7 +107,7 @@ def test_history_starts_where_the_masters_first_file_is(tmp_path, start):
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
-def test_a_flushed_ack_releases_producers_only_when_the_slaves_disk_has_it(tmp_path, start):
+def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, start):
     master = start("master", role="SYNC_MASTER")
     slave = start(
         "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haAckMode": "flushed"}
@@ -121,7 +121,7 @@ def test_a_flushed_ack_releases_producers_only_when_the_slaves_disk_has_it(tmp_p
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
-def test_an_observer_has_everything_and_releases_nobody(tmp_path, start):
+def test_an_observer_receives_everything_and_releases_no_producer(tmp_path, start):
     master = start("master", role="SYNC_MASTER", slaveTimeout=200)
     observer = start(
         "observer", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haRole": "observer"}
@@ -180,7 +180,7 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     assert verify(aside)["ok"]
 
 
-def test_a_slave_ahead_of_its_master_is_named_and_nothing_is_overwritten(tmp_path, start):
+def test_a_slave_ahead_of_its_master_is_reported_and_nothing_is_overwritten(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
     master.load(50)

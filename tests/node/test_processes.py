@@ -19,7 +19,7 @@ FILE_BYTES = 1 << 20
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts nodes and ends those that a test leaves."""
+    """Starts nodes; stops those that still run after the test."""
     nodes = []
 
     def start_node(name, *, role, **options):
@@ -47,7 +47,7 @@ def verify(*arguments):
 
 
 def wait_grown(node, loading):
-    """Wait until the node's log is longer than at its start, or whoever loads it has ended."""
+    """Wait until the node's log is longer than at its start, or the load has ended."""
     while node.status().max_offset == node.max_offset_at_start and loading.poll() is None:
         time.sleep(0.02)
 
@@ -64,7 +64,7 @@ def node_command(tmp_path, *settings):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_node_says_ready_once_and_stops_cleanly_within_2_s(tmp_path, number):
+def test_a_node_prints_ready_once_and_stops_cleanly_within_2_s(tmp_path, number):
     process = subprocess.Popen(
         node_command(tmp_path),
         stdout=subprocess.PIPE,
@@ -152,7 +152,7 @@ def test_log_lines_can_be_json(tmp_path):
         process.wait()
 
 
-def test_a_slave_killed_again_and_again_under_load_ends_equal_to_its_master(tmp_path, start):
+def test_a_slave_that_is_killed_repeatedly_under_load_ends_equal_to_its_master(tmp_path, start):
     rng = random.Random(20)
     master = start("master", role="SYNC_MASTER", slaveTimeout=500)
     slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
@@ -179,7 +179,7 @@ def test_a_slave_killed_again_and_again_under_load_ends_equal_to_its_master(tmp_
     assert found["stores"][1]["records"] == 12000
 
 
-def test_a_master_killed_again_and_again_under_load_keeps_what_its_slave_has(tmp_path, start):
+def test_a_master_that_is_killed_repeatedly_under_load_has_all_that_its_slave_has(tmp_path, start):
     rng = random.Random(21)
     master = start("master", role="SYNC_MASTER", slaveTimeout=500)
     ha_port = master.ha_port
@@ -220,7 +220,7 @@ def test_no_put_that_was_answered_ok_is_missing_on_the_slave_of_a_killed_master(
     assert (found["ok"], found["stores"][0]["records"]) == (True, 2000)
 
 
-def test_one_master_serves_two_slaves_and_waits_for_both_when_told_to(tmp_path, start):
+def test_a_master_with_in_sync_replicas_3_waits_for_both_of_its_slaves(tmp_path, start):
     master = start("master", role="SYNC_MASTER", inSyncReplicas=3, totalReplicas=3)
     first = start("slave-1", role="SLAVE", ha_master_address=master.ha_address)
     master.wait(connections=1)

@@ -1,4 +1,4 @@
-"""What a node records of itself."""
+"""The settings that a node records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trioha.recording.reader import open_session
 from trioha.recording.sync import SyncRule
 
 
-async def test_recorded_settings_say_when_a_slave_is_in_sync(tmp_path: Path) -> None:
+async def test_recorded_settings_have_the_limits_of_in_sync(tmp_path: Path) -> None:
     config = BrokerConfig(
         record_dir=tmp_path, ha_max_gap_not_in_sync=1 << 20, ha_max_time_slave_not_catchup=7_000
     )

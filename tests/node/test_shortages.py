@@ -1,6 +1,6 @@
-"""What a node does when its system runs short: it serves whom it has, or ends with one clear line.
+"""A node short of descriptors, threads or memory serves its connections, or ends with one clear line.
 
-Never is a message lost that was acknowledged.
+No acknowledged message is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIOHA = [sys.executable, "-m", "trioha"]
 
 @pytest.fixture(autouse=True)
 def _limit_raised() -> Iterator[None]:
-    """As many descriptors for the strangers, who are sockets of this process, as a node takes for itself."""
+    """Raises this process's own limit for the sockets of the strangers."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_descriptor_limit()
     yield
@@ -47,7 +47,7 @@ def _limit_raised() -> Iterator[None]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    """Starts nodes and ends those that a test leaves."""
+    """Starts nodes; stops those that still run after the test."""
     nodes = []
 
     def start_node(name: str, *, role: str, **options: Any) -> TriohaNode:
@@ -62,12 +62,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
 
 
 def limited(descriptors: int) -> list[str]:
-    """`trioha` in a process that may open so many files, and cannot raise that."""
+    """`trioha` in a process with that hard limit of open files."""
     return ["bash", "-c", f'ulimit -n {descriptors} && exec "$@"', "bash", *TRIOHA]
 
 
 def connect(address: str, count: int, *, peers: int = 4) -> ExitStack:
-    """Connections of strangers at several addresses, who say nothing; closed with the result."""
+    """Silent connections from several addresses; closed with the result."""
     with ExitStack() as strangers:
         for number in range(count):
             try:
@@ -90,7 +90,7 @@ def verify(*stores: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [64, 128, 300, 1024])
-def test_strangers_take_no_descriptor_that_store_slaves_or_clients_need(
+def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
     start: Callable[..., TriohaNode], tmp_path: Path, limit: int
 ) -> None:
     master = start("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH", program=limited(limit))
@@ -118,7 +118,7 @@ def test_strangers_take_no_descriptor_that_store_slaves_or_clients_need(
     verify(tmp_path / "slave", tmp_path / "master")
 
 
-def test_without_a_descriptor_left_connections_wait_and_whoever_is_there_is_served(
+def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
     start: Callable[..., TriohaNode], tmp_path: Path
 ) -> None:
     node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH", syncFlushTimeout=10_000)
@@ -184,7 +184,7 @@ def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
 # -- threads, memory, clock --------------------------------------------------------------------------------
 
 
-def test_a_node_without_threads_answers_honestly_and_goes_on_when_it_gets_some(
+def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_some(
     start: Callable[..., TriohaNode], tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
@@ -212,7 +212,7 @@ def test_a_node_without_threads_answers_honestly_and_goes_on_when_it_gets_some(
     verify(tmp_path / "store")
 
 
-def test_a_node_without_memory_serves_whom_it_has_or_ends_with_one_line_and_loses_nothing(
+def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_loses_nothing(
     start: Callable[..., TriohaNode], tmp_path: Path
 ) -> None:
     node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
@@ -292,12 +292,12 @@ def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
 
 
 def private_bytes(node: TriohaNode) -> int:
-    """Memory that only this process has: maps of files do not count."""
+    """Private memory of the process, without mapped files."""
     status = Path(f"/proc/{node.pid}/status").read_text()
     return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
-def test_clients_take_no_more_memory_than_they_are_given(start: Callable[..., TriohaNode]) -> None:
+def test_clients_use_no_more_memory_than_their_limit(start: Callable[..., TriohaNode]) -> None:
     node = start("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=64 << 20, maxMessageSize=4 << 20)
     before = private_bytes(node)
     largest = 0

@@ -1,4 +1,4 @@
-"""How a node ends when it is asked to: during the start, and while clients wait for answers."""
+"""Stopping a node: during its start, and while clients wait for answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Callable[..., tuple[TriohaNode, TriohaNode]]]:
-    """Starts a master, whose settings the test gives, and a slave that has all and hangs."""
+    """Starts a master with the settings of the test, and a slave that has caught up and hangs."""
     nodes: list[TriohaNode] = []
 
     def start(**settings: Any) -> tuple[TriohaNode, TriohaNode]:
@@ -52,7 +52,7 @@ def wait_for(node: TriohaNode, text: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_node_that_stops_answers_sends_that_wait_for_its_slave_and_takes_no_more(
+def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(
     pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path
 ) -> None:
     master, slave = pair(slaveTimeout=20_000)
@@ -79,7 +79,7 @@ def test_a_node_that_stops_answers_sends_that_wait_for_its_slave_and_takes_no_mo
     assert slave.max_offset == end_offset
 
 
-def test_a_send_that_waits_is_answered_at_its_own_deadline_where_that_is_earlier(
+def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(
     pair: Callable[..., tuple[TriohaNode, TriohaNode]],
 ) -> None:
     master, slave = pair(slaveTimeout=1500)
@@ -96,7 +96,7 @@ def test_a_send_that_waits_is_answered_at_its_own_deadline_where_that_is_earlier
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_send_that_waits_for_longer_is_cut_off_after_3_s_or_by_a_second_signal(
+def test_a_longer_wait_is_cut_off_after_3_s_or_by_a_second_signal(
     pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path, signals: int
 ) -> None:
     master, slave = pair(slaveTimeout=100_000)
@@ -119,7 +119,7 @@ def test_a_send_that_waits_for_longer_is_cut_off_after_3_s_or_by_a_second_signal
 
 
 def grown(node: TriohaNode, *, beyond: int) -> int:
-    """Wait until what was asked for last is in the node's log, which ended at `beyond`; its end then."""
+    """Wait until the node's log ends after `beyond`; its end then."""
     end_offset = beyond
     while (now := node.max_offset) == beyond or now != end_offset:
         end_offset = now
@@ -152,7 +152,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("phase", ["scan", "dispatch"])
-def test_sigterm_ends_a_start_that_recovers_and_the_next_one_recovers_whole(
+def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
     tmp_path: Path, phase: str
 ) -> None:
     store = open_store(tmp_path / "store")
@@ -212,7 +212,7 @@ sys.exit(main())
 """
 
 
-def test_a_fault_of_the_program_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Path) -> None:
+def test_a_bug_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Path) -> None:
     command = node_command(tmp_path, "cleanResourceInterval=1")
     ended = subprocess.run(
         [sys.executable, "-c", FAULT, *command[3:]],

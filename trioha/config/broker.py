@@ -1,7 +1,7 @@
-"""Reading a broker.conf: every problem of it at once, each with its place.
+"""Loads a broker.conf and reports all its problems at once, each with its place.
 
-RocketMQ ignores a key it does not know and keeps the default of a value it cannot parse. Here both are
-refused: a broker that replicates with other settings than its operator wrote down loses messages quietly.
+RocketMQ ignores unknown keys and keeps the default of a value that it cannot parse. Here both are refused: a
+broker that replicates with other settings than its operator wrote may lose messages silently.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 FILE_BYTES_MAX: Final = 1024 * 1024
-"""A broker.conf is a page or two: a larger file was given by mistake and is not read into memory."""
+"""A broker.conf has a page or two: a larger file was given by mistake and is not read into memory."""
 
 
 class InvalidConfig(ConfigError):  # noqa: N818 - says what is invalid
-    """Several problems of one configuration: `problems` has them all, `str()` a line for each."""
+    """Several problems of one configuration; `str()` has a line for each."""
 
     def __init__(self, problems: Sequence[ConfigError]) -> None:
         first = problems[0]
@@ -63,11 +63,11 @@ class InvalidConfig(ConfigError):  # noqa: N818 - says what is invalid
 
 @frozen
 class LoadedConfig:
-    """A configuration that may be used, and what its author should know about it."""
+    """A valid configuration and its warnings."""
 
     config: BrokerConfig
     warnings: tuple[str, ...]
-    """One line each, with the file, the line or the `-p` it is about."""
+    """One line each, which starts with the file and line, or the `-p`."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -76,14 +76,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     Raises `ConfigError`: the problem itself, or an `InvalidConfig` with all of them where there are several.
     """
     loading = _Loading(file=str(path))
-    loading.take_file(_read(Path(path)))
+    loading.read_file(_read(Path(path)))
     for override in overrides:
-        loading.take_override(override)
-    loading.take_environment(environ)
+        loading.read_override(override)
+    loading.read_environment(environ)
     loading.parse()
     if not loading.problems:
         return loading.checked()
-    # Top to bottom, as one goes through the file; then what has no line.
+    # In the order of the file; problems without a line come last.
     problems = sorted(loading.problems, key=lambda problem: (problem.line is None, problem.line or 0))
     raise problems[0] if len(problems) == 1 else InvalidConfig(problems)
 
@@ -103,7 +103,7 @@ def _read(path: Path) -> bytes:
 
 @frozen
 class _Given:
-    """A value as it was given, and where: in a line of the file, or (line None) by `-p`."""
+    """A value with its place: a line of the file, or (line None) a `-p`."""
 
     key: str
     value: str
@@ -111,7 +111,7 @@ class _Given:
     line: int | None
 
     def problem(self, reason: str, hint: str | None = None) -> ConfigError:
-        # `-p key` names the key already.
+        # The name of a `-p` has the key.
         key = self.key if self.line is not None else None
         return ConfigError(reason, file=self.file, line=self.line, key=key, hint=hint)
 
@@ -130,46 +130,46 @@ _BY_KEY: Final[dict[str, tuple[str, Setting]]] = {
 
 @define
 class _Loading:
-    """What is known so far about one configuration."""
+    """One configuration while it is loaded."""
 
     file: str
     given: dict[str, _Given] = field(factory=dict)
     """By attribute."""
     unused: list[str] = field(factory=list)
-    """RocketMQ's keys that trioha does not use yet, in the order of their appearance."""
+    """RocketMQ's keys that trioha does not use yet, in the order of the file."""
     values: dict[str, Any] = field(factory=dict)
     """Parsed, by attribute: arguments of `BrokerConfig`."""
     problems: list[ConfigError] = field(factory=list)
     warnings: list[str] = field(factory=list)
 
-    def take_file(self, data: bytes) -> None:
+    def read_file(self, data: bytes) -> None:
         document = PropertiesDocument.parse(data)
         for entry in document.entries:
             given = _Given(entry.key, entry.value.strip(), self.file, entry.line)
             if entry.problem is not None:
                 self.problems.append(given.problem(entry.problem, "a backslash itself is written \\\\"))
                 continue
-            counting = document.entry(entry.key)
-            if counting is not None and counting.line != entry.line:
-                self.warnings.append(f"{given.place}: is overridden by line {counting.line}")
+            last = document.entry(entry.key)
+            if last is not None and last.line != entry.line:
+                self.warnings.append(f"{given.place}: is overridden by line {last.line}")
                 continue
-            self._take(given)
+            self._add(given)
 
-    def take_override(self, override: str) -> None:
+    def read_override(self, override: str) -> None:
         key, equals, value = override.partition("=")
         given = _Given(key.strip(), value.strip(), f"-p {key.strip()}", None)
         if not equals:
             self.problems.append(given.problem("is not of the form key=value"))
             return
-        self._take(given)
+        self._add(given)
 
-    def take_environment(self, variables: Mapping[str, str]) -> None:
-        """What RocketMQ's brokers take from their environment, where nothing else says it."""
+    def read_environment(self, variables: Mapping[str, str]) -> None:
+        """Read what RocketMQ's brokers read from their environment, unless file or overrides have it."""
         name_servers = variables.get(NAME_SERVERS_VARIABLE)
         if name_servers and "namesrv_addr" not in self.given:
-            self._take(_Given("namesrvAddr", name_servers, f"${NAME_SERVERS_VARIABLE}", None))
+            self._add(_Given("namesrvAddr", name_servers, f"${NAME_SERVERS_VARIABLE}", None))
 
-    def _take(self, given: _Given) -> None:
+    def _add(self, given: _Given) -> None:
         if given.key not in _BY_KEY:
             if given.key in ROCKETMQ_KEYS:
                 self.unused.append(given.key if given.line is not None else given.file)
@@ -181,7 +181,7 @@ class _Loading:
         attribute, _ = _BY_KEY[given.key]
         other = self.given.get(attribute)
         if other is not None and given.line is not None and other.value != given.value:
-            # Two names of one setting in one file: which one its author believes in cannot be told.
+            # Two names of one setting in one file: the intended value is not known.
             self.problems.append(
                 given.problem(f"contradicts {other.key} in line {other.line}, another name of it", "keep one")
             )
@@ -206,16 +206,14 @@ class _Loading:
         return LoadedConfig(config, tuple(warnings))
 
     def _config(self) -> BrokerConfig:
-        given = frozenset(_SETTINGS[attribute].key for attribute in self.given)
-        return BrokerConfig(**self.values, given=given)
+        return BrokerConfig(**self.values)
 
     def _cross_checks(self, config: BrokerConfig) -> Iterator[ConfigError]:
-        """Settings that are fine one by one and cannot be used together."""
-        good = self.values.keys()
+        """Problems of settings that are valid one by one but cannot be used together."""
 
         def sound(*attributes: str) -> bool:
-            """Whether none of them was given and refused."""
-            return all(attribute in good or attribute not in self.given for attribute in attributes)
+            """Whether none of them has an invalid value."""
+            return all(attribute in self.values or attribute not in self.given for attribute in attributes)
 
         if sound("broker_role", "broker_id"):
             if config.broker_role is BrokerRole.SLAVE:
@@ -270,7 +268,7 @@ class _Loading:
                 f"is {config.min_in_sync_replicas}, but inSyncReplicas is only {config.in_sync_replicas}",
                 "raise inSyncReplicas",
             )
-        yield from self._memory_contradictions(config, sound)
+        yield from self._memory_checks(config, sound)
         tls = ("ha_tls_cert", "ha_tls_key", "ha_tls_ca")
         missing = [attribute for attribute in tls if attribute not in self.given]
         if 0 < len(missing) < len(tls):
@@ -286,10 +284,8 @@ class _Loading:
                 f"give at most {RECORDED_BROKER_ID_MAX} or leave out trioha.recordDir",
             )
 
-    def _memory_contradictions(
-        self, config: BrokerConfig, sound: Callable[..., bool]
-    ) -> Iterator[ConfigError]:
-        """Limits of bytes that leave no room for what another setting allows."""
+    def _memory_checks(self, config: BrokerConfig, sound: Callable[..., bool]) -> Iterator[ConfigError]:
+        """Problems of memory limits that are too small for another setting."""
         frame_bytes_needed = config.max_message_size + FRAME_BYTES_BESIDE_BODY
         if sound("frame_bytes_max", "max_message_size") and config.frame_bytes_max < frame_bytes_needed:
             yield self._problem(
@@ -308,7 +304,7 @@ class _Loading:
             )
 
     def _problem(self, attribute: str, reason: str, hint: str) -> ConfigError:
-        """A problem at the place of `attribute`; of one that was not given, in the file as a whole."""
+        """A problem at the place of `attribute`, or of the whole file if `attribute` was not given."""
         given = self.given.get(attribute)
         if given is None:
             return ConfigError(reason, file=self.file, key=_SETTINGS[attribute].key, hint=hint)
@@ -316,7 +312,7 @@ class _Loading:
 
 
 def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
-    """What may be meant, but is worth a line."""
+    """Warnings of settings that are valid but unlikely to be intended."""
 
     def at(attribute: str, text: str) -> str:
         return f"{given[attribute].place}: {text}"
@@ -365,9 +361,9 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
 
 
 def _did_you_mean(key: str) -> str | None:
-    mine = get_close_matches(key, _BY_KEY, n=1, cutoff=0.6)
-    # A key that is used counts before one that is only known.
-    found = mine or get_close_matches(key, ROCKETMQ_KEYS, n=1, cutoff=0.75)
-    by_case = [known for known in (*_BY_KEY, *sorted(ROCKETMQ_KEYS)) if known.lower() == key.lower()]
-    found = by_case[:1] or found
+    found = (
+        [known for known in (*_BY_KEY, *sorted(ROCKETMQ_KEYS)) if known.lower() == key.lower()]
+        or get_close_matches(key, _BY_KEY, n=1, cutoff=0.6)
+        or get_close_matches(key, ROCKETMQ_KEYS, n=1, cutoff=0.75)
+    )
     return f"did you mean {found[0]}?" if found else None

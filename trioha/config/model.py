@@ -1,8 +1,8 @@
-"""A broker's settings: their keys in RocketMQ's spelling, their meaning, their defaults, and what is refused.
+"""A broker's settings: their keys in RocketMQ's spelling, their meaning, defaults and ranges.
 
 Each attribute of `BrokerConfig` is one key of a broker.conf (spec/ha.md section 1, spec/store.md section 1).
-A key keeps RocketMQ's meaning; keys of trioha's own start with `trioha.`. How texts become values, and where
-that differs from Java, is told in `trioha.config.values`.
+A key keeps RocketMQ's meaning; trioha's own keys start with `trioha.`. `trioha.config.values` parses values
+and documents where that differs from Java.
 """
 
 # ruff: noqa: RUF009 - `_setting` is a field specifier of attrs
@@ -20,36 +20,36 @@ import attrs
 from attrs import Factory, frozen
 
 from trioha.config import values
-from trioha.config.values import INT_MAX, LONG_MAX, PORT_MAX
+from trioha.config.values import LONG_MAX, PORT_MAX
 
 T = TypeVar("T")
 
 HA_FRAME_HEADER_BYTES: Final = 12
 HA_TRANSFER_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024 - HA_FRAME_HEADER_BYTES
-"""A real slave reads into a buffer of 4 MiB: a longer frame would never be whole (spec/ha.md 1.1)."""
+"""A real slave receives into a buffer of 4 MiB: a longer frame never fits (spec/ha.md 1.1)."""
 RECORD_BYTES_MIN: Final = 92
 """A record without body and properties and with a topic of one character (spec/store.md 2.1)."""
 FILE_END_BYTES_MIN: Final = 8
-"""What always stays free at the end of a commit log file (spec/store.md 2.5)."""
+"""Bytes that stay free at the end of each commit log file (spec/store.md 2.5)."""
 FRAME_BYTES_BESIDE_BODY: Final = 256 * 1024
-"""What a request to store a message may have beside its body: properties of 32 KiB, escaped in JSON."""
+"""Room beside the body in a send request: properties of 32 KiB, escaped in JSON."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit of a frame (com.rocketmq.remoting.frameMaxLength)."""
 CLIENT_BYTES_MAX: Final = 128 * 1024 * 1024
-"""With it a node's private memory stays below 512 MiB: bytes of clients are held up to twice, beside 60 MiB
-for the rest."""
+"""Keeps a node's private memory below 512 MiB: bytes of clients are held up to twice, beside 60 MiB for the
+rest."""
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 RECORDED_BROKER_ID_MAX: Final = 32767
-"""A session's events carry the brokerId in 16 bits, and only half of them may be used."""
+"""The brokerId is a signed 16-bit field in the events of a session."""
 
 
 class BrokerRole(StrEnum):
-    """What a broker does about its copies."""
+    """Role of a broker in replication."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     """Accepts messages and waits for no slave."""
     SYNC_MASTER = "SYNC_MASTER"
-    """Accepts messages and waits until enough slaves hold them."""
+    """Accepts messages and waits until enough slaves have acknowledged them."""
     SLAVE = "SLAVE"
     """Copies a master."""
 
@@ -64,7 +64,7 @@ class FlushDiskType(StrEnum):
 
 
 class DistinctBy(StrEnum):
-    """By what two HA connections are told to be two slaves."""
+    """How two HA connections are recognized as two slaves."""
 
     ADDRESS = "address"
     """By peer address; on loopback by connection."""
@@ -73,7 +73,7 @@ class DistinctBy(StrEnum):
 
 
 class StartFrom(StrEnum):
-    """Where an empty slave begins, if not at an offset."""
+    """Start of an empty slave, if not an offset."""
 
     LAST_FILE = "lastFile"
     """At the master's last file, as RocketMQ does."""
@@ -82,53 +82,53 @@ class StartFrom(StrEnum):
 
 
 class AckMode(StrEnum):
-    """What a slave promises when it reports an offset."""
+    """State of the bytes before the offset that a slave reports."""
 
     WRITTEN = "written"
-    """It holds the bytes, as RocketMQ's slaves do."""
+    """Written to the page cache, as with RocketMQ's slaves."""
     FLUSHED = "flushed"
-    """It has them on disk."""
+    """On disk."""
 
 
 class HaVerify(StrEnum):
-    """How much of what its master sends a slave checks before it acknowledges it."""
+    """What a slave checks before it acknowledges bytes."""
 
     RECORD = "record"
-    """Every record whole, its body's CRC included."""
+    """Every record with its body's CRC."""
     FRAME = "frame"
-    """Frames, and where records begin and end; what is in them is checked by the dispatcher behind it."""
+    """Frames and the boundaries of records; the dispatcher checks the records later."""
 
 
 class HaRole(StrEnum):
-    """What a slave is to its master's producers."""
+    """Whether a slave's acknowledgements count."""
 
     REPLICA = "replica"
-    """A copy: its acknowledgements release them."""
+    """A copy: its acknowledgements release producers."""
     OBSERVER = "observer"
-    """A tap: it receives everything, acknowledges nothing, and never releases a producer."""
+    """Receives everything, acknowledges nothing, and never releases a producer."""
 
 
 class GapPolicy(StrEnum):
-    """What happens to a log that does not follow its master's."""
+    """What a slave does when its log has a gap to its master's log, is ahead of it or differs from it."""
 
     FAIL = "fail"
-    """It stays as it is; the node says what is wrong and keeps asking."""
+    """Keeps its log, reports the problem and keeps trying."""
     RESYNC = "resync"
-    """Its files are kept beside it, and it starts anew."""
+    """Archives its log beside the new one and copies the master's log."""
 
 
 class LogFormat(StrEnum):
-    """How log lines on stderr are written."""
+    """Format of log lines on stderr."""
 
     CONSOLE = "console"
-    """For people."""
+    """Text for people."""
     JSON = "json"
     """One JSON object a line."""
 
 
 @frozen
 class Setting:
-    """What the loader knows about one attribute: its `key`, older or other names for it, and its parser."""
+    """The key of an attribute, its older or other names, and its parser."""
 
     key: str
     aliases: tuple[str, ...]
@@ -143,15 +143,15 @@ def _setting(key: str, parse: Callable[[str], T], *, default: T | Any, aliases: 
 
 
 def local_address() -> str:
-    """An IPv4 address of this host that others may reach: that of its default route, else 127.0.0.1.
+    """The IPv4 address of this host's default route, else 127.0.0.1.
 
-    Connecting a datagram socket sends nothing; it only asks the routing table.
+    Connecting a datagram socket sends nothing; it only queries the routing table.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
-        except OSError:  # a host without a route is on its own
+        except OSError:  # a host without a route
             return "127.0.0.1"
 
 
@@ -160,20 +160,16 @@ def _default_ha_listen_port(config: BrokerConfig) -> int:
 
 
 def client_bytes_needed(frame_bytes_max: int) -> int:
-    """The least memory for clients that lets one connection always complete one of the longest frames.
+    """The least memory for clients with which a connection can always complete the longest frame.
 
-    As `bytes_max_for` of the remoting server, which reads that much and no more.
+    As `bytes_max_for` of the remoting server.
     """
     return 6 * frame_bytes_max + 64 * 1024
 
 
-def _default_frame_bytes_max(config: BrokerConfig) -> int:
-    return min(max(FRAME_BYTES_MAX, config.max_message_size + FRAME_BYTES_BESIDE_BODY), INT_MAX)
-
-
 @frozen(kw_only=True)
 class BrokerConfig:
-    """The settings of one node, checked one by one; `load_config` also checks them against each other."""
+    """The settings of one node, each valid by itself; `load_config` also checks combinations."""
 
     broker_cluster_name: str = _setting("brokerClusterName", values.name, default="DefaultCluster")
     """Name of the cluster. RocketMQ default: DefaultCluster."""
@@ -190,7 +186,7 @@ class BrokerConfig:
     """Master or slave, and what a master waits for. RocketMQ default: ASYNC_MASTER."""
 
     broker_ip1: str = _setting("brokerIP1", values.ip_address, default=Factory(local_address))
-    """IP address announced to clients, and the store host written into every record.
+    """IP address announced to clients, and the store host in every record.
 
     RocketMQ default: an address of the host; here that of the default route.
     """
@@ -201,17 +197,17 @@ class BrokerConfig:
     """Host announced to slaves. RocketMQ default: an address of the host; here `broker_ip1`."""
 
     listen_port: int = _setting("listenPort", values.integer(low=0, high=PORT_MAX), default=10911)
-    """Port of the remoting server; 0 takes any free port. RocketMQ default: 10911."""
+    """Port of the remoting server; 0 for any free port. RocketMQ default: 10911."""
 
     ha_listen_port: int = _setting(
         "haListenPort",
         values.integer(low=0, high=PORT_MAX),
         default=Factory(_default_ha_listen_port, takes_self=True),
     )
-    """Port that slaves dial; 0 takes any free port.
+    """Port that slaves dial; 0 for any free port.
 
-    Default: `listen_port` + 1, or any free port where `listen_port` is 0. RocketMQ 5 honours this key like
-    trioha; 4.9 always takes listenPort + 1.
+    Default: `listen_port` + 1, or any free port where `listen_port` is 0. RocketMQ 5 uses this key like
+    trioha; 4.9 always uses listenPort + 1.
     """
 
     ha_master_address: str | None = _setting("haMasterAddress", values.optional_address, default=None)
@@ -300,7 +296,7 @@ class BrokerConfig:
         values.delay_levels,
         default="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
     )
-    """How long each delay level waits, from level 1 on. RocketMQ default: 18 levels of 1s to 2h."""
+    """Delay of each level, from level 1 on. RocketMQ default: 18 levels of 1s to 2h."""
 
     max_message_size: int = _setting("maxMessageSize", values.integer(low=1), default=4 * 1024 * 1024)
     """Largest message body, bytes. RocketMQ default: 4194304."""
@@ -314,10 +310,13 @@ class BrokerConfig:
     """Milliseconds between two flushes of ASYNC_FLUSH. RocketMQ default: 500."""
 
     ha_send_heartbeat_interval: int = _setting("haSendHeartbeatInterval", values.integer(low=1), default=5000)
-    """Milliseconds without sending after which either side sends a heartbeat. RocketMQ default: 5000."""
+    """Milliseconds after its last frame at which each side sends a heartbeat. RocketMQ default: 5000."""
 
     ha_housekeeping_interval: int = _setting("haHousekeepingInterval", values.integer(low=1), default=20000)
-    """Milliseconds of a peer's silence after which an HA connection is closed. RocketMQ default: 20000."""
+    """Milliseconds without a byte from the peer after which an HA connection is closed.
+
+    RocketMQ default: 20000.
+    """
 
     ha_transfer_batch_size: int = _setting(
         "haTransferBatchSize", values.integer(low=1, high=HA_TRANSFER_BATCH_BYTES_MAX), default=32768
@@ -338,9 +337,9 @@ class BrokerConfig:
     ha_max_time_slave_not_catchup: int = _setting(
         "haMaxTimeSlaveNotCatchup", values.integer(low=1), default=15000
     )
-    """Milliseconds for which a slave may owe an acknowledgement and still count. RocketMQ default: 15000.
+    """Milliseconds without an expected acknowledgement after which a slave is not in sync.
 
-    RocketMQ 5 asks this in controller mode only.
+    RocketMQ default: 15000; RocketMQ 5 uses it in controller mode only.
     """
 
     sync_flush_timeout: int = _setting("syncFlushTimeout", values.integer(low=1), default=5000)
@@ -356,18 +355,18 @@ class BrokerConfig:
     """
 
     ha_flow_control_enable: bool = _setting("haFlowControlEnable", values.boolean, default=False)
-    """Limit what goes to each slave in a second. RocketMQ default: false."""
+    """Whether bytes to each slave in a second are limited. RocketMQ default: false."""
 
     max_ha_transfer_byte_in_second: int = _setting(
         "maxHaTransferByteInSecond", values.integer(low=1024, high=LONG_MAX), default=100 * 1024 * 1024
     )
     """Bytes to one slave in a second, with `ha_flow_control_enable`. RocketMQ default: 104857600.
 
-    RocketMQ counts only frame headers; here bodies count, too.
+    RocketMQ counts only frame headers, trioha also bodies.
     """
 
     file_reserved_time: int = _setting("fileReservedTime", values.integer(low=1, high=1 << 20), default=72)
-    """Hours after its last write in which a log file is kept. RocketMQ default: 72."""
+    """Hours that a log file is kept after its last write. RocketMQ default: 72."""
 
     delete_when: frozenset[int] = _setting("deleteWhen", values.hours, default=frozenset((4,)))
     """Hours of the local day in which old files are deleted, `04;05`. RocketMQ default: 04."""
@@ -388,28 +387,32 @@ class BrokerConfig:
     """Percent of the disk above which puts are refused. RocketMQ default: 90."""
 
     clean_file_forcibly_enable: bool = _setting("cleanFileForciblyEnable", values.boolean, default=True)
-    """Whether `disk_space_clean_forcibly_ratio` counts. RocketMQ default: true."""
+    """Whether `disk_space_clean_forcibly_ratio` is applied. RocketMQ default: true."""
 
     clean_resource_interval: int = _setting("cleanResourceInterval", values.integer(low=1), default=10000)
-    """Milliseconds between two looks at the disk. RocketMQ default: 10000."""
+    """Milliseconds between two checks of the disk. RocketMQ default: 10000."""
 
     min_in_sync_replicas: int = _setting("minInSyncReplicas", values.integer(low=1), default=1)
-    """Copies in sync, the master's included, below which a SYNC_MASTER stores nothing.
+    """Copies in sync, the master's included, that a SYNC_MASTER needs to store a message.
 
     RocketMQ default: 1.
     """
 
     enable_auto_in_sync_replicas: bool = _setting("enableAutoInSyncReplicas", values.boolean, default=False)
-    """Need no more copies than are in sync, down to `min_in_sync_replicas`. RocketMQ default: false."""
+    """Whether a put needs only the copies that are in sync, at least `min_in_sync_replicas`.
+
+    RocketMQ default: false.
+    """
 
     all_ack_in_sync_state_set: bool = _setting("allAckInSyncStateSet", values.boolean, default=False)
-    """Need every slave that is in sync, not only `in_sync_replicas`. RocketMQ default: false."""
+    """Whether a put needs every slave that is in sync, not only `in_sync_replicas`. RocketMQ default:
+    false."""
 
     total_replicas: int = _setting("totalReplicas", values.integer(low=1), default=1)
-    """Copies that the group is meant to have, the master's included. RocketMQ default: 1."""
+    """Copies that the group should have, the master's included. RocketMQ default: 1."""
 
     record_dir: Path | None = _setting("trioha.recordDir", values.optional_directory, default=None)
-    """Directory in which each start of the node records a session of its own; None records nothing."""
+    """Directory in which each start of the node records a session; None records nothing."""
 
     bind_address: str = _setting(
         "trioha.bindAddress",
@@ -417,59 +420,59 @@ class BrokerConfig:
         default="0.0.0.0",  # noqa: S104 - RocketMQ's default
         aliases=("bindAddress",),
     )
-    """Address that both servers listen on. Like RocketMQ: all of IPv4; `bindAddress` in RocketMQ 5."""
+    """Address that both servers listen on. RocketMQ default: all of IPv4; `bindAddress` in RocketMQ 5."""
 
     ha_distinct_by: DistinctBy = _setting(
         "trioha.haDistinctBy", values.one_of(DistinctBy), default=DistinctBy.ADDRESS
     )
-    """By what two HA connections count as two slaves; several slaves on one host want `connection`."""
+    """How two HA connections are recognized as two slaves; several slaves on one host need `connection`."""
 
     ha_transfer_batch_max: int = _setting(
         "trioha.haTransferBatchMax",
         values.integer(low=1, high=HA_TRANSFER_BATCH_BYTES_MAX),
         default=1024 * 1024,
     )
-    """Largest body of one frame to a slave that is behind, bytes; frames shrink again when it is in step."""
+    """Largest body of one frame to a slave with lag, bytes; frames shrink again when it has caught up."""
 
     ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=200)
-    """How long a node may look for its peer's next bytes before it sleeps on them, microseconds; 0: not at
-    all, as on a machine with a single core."""
+    """How long a node may poll for its peer's next bytes before it sleeps, microseconds; 0 for not at all, as
+    on a machine with one core."""
 
     ha_start_from: StartFrom | int = _setting(
         "trioha.haStartFrom",
         values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX),
         default=StartFrom.LAST_FILE,
     )
-    """Where an empty slave begins: `lastFile`, `earliest`, or at the file of an offset."""
+    """Start of an empty slave: `lastFile`, `earliest`, or the file of an offset."""
 
     ha_ack_mode: AckMode = _setting("trioha.haAckMode", values.one_of(AckMode), default=AckMode.WRITTEN)
-    """What a slave's acknowledgement promises."""
+    """State of the bytes that a slave acknowledges."""
 
     ha_role: HaRole = _setting("trioha.haRole", values.one_of(HaRole), default=HaRole.REPLICA)
-    """Whether a slave counts as a copy."""
+    """Whether a slave's acknowledgements count."""
 
     ha_gap_policy: GapPolicy = _setting(
         "trioha.haGapPolicy", values.one_of(GapPolicy), default=GapPolicy.FAIL
     )
-    """What a slave does with a log that does not follow its master's."""
+    """What a slave does when its log does not continue its master's."""
 
     ha_verify: HaVerify = _setting("trioha.haVerify", values.one_of(HaVerify), default=HaVerify.RECORD)
-    """How much of its master's log a slave checks before it acknowledges it."""
+    """What a slave checks before it acknowledges bytes."""
 
     ha_tail_check: int = _setting(
         "trioha.haTailCheck", values.integer(low=0, high=1 << 30), default=64 * 1024
     )
-    """Bytes before its own end that a slave compares with its master's on every connect; 0: none."""
+    """Bytes at the end of its log that a slave compares with its master's on every connect; 0 for none."""
 
     ha_allowed_peers: tuple[IPv4Network | IPv6Network, ...] = _setting(
         "trioha.haAllowedPeers", values.networks, default=()
     )
-    """Addresses and networks (CIDR), split by `,`, that may connect to the HA port; empty allows all."""
+    """Addresses and networks (CIDR), separated by `,`, that may connect to the HA port; empty allows all."""
 
     queues_max: int = _setting("trioha.queuesMax", values.integer(low=1), default=100_000)
-    """Consume queues that a store may have: a put that would make one more is refused.
+    """Consume queues that a store may have: a put that needs one more is refused.
 
-    Each takes some 2 KiB of memory. Queues of records that are in the log are built whatever their number.
+    Each takes some 2 KiB of memory. Queues of records that are in the log are always built.
     """
 
     auto_create_topic_enable: bool = _setting("autoCreateTopicEnable", values.boolean, default=True)
@@ -555,7 +558,7 @@ class BrokerConfig:
     connections_max: int = _setting("trioha.connectionsMax", values.integer(low=1), default=1024)
     """Connections of clients at a time: one more is closed as soon as it is accepted, and counted.
 
-    Lowered at the start where the process may not have so many file descriptors (RLIMIT_NOFILE).
+    Lowered at the start if the limit of file descriptors (RLIMIT_NOFILE) is too low.
     """
 
     connections_per_peer: int = _setting(
@@ -565,15 +568,13 @@ class BrokerConfig:
     )
     """Connections of clients at a time of one address: one more is closed as soon as it is accepted.
 
-    Default: half of `connections_max`. Many clients share one address behind NAT, in a proxy, and on one
-    host; but no address alone should take all places.
+    Default: half of `connections_max`: clients behind NAT, in a proxy and on one host share an address, but
+    one address should not use all connections.
     """
 
     requests_in_flight_max: int = _setting("trioha.requestsInFlightMax", values.integer(low=1), default=4096)
-    """Requests of one connection that wait for their answers; then nothing is read from it until one has it.
-
-    A pull that waits for messages is one of them.
-    """
+    """Unanswered requests of one connection, pulls that wait for messages included, at which reading from it
+    stops until one is answered."""
 
     frame_bytes_max: int = _setting(
         "trioha.frameBytesMax",
@@ -597,9 +598,9 @@ class BrokerConfig:
     )
     """Bytes that the node holds for all its clients: requests, whole or not, and answers not yet sent.
 
-    The more of it is held, the less a connection may hold that is still read from: reading stops first where
-    most is held. At least six of the longest frames and 64 KiB. Default: 134217728, with which a node's
-    private memory stays below 512 MiB, or that least.
+    The more of it is used, the less a single connection may hold: reading stops first from those that hold
+    most. At least six of the longest frames and 64 KiB. Default: 134217728, with which a node's private
+    memory stays below 512 MiB, or that minimum.
     """
 
     client_idle_timeout: int = _setting("trioha.clientIdleTimeout", values.integer(low=1), default=120_000)
@@ -611,7 +612,7 @@ class BrokerConfig:
     ha_connections_max: int = _setting("trioha.haConnectionsMax", values.integer(low=1), default=64)
     """Connections at the HA port at a time: one more is closed as soon as it is accepted, and counted.
 
-    Lowered at the start where the process may not have so many file descriptors (RLIMIT_NOFILE).
+    Lowered at the start if the limit of file descriptors (RLIMIT_NOFILE) is too low.
     """
 
     ha_connections_per_peer: int = _setting("trioha.haConnectionsPerPeer", values.integer(low=1), default=8)
@@ -620,28 +621,25 @@ class BrokerConfig:
     ha_first_report_timeout: int = _setting(
         "trioha.haFirstReportTimeout", values.integer(low=1), default=15000
     )
-    """Milliseconds in which a peer at the HA port must ask for something; a 4.9 slave takes up to 6 s."""
+    """Milliseconds in which a peer at the HA port must send its request; a 4.9 slave takes up to 6 s."""
 
     ha_tls_cert: Path | None = _setting("trioha.haTlsCert", values.optional_directory, default=None)
-    """PEM file of the node's certificate: with it, the HA port and the dialling slave speak mutual TLS."""
+    """PEM file of the node's certificate: with it, the HA port and the slave's connection use mutual TLS."""
 
     ha_tls_key: Path | None = _setting("trioha.haTlsKey", values.optional_directory, default=None)
     """PEM file of the certificate's key."""
 
     ha_tls_ca: Path | None = _setting("trioha.haTlsCa", values.optional_directory, default=None)
-    """PEM file of the authority that the peer's certificate must come from."""
+    """PEM file of the authority that must have signed the peer's certificate."""
 
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
-    """How log lines are written."""
-
-    given: frozenset[str] = frozenset()
-    """Keys that were set on purpose, by their first names: tells an explicit default from a silent one."""
+    """Format of log lines."""
 
     @property
     def slave_acks_needed(self) -> int:
-        """Slaves that must hold a message before its put is PUT_OK (design.md section 4).
+        """Slaves that must acknowledge a message before its put is PUT_OK (design.md section 4).
 
-        None for ASYNC_MASTER; for SYNC_MASTER what `in_sync_replicas` asks beyond the master, at least one.
+        0 for ASYNC_MASTER; for SYNC_MASTER `in_sync_replicas` without the master, at least 1.
         """
         return max(1, self.in_sync_replicas - 1) if self.broker_role is BrokerRole.SYNC_MASTER else 0
 

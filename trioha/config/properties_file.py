@@ -1,25 +1,24 @@
-r"""Java's properties format as a document that keeps every byte it read.
+r"""Java's properties format, as a document that keeps every byte that it read.
 
-What a file means, line by line (`java.util.Properties.load`):
+Rules for each line (`java.util.Properties.load`):
 
 | piece | rule |
 |---|---|
-| line end | `\n`, `\r` or `\r\n`, and nothing else |
-| blank line | only blanks (space, tab, form feed): means nothing |
+| line end | `\n`, `\r` or `\r\n` |
+| blank line | has only blanks (space, tab, form feed); ignored |
 | comment | first character that is not blank is `#` or `!`; a comment cannot be continued |
-| continuation | a line that ends in an odd number of `\` goes on in the next one, less its leading blanks |
+| continuation | a line that ends in an odd number of `\` continues in the next, without its leading blanks |
 | key | up to the first unescaped `=`, `:` or blank |
 | separator | blanks, at most one `=` or `:`, blanks |
 | value | the rest, trailing blanks included |
 | escapes | `\t \n \r \f`, `\uXXXX` (UTF-16 code units); before any other character the `\` is dropped |
 
 A file is read as UTF-8 if it is valid UTF-8 (a byte order mark is kept and ignored), else as ISO-8859-1,
-which is what Java always takes. The two agree on ASCII, and `set` writes nothing but ASCII, so Java reads
-back whatever was set.
+which Java always uses. The two agree on ASCII, and `set` writes only ASCII, so Java reads what was set.
 
-Who edits a broker.conf wants the comments, the order and the keys of other programs back as they were: a
-document is therefore its lines, and `to_bytes` of an untouched document is the bytes it was parsed from.
-`set` changes the lines of one entry only.
+An edited broker.conf must keep its comments, its order and the keys of other programs. A document is
+therefore its lines: `to_bytes` of an unchanged document gives the bytes that it was parsed from, and `set`
+changes the lines of one entry only.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _CONTROL_NAMES: Final = {value: "\\" + name for name, value in _CONTROL_ESCAPES.
 
 @frozen
 class Entry:
-    """One key with its value, as it stands in the file."""
+    """One key with its value."""
 
     key: str
     """The key, unescaped."""
@@ -87,30 +86,29 @@ class PropertiesDocument:
         return cls(chunks=list(_chunks_of(text)), encoding=encoding, byte_order_mark=mark)
 
     def to_bytes(self) -> bytes:
-        """The file: what was parsed, with what was set since."""
+        """The content of the file."""
         text = "".join(chunk.text for chunk in self._chunks)
         return self._byte_order_mark + text.encode(self._encoding)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries in the order of the file, those that a later one of the same key overrides included."""
+        """All entries in the order of the file, also those that a later entry of their key overrides."""
         return tuple(chunk.entry for chunk in self._chunks if chunk.entry is not None)
 
     def entry(self, key: str) -> Entry | None:
-        """The entry that counts for `key`: its last one."""
+        """The last entry of `key`, which overrides the others."""
         index = self._index(key)
         return None if index is None else self._chunks[index].entry
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        """The value of `key` as Java sees it, or `default` where the file does not name it."""
+        """The value of `key` as Java reads it, or `default` if the file does not have it."""
         entry = self.entry(key)
         return default if entry is None else entry.value
 
     def set(self, key: str, value: str) -> None:
-        """Give `key` the value: in the entry that counts for it, or else in a new line at the end.
+        """Set the value of `key` in its last entry, or in a new line at the end.
 
-        Everything else keeps its bytes. Line numbers of the entries are renewed, since an entry that stood on
-        several lines becomes one.
+        All other entries keep their bytes. Line numbers change where an entry of several lines becomes one.
         """
         index = self._index(key)
         if index is None:
@@ -139,8 +137,8 @@ class PropertiesDocument:
             if not _LINE_END.search(text):
                 text += end
             if not _is_comment(text) and _is_continued(_lines(text)[-1]):
-                # A blank line ends the continuation, or it would swallow the new entry; behind a carriage
-                # return a line feed would only complete that.
+                # A blank line ends the continuation, which would include the new entry. After a carriage
+                # return a line feed would only complete the line end.
                 text += "\r" if text.endswith("\r") else end
             self._chunks[-1] = _Chunk(text, last.entry)
         self._chunks.append(_Chunk(f"{_escape_key(key)}={_escape_value(value)}{end}", Entry(key, value, 0)))
@@ -153,7 +151,7 @@ class PropertiesDocument:
         start = f"{_escape_key(key)}="
         if len(lines) == 1 and not _is_continued(old):
             key_end, value_start = _split(lines[0])
-            # Where the line ends with the key there is no separator yet.
+            # A line that ends with the key has no separator.
             start = lines[0][:value_start] if value_start > key_end else lines[0][:key_end] + "="
         self._chunks[index] = _Chunk(start + _escape_value(value) + end, Entry(key, value, 0))
 
@@ -180,7 +178,7 @@ def _chunks_of(text: str) -> Iterator[_Chunk]:
             at += 1
         raw = "".join(lines[first:at])
         logical = _logical(lines[first:at])
-        # Lone backslashes at line ends can make an entry of nothing at all: Java takes it for a blank line.
+        # Lines of only a backslash make an empty entry, which Java ignores as a blank line.
         yield _Chunk(raw, _entry_of(logical, first + 1) if logical else None)
 
 
@@ -208,7 +206,7 @@ def _logical(lines: list[str]) -> str:
 
 
 def _split(line: str) -> tuple[int, int]:
-    """Where the key of a line ends and where its value starts."""
+    """Index of a line's key end and of its value start."""
     blanks = len(line) - len(line.lstrip(_BLANKS))
     key = _KEY.match(line, blanks)
     assert key is not None, "a pattern that matches the empty text always matches"
@@ -229,7 +227,7 @@ def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     plain = _ESCAPE.sub(_unescaped, text)
-    # Escapes name UTF-16 code units: two halves of one character become that character.
+    # Escapes are UTF-16 code units: join surrogate pairs.
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -247,7 +245,7 @@ def _escape_key(key: str) -> str:
 
 def _escape_value(value: str) -> str:
     escaped = "".join("\\\\" if c == "\\" else _ascii(c) for c in value)
-    # At its start a blank, `=` or `:` would be taken for part of the separator.
+    # At the start of a value a blank, `=` or `:` would be part of the separator.
     return "\\" + escaped if escaped[:1] in {" ", "=", ":"} else escaped
 
 

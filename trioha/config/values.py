@@ -1,11 +1,11 @@
-"""How the text of a setting becomes a value, and a value is refused with its reason.
+"""Parsers of settings: text to value, or `InvalidValue` with the reason.
 
-RocketMQ hands each value to the setter of its Java type (`Integer.parseInt`, `Long.parseLong`,
+RocketMQ gives each value to the setter of its Java type (`Integer.parseInt`, `Long.parseLong`,
 `Enum.valueOf`) and silently keeps the default where that fails, so that a typing error starts a broker with
-other settings than its file says. Here what Java would not parse is refused, and what Java parses is not: a
-number may have a plus sign, which `trioha.numbers` refuses in what comes from peers, since files that start a
-RocketMQ broker must start this one. Blanks around a value are
-dropped, as RocketMQ 5 does; RocketMQ 4 keeps them, and with them loses every number that a blank follows.
+other settings than its file has. These parsers refuse what Java cannot parse and accept what Java parses,
+since a file that starts a RocketMQ broker must start this one: a number may have a plus sign, which
+`trioha.numbers` refuses from peers. Blanks around a value are dropped, as RocketMQ 5 does; RocketMQ 4 keeps
+them and therefore ignores a number with a blank after it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ADDRESS: Final = re.compile(
 )
 
 
-class InvalidValue(Exception):  # noqa: N818 - it is an answer of a parser, never seen outside this package
-    """A value that does not fit its key: `reason` says why, `hint` what would fit."""
+class InvalidValue(Exception):  # noqa: N818 - a parser's answer, caught within this package
+    """A value that does not fit its key, with the `reason` and a `hint` on what would fit."""
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
         self.reason = reason
@@ -46,7 +46,7 @@ class InvalidValue(Exception):  # noqa: N818 - it is an answer of a parser, neve
 
 
 def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
-    """A parser of decimal integers from `low` to `high`: an optional sign and digits, as in Java."""
+    """A parser of decimal integers from `low` to `high`, with an optional sign, as in Java."""
 
     def parse(text: str) -> int:
         if not _INTEGER.fullmatch(text):
@@ -59,23 +59,21 @@ def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
     return parse
 
 
-def one_of(kind: type[E]) -> Callable[[str], E]:
-    """A parser of the names of `kind`, in the very spelling, as Java's `valueOf`."""
+def one_of(kind: type[E], *, hint: str = "give one of {}") -> Callable[[str], E]:
+    """A parser of the exact names of `kind`, as Java's `valueOf`; they are inserted into `hint`."""
 
     def parse(text: str) -> E:
         try:
             return kind(text)
         except ValueError:
             names = ", ".join(member.value for member in kind)
-            raise InvalidValue(
-                f"{_shown(text)} is not one of its values", hint=f"give one of {names}"
-            ) from None
+            raise InvalidValue(f"{_shown(text)} is not one of its values", hint=hint.format(names)) from None
 
     return parse
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false`, in any case as in Java; Java takes every other word for false, which is refused."""
+    """`true` or `false`, in any case as in Java. Java reads every other word as false; here it is refused."""
     match text.lower():
         case "true":
             return True
@@ -87,24 +85,13 @@ def boolean(text: str) -> bool:
 
 def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int]:
     """A parser of the names of `kind` or decimal integers from `low` to `high`."""
-    integers = integer(low=low, high=high)
-
-    def parse(text: str) -> E | int:
-        if _INTEGER.fullmatch(text):
-            return integers(text)
-        try:
-            return kind(text)
-        except ValueError:
-            names = ", ".join(member.value for member in kind)
-            raise InvalidValue(
-                f"{_shown(text)} is not one of its values", hint=f"give {names}, or a number from {low}"
-            ) from None
-
-    return parse
+    parse_integer = integer(low=low, high=high)
+    parse_name = one_of(kind, hint=f"give {{}}, or a number from {low}")
+    return lambda text: parse_integer(text) if _INTEGER.fullmatch(text) else parse_name(text)
 
 
 def name(text: str) -> str:
-    """A name that stands in file names, addresses and log lines: not empty, printable, no blanks within."""
+    """A name for file names, addresses and log lines: not empty, printable, without blanks."""
     if not text:
         raise InvalidValue("is empty", hint="give a name or leave the key out")
     if not text.isprintable() or any(c.isspace() for c in text):
@@ -113,7 +100,7 @@ def name(text: str) -> str:
 
 
 def ip_address(text: str) -> str:
-    """An IPv4 or IPv6 address: it goes into every record as bytes, so a host's name will not do."""
+    """An IPv4 or IPv6 address; not a host name, since records hold it as bytes."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -128,7 +115,7 @@ def ip_address(text: str) -> str:
 
 
 def hours(text: str) -> frozenset[int]:
-    """Hours of the day, 0 to 23, split by `;`; none for an empty value."""
+    """Hours of the day, 0 to 23, separated by `;`; none for an empty value."""
     found = set()
     for part in filter(None, (part.strip() for part in text.split(";"))):
         try:
@@ -141,7 +128,7 @@ def hours(text: str) -> frozenset[int]:
 
 
 def delay_levels(text: str) -> str:
-    """Delays split by blanks: numbers with a unit of s, m, h or d."""
+    """Delays separated by blanks: numbers with a unit of s, m, h or d."""
     for part in text.split():
         if re.fullmatch(r"[0-9]{1,18}[smhd]", part) is None:
             raise InvalidValue(f"{_shown(part)} is no delay", hint="levels look like 30s, 5m, 2h or 1d")
@@ -149,7 +136,7 @@ def delay_levels(text: str) -> str:
 
 
 def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """IP addresses and networks in CIDR form, split by `,`; none for an empty value."""
+    """IP addresses and networks in CIDR form, separated by `,`; none for an empty value."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -164,8 +151,8 @@ def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, 
 def directory(text: str) -> Path:
     """A directory, made absolute against the working directory.
 
-    A `~`, `$HOME` or `${HOME}` at the start is the home directory. RocketMQ does not do that: it would make a
-    directory of that very name. No other variable is looked up, and no other `$` or `~` is special.
+    A `~`, `$HOME` or `${HOME}` at the start is the home directory; RocketMQ would create a directory of that
+    name. Other variables are not replaced.
     """
     if not text:
         raise InvalidValue("is empty", hint="give a directory or leave the key out")
@@ -176,7 +163,7 @@ def directory(text: str) -> Path:
 
 
 def single_directory(text: str) -> Path:
-    """A `directory`; RocketMQ's list of several, split by `,`, is refused."""
+    """A `directory`; RocketMQ's list of several, separated by `,`, is refused."""
     if "," in text:
         raise InvalidValue("names several directories", hint="trioha keeps one commit log in one directory")
     return directory(text)
@@ -202,7 +189,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def optional_address(text: str) -> str | None:
-    """`host:port` as it stands, or None for an empty value."""
+    """`host:port`, checked and unchanged, or None for an empty value."""
     if not text:
         return None
     split_address(text)
@@ -218,5 +205,5 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def _shown(text: str) -> str:
-    """The value as an error shows it: quoted, control characters escaped, cut to fit a line."""
+    """The value for an error message: quoted, control characters escaped, cut to fit a line."""
     return repr(text if len(text) <= 60 else text[:57] + "...") if text else "an empty value"

@@ -1,1 +1,1 @@
-"""The root nursery: builds a node's parts, wires their watermarks, starts and stops them."""
+"""A node: builds the rooms, starts them in one nursery tree and stops them."""

@@ -1,4 +1,4 @@
-"""Addresses that a node listens on, and those that it tells others."""
+"""Addresses that a node listens on, and addresses that it announces."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ ANY_ADDRESSES: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared wit
 
 
 def announced(bind_address: str, broker_ip: str) -> str:
-    """The host for others: brokerIP where all addresses are listened on, else the only one that is."""
+    """The host that others dial: `broker_ip` if the node listens on all addresses, else `bind_address`."""
     return broker_ip if bind_address in ANY_ADDRESSES else bind_address
 
 
 def os_reason(error: OSError) -> str:
-    """What the system says about an address that cannot be listened on."""
+    """The system's reason why it cannot listen on an address."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

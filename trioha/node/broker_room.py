@@ -1,4 +1,4 @@
-"""What a node answers to clients, and the server that they reach it by."""
+"""The remoting server of a node and the processors of its requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BrokerRoom:
 
     server: RemotingServer
     updates: StatusPublisher
-    """Sends status to those who asked for updates."""
+    """Sends status updates to subscribed clients."""
 
     @classmethod
     def build(
@@ -43,7 +43,7 @@ class BrokerRoom:
         budget: DescriptorBudget,
         warnings: tuple[str, ...],
     ) -> BrokerRoom:
-        """`ha_address` and `warnings` are told to those who ask for the node's status."""
+        """`ha_address` and `warnings` are part of the node's status."""
         puts = PutService(
             commit_log=store.commit_log,
             group_commit=ha.group_commit,
@@ -95,7 +95,7 @@ def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str,
 
 
 def server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimits:
-    """What the configuration gives to clients, as far as there are descriptors for it."""
+    """Limits of the configuration, lowered to the budget of descriptors."""
     return ServerLimits(
         connections_max=budget.clients,
         connections_per_peer_max=budget.clients_per_peer,

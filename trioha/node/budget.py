@@ -1,4 +1,4 @@
-"""How many file descriptors each part of a node may have: the sum fits what the process is allowed."""
+"""File descriptors of each part of a node; their sum fits the limit of the process."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trioha.net.descriptors import (
 from trioha.store.file_cache import OPEN_FILES_MAX
 
 PROCESS_DESCRIPTORS: Final = 8
-"""Standard streams, trio's epoll and its wake-up sockets: where open descriptors cannot be counted."""
+"""Standard streams, trio's epoll and its wake-up sockets, if open descriptors cannot be counted."""
 LISTENER_DESCRIPTORS: Final = 4
-"""Two servers; a host's name may stand for two addresses."""
+"""Two servers; a host name may have two addresses."""
 STORE_DESCRIPTORS: Final = 14
-"""Lock; three log files (written, being synced, made ahead) and what making one takes; two index files and
-what making one takes; the checkpoint while it is written; a directory while it is synced."""
+"""Lock; three log files (written, being synced, preallocated) and those needed to create one; two index files
+and those needed to create one; the checkpoint while it is written; a directory while it is synced."""
 RECORDER_DESCRIPTORS: Final = 4
-"""Facts, the segment that is written and the next one; a key frame."""
+"""Facts, the current and the next segment, a keyframe."""
 DIAL_DESCRIPTORS: Final = 4
-"""A slave's connection to its master, a second one while two addresses are tried, a resolver's."""
+"""A slave's connection to its master, a second one while two addresses are tried, and the resolver's."""
 NAME_SERVER_DESCRIPTORS: Final = 2
 """A connection to each name server, and a second one while two addresses are tried."""
 TABLE_DESCRIPTORS: Final = 2
 """The embedded name server's table while it is written, and the directory while it is synced."""
 RESERVE_DESCRIPTORS: Final = 64
-"""For whatever no part of the plan has foreseen."""
+"""For everything that the budget does not list."""
 
 
 @frozen
@@ -44,35 +44,35 @@ class DescriptorBudget:
     limit: int
     """Descriptors that the process may have open."""
     clients: int
-    """Connections of clients: trioha.connectionsMax, or what is left of it."""
+    """Connections of clients: trioha.connectionsMax, or less."""
     clients_per_peer: int
-    """Of them, connections of one address."""
+    """Connections of clients from one address."""
     ha_connections: int
-    """Connections at the HA port: trioha.haConnectionsMax, or what is left of it."""
+    """Connections at the HA port: trioha.haConnectionsMax, or less."""
     queue_files: int
     """Files of consume queues that are open at a time."""
     name_server_clients: int
     """Connections of the embedded name server: 0 without one."""
     reserve: int
-    """For whatever else opens one: connections leave so many free."""
+    """Descriptors that connections leave free."""
     warning: str | None
-    """Which of them are lower than they should be; None if none is."""
+    """Which maxima were lowered; None if none was."""
 
     def client_gate(self) -> DescriptorGate:
-        """Closed when fewer than the reserve are free."""
+        """Closed while fewer descriptors than the reserve are free."""
         return DescriptorGate(keep=self.reserve, limit=self.limit)
 
     def ha_gate(self) -> DescriptorGate:
-        """Closed later than that of clients: slaves come first."""
+        """Closes later than that of clients: slaves have priority."""
         return DescriptorGate(keep=self.reserve // 2, limit=self.limit)
 
 
 def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
-    """Divide the descriptors of this process among the parts of a node that is about to start.
+    """Divide the descriptors of this process among the parts of a node at its start.
 
-    Where there are too few, these are lowered, in this order, each only as far as it takes: connections of
+    With too few descriptors these are lowered, in this order, each only as far as needed: connections of
     clients (to 256), open files of queues (64), connections of slaves (16), the reserve (32); then the same
-    again to 48, 24, 8 and 16; then to 8, 4, 4 and 8. Raises ConfigError if that does not fit.
+    to 48, 24, 8 and 16; then to 8, 4, 4 and 8. Raises ConfigError if that does not fit.
     """
     limit = descriptor_limit()
     in_use = open_descriptors(limit)
@@ -124,5 +124,5 @@ def _share(name: str, wanted: int, floors: tuple[int, ...]) -> Share:
 
 
 def _per_peer(config: BrokerConfig, clients: int) -> int:
-    """Connections of one address: as configured, in the same proportion where all are lowered."""
+    """Connections of one address, lowered in the same proportion as all connections."""
     return max(1, config.connections_per_peer * clients // config.connections_max)

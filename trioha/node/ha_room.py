@@ -1,4 +1,4 @@
-"""Replication of a node: the master's side, the slave's side, and the puts that wait for slaves."""
+"""Replication of a node: master, slave, and the group commit of puts."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class HaRoom:
 
     replicas: Replicas
     master: HaMaster
-    """Serves slaves: those of a master, and on a slave those that copy the copy."""
+    """Serves slaves; on a slave, the slaves that copy it."""
     group_commit: GroupCommit
     slave: HaSlave | None
-    """Copies from a master; None on one."""
+    """Copies the log of the master; None on a master."""
     master_location: MasterLocation
     """Where `slave` dials."""
 
@@ -108,7 +108,7 @@ class HaRoom:
             gap_bytes_max=config.ha_max_gap_not_in_sync,
             unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
         )
-        # A slave serves slaves too: in its recording a number means one connection.
+        # A slave also serves slaves: connections of both sides are numbered together in its recording.
         connection_ids = count(1)
         master = HaMaster(
             commit_log=commit_log,
@@ -162,7 +162,8 @@ class HaRoom:
         gate: Gate,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Replicate for ever; started once slaves are served, which are accepted while `gate` is open."""
+        """Replicate until cancelled; started when slaves are served, which are accepted while `gate` is
+        open."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group_commit.run)
             await nursery.start(partial(self.master.serve, listeners, gate=gate))
@@ -172,7 +173,7 @@ class HaRoom:
 
 
 async def listen_for_slaves(config: BrokerConfig) -> tuple[list[trio.SocketListener], Address]:
-    """Listeners of the HA port, and the address that slaves reach it at. Raises ConfigError."""
+    """Listeners of the HA port, and the address that slaves dial. Raises ConfigError."""
     host, port = config.bind_address, config.ha_listen_port
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=HA_BACKLOG)
@@ -180,7 +181,7 @@ async def listen_for_slaves(config: BrokerConfig) -> tuple[list[trio.SocketListe
         raise ConfigError(
             f"cannot listen for slaves on {host}:{port}: {os_reason(error)}",
             key="haListenPort",
-            hint="choose another port or stop who uses it",
+            hint="choose another port or stop the program that uses it",
         ) from error
     return listeners, Address(announced(host, config.broker_ip2), listeners[0].socket.getsockname()[1])
 
@@ -212,7 +213,7 @@ def _slave(
 
 
 async def _connect(location: MasterLocation, tls: ssl.SSLContext | None) -> trio.abc.Stream:
-    """A stream to the master. Raises OSError if it is not there, or is not who it should be."""
+    """A stream to the master. Raises OSError if it cannot be reached or authenticated."""
     address = await location.resolve()
     transport = SocketTransport.from_stream(await trio.open_tcp_stream(address.host, address.port))
     if tls is None:

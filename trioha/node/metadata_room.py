@@ -15,7 +15,7 @@ from trioha.store.tags import DelayLevels
 
 
 def metadata_settings(config: BrokerConfig) -> MetadataSettings:
-    """What the configuration says of topics, groups and offsets."""
+    """Settings of topics, groups and offsets."""
     return MetadataSettings(
         folder=config.store_path_root_dir / FOLDER,
         topics=TopicSettings(

@@ -2,8 +2,8 @@
 
 ```
 run_node
-+- recorder                       (only with trioha.recordDir; ends last, so that it sees all ends)
-   +- services                    outlive the connections of clients
++- recorder                       (only with trioha.recordDir; ends last and records the ends of all others)
+   +- services                    end after the connections of clients
       +- metadata                 writes topics, groups and offsets
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
@@ -14,9 +14,9 @@ run_node
          +- remoting server       a nursery per client
 ```
 
-Stopping drains: when `stopping` is set, the broker unregisters with its name servers, no more connections and
-requests of clients are accepted, and sends that wait for slaves or the disk are answered, for which
-replication and store go on; for `DRAIN_S` at most.
+Stopping drains: when `stopping` is set, the broker unregisters with its name servers, accepts no more
+connections and requests of clients and answers the sends that wait for slaves or the disk, while replication
+and store go on, for `DRAIN_S` at most.
 Then the clients' nursery is cancelled, then the services', then the store is flushed and closed. Cancelling
 `run_node` does the same without draining.
 """
@@ -51,18 +51,18 @@ from trioha.store.record import Host
 log = structlog.get_logger(__name__)
 
 DRAIN_S: Final = 3.0
-"""How long a node that stops waits for its last answers: as RocketMQ's slaveTimeout by default."""
+"""How long a stopping node waits for its last answers: the default of RocketMQ's slaveTimeout."""
 
 
 @frozen
 class Ready:
-    """A node that serves."""
+    """Addresses and store of a node that is ready."""
 
     role: str
     listen: Address
-    """Where clients reach it."""
+    """Address for clients."""
     ha: Address
-    """Where slaves reach it."""
+    """Address for slaves."""
     store: Path
     max_offset: int
     session: Path | None
@@ -71,7 +71,7 @@ class Ready:
     """Where the embedded name server is reached, None if there is none."""
 
     def line(self) -> str:
-        """The one line on stdout that says so: `ready` and `key=value` pairs, quoted as for a shell."""
+        """The ready line for stdout: `ready` and `key=value` pairs, quoted as for a shell."""
         pairs = {
             "role": self.role,
             "listen": str(self.listen),
@@ -93,13 +93,13 @@ async def run_node(
     warnings: tuple[str, ...] = (),
     stopping: trio.Event | None = None,
 ) -> None:
-    """Run one node until `stopping` is set, or until cancelled; `on_ready` is called once, when it serves.
+    """Run one node until `stopping` is set, or until cancelled; calls `on_ready` once, when it is ready.
 
-    `warnings` of the configuration are part of the node's status. Cancelled while the store is being opened,
-    it ends within a moment.
+    `warnings` of the configuration are part of the node's status. Cancellation while the store is being
+    opened takes effect within a second.
 
-    Raises StoreError if the store cannot be opened, or when its disk fails later; ConfigError if it cannot
-    listen where it should, or may not open the files that it needs.
+    Raises StoreError if the store cannot be opened or its disk fails later; ConfigError if the node cannot
+    listen on its addresses or may not open the files that it needs.
     """
     budget = descriptor_budget(config)
     if budget.warning is not None:
@@ -168,7 +168,7 @@ async def _serve(
                 )
             )
             listen_port = listening[0][1]
-            # Records name the port that clients reach, also where any free one was asked for.
+            # Records have the port that clients dial, also if listenPort is 0.
             store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
             listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
             registration = registration_of(

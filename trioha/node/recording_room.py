@@ -16,9 +16,9 @@ from trioha.recording.recorder import Recorder
 
 @asynccontextmanager
 async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path | None]]:
-    """The sink for this node's events, and the folder of its session, None if nothing is recorded.
+    """The sink for this node's events, and the folder of its session, None without a recording.
 
-    The recorder ends after everything that reports to it.
+    The recorder ends after all tasks that emit events.
     """
     if config.record_dir is None:
         yield NoSink(), None
@@ -50,7 +50,7 @@ async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path
         ),
         node_id=config.broker_id,
     )
-    # Shielded: a cancelled node ends first, and the recorder with it.
+    # Shielded: when the node is cancelled, the recorder ends after its other tasks.
     scope = trio.CancelScope(shield=True)
 
     async def record(*, task_status: trio.TaskStatus[None]) -> None:

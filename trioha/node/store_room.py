@@ -1,4 +1,4 @@
-"""The store of a node: opening and closing it, and the tasks that keep it on disk and complete."""
+"""The store of a node: its opening and closing, and its flush, dispatch, allocation and retention tasks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PROGRESS_INTERVAL_S = 2.0
 
 
 async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
-    """Open the store in a worker thread; `queue_files` is how many files of queues it keeps open.
+    """Open the store in a worker thread; it keeps at most `queue_files` files of queues open.
 
-    Cancelled, it ends the opening within a moment and leaves the store closed. Raises StoreError.
+    Cancellation ends the opening within a second and leaves the store closed. Raises StoreError.
     """
     is_slave = config.broker_role is BrokerRole.SLAVE
     settings = StoreSettings(
@@ -55,7 +55,7 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
             enable_lmq=config.enable_lmq,
             enable_multi_dispatch=config.enable_multi_dispatch,
             is_slave=is_slave,
-            # Only a slave takes bytes that nobody has checked.
+            # Only a slave with haVerify=frame stores unchecked records.
             check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
             delay_levels=DelayLevels(config.message_delay_level),
         ),
@@ -85,9 +85,9 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
 
 
 def _watch_opening() -> Callable[[str, int, int], None]:
-    """Logs every few seconds how far a long start is, and ends it where the node is cancelled.
+    """Logs the progress of a long start every few seconds, and ends it if the node is cancelled.
 
-    For the thread that opens the store: it is never abandoned, since lock and files must have an owner.
+    Called in the thread that opens the store, which is never abandoned: lock and files must have an owner.
     """
     reported_s = time.monotonic()
 
@@ -102,14 +102,14 @@ def _watch_opening() -> Callable[[str, int, int], None]:
 
 
 async def close_store(store: MessageStore) -> None:
-    """Put the store on disk and close it, also where the node is cancelled. Raises StoreError."""
+    """Flush and close the store, also if the node is cancelled. Raises StoreError."""
     with trio.CancelScope(shield=True):
         try:
             await trio.to_thread.run_sync(store.close)
         except RuntimeError as error:
             if not is_thread_shortage(error):
                 raise
-            # Nothing else runs any more that this could hold up.
+            # All other tasks have ended: blocking the event loop delays none of them.
             store.close()
     log.info("store closed", flushed_offset=store.commit_log.flushed.offset)
 
@@ -120,9 +120,9 @@ class StoreRoom:
 
     store: MessageStore
     flush: FlushService
-    """Moves `flushed` towards `appended`."""
+    """Advances `flushed` to `appended`."""
     dispatch: DispatchService
-    """Builds queues and index after `appended`."""
+    """Builds queues and index up to `appended`."""
     retention: Retention
     """Deletes old log files."""
 
@@ -130,14 +130,14 @@ class StoreRoom:
     def build(
         cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, retention_floor: Callable[[], int]
     ) -> StoreRoom:
-        """`retention_floor` gives the lowest offset that retention must leave to slaves."""
+        """`retention_floor` gives the lowest offset that slaves still need."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return cls(
             store,
             FlushService(
                 store,
-                # A slave that acks what is on disk syncs as long as anything is not.
+                # A slave that acks only flushed bytes syncs as soon as there are any others.
                 sync_flush=sync_flush or (is_slave and config.ha_ack_mode is AckMode.FLUSHED),
                 interval_s=config.flush_interval_commit_log / 1000,
                 on_flushed=lambda offset, duration_ns: sink.emit(
@@ -166,7 +166,7 @@ class StoreRoom:
         )
 
     async def run(self) -> None:
-        """Keep the store on disk and complete, for ever. Raises StoreError when its disk fails."""
+        """Run the store's tasks until cancelled. Raises StoreError when its disk fails."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.flush.run)
             nursery.start_soon(allocate_ahead, self.store.commit_log)

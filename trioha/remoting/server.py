@@ -117,7 +117,7 @@ class RemotingServer:
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise ConfigError(
                 f"cannot listen on {host or '*'}:{port}: {reason}",
-                hint="choose another address or stop who uses it",
+                hint="choose another address or stop the program that uses it",
             ) from error
         async with trio.open_nursery() as connections:
             with self._accepting:
