@@ -1,15 +1,15 @@
-"""What group-commit waits waited for: which connection was last, and what of it took the time.
+"""Causes of group-commit waits: the last connection, and which part of it took the time.
 
 A put that needs k acks is released by the k-th connection that acknowledges its end. From the begin of the
 wait to that connection's TRANSFER of the put's last byte it waited to be sent (`send`), from there to the ack
-for network and slave (`ack`); the longer of the two is what it waited for. With SYNC_FLUSH the own disk may
-be later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
-acknowledge them (`ack`), for one that was not even sent them (`send`), or there was none (`no slave`).
+for network and slave (`ack`); the longer of the two is the cause. With SYNC_FLUSH the node's own disk may be
+later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
+acknowledge them (`ack`), or for one that was not sent them (`send`), or there was none (`no slave`).
 
-Which connections are open may be known only from long before a wait: one may be open and silent. A part
-keeps, of puts for which it knows of none (`CauseTally.alone`), which ones it cannot have been; joined to what
-came before, the rest is known. Replay (`tally_causes`) and the story of one put (`cause_of`) share all of it.
-A connection counts as open from its request on: a probe is not a slave.
+An open connection may be silent for long, so a part may not know which connections are open. Of puts without
+a known connection it keeps which connections it cannot have been (`CauseTally.alone`); the join with the part
+before decides. Replay (`tally_causes`) and the story of one put (`cause_of`) share these rules. A connection
+counts as open from its request on: a probe is not a slave.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from numpy.typing import NDArray
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
 from trioha.recording.histogram import Histogram
 from trioha.recording.invariants.event_batch import Columns, EventBatch
-from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.state_arrays import (
     Fields,
+    Ints,
     covered_at,
     ends_connection,
     log_end_before,
     rising,
-    shows_request,
 )
 
-Ints = NDArray[np.int64]
 K = TypeVar("K")
 
 CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
@@ -42,26 +40,26 @@ CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
 NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
-"""A WAIT_BEGIN is noted by so much at most before the wait's own clock starts, on a busy node."""
+"""On a busy node a WAIT_BEGIN may be recorded up to so long before the wait's own clock starts."""
 BEFORE_RECORDS: Final = (16_384, 131_072, 1_000_000)
-"""How far before a part the begins of waits, and frames and acks, are looked for."""
+"""Records before a part that are searched for begins of waits, frames and acks, step by step."""
 _CELLS_MAX: Final = 4_000_000
-"""Waits times connections that are looked at together."""
+"""Waits times connections that are computed together."""
 
 
 @frozen(eq=False)
 class Caused:
-    """Waits that ended, with what they waited for; all of shape (n,)."""
+    """Waits that ended, with their causes; arrays of shape (n,)."""
 
     ends: Ints
-    """Places of their WAIT_END in the records of the scene."""
+    """Places of their WAIT_END in the records of the batch."""
     cause: Ints
     """Index in `CAUSES`."""
     conn: Ints
-    """The connection that was last, or -1."""
+    """The last connection, or -1."""
     out: tuple[frozenset[int], ...]
-    """Of each that timed out with no slave, as far as is known, which connections had ended or acknowledged
-    it; nothing of the others: shape (m,), m at most n."""
+    """For each wait that timed out without a known slave: the connections that had ended or acknowledged it;
+    length at most n."""
 
 
 @frozen(eq=False)
@@ -70,31 +68,31 @@ class CauseTally:
 
     waited_us: Mapping[tuple[int, int, int], Histogram] = field(factory=dict)
     alone: Mapping[frozenset[int], Histogram] = field(factory=dict)
-    """The same of puts that timed out with no slave, as far as is known, by which connections it cannot have
-    been: they had ended, or acknowledged it."""
+    """Waiting times of waits that timed out without a known slave, by the connections that it cannot have
+    been: those that had ended or acknowledged it."""
     opened: frozenset[int] = frozenset()
-    """Connections that were seen, and not seen to end."""
+    """Connections with a request and without an end."""
     ended: frozenset[int] = frozenset()
 
     def __add__(self, later: CauseTally) -> CauseTally:
         alone: dict[frozenset[int], Histogram] = dict(self.alone)
-        told: dict[_Key, Histogram] = {}
+        decided: dict[_Key, Histogram] = {}
         for out, waited_us in later.alone.items():
             if self.opened - out:
-                told = _added(told, {_NOT_SENT: waited_us})
+                decided = _added(decided, {_NOT_SENT: waited_us})
             else:
                 alone = _added(alone, {out | self.ended: waited_us})
         return CauseTally(
-            _added(_added(self.waited_us, later.waited_us), told),
+            _added(_added(self.waited_us, later.waited_us), decided),
             alone,
             (self.opened | later.opened) - self.ended - later.ended,
             self.ended | later.ended,
         )
 
     def finished(self) -> CauseTally:
-        """The same when nothing came before."""
-        told = {_NO_SLAVE: sum(self.alone.values(), Histogram())} if self.alone else {}
-        return CauseTally(dict(sorted(_added(self.waited_us, told).items())))
+        """The tally if no part came before."""
+        decided = {_NO_SLAVE: sum(self.alone.values(), Histogram())} if self.alone else {}
+        return CauseTally(dict(sorted(_added(self.waited_us, decided).items())))
 
 
 _Key = tuple[int, int, int]
@@ -109,7 +107,7 @@ def _added(some: Mapping[K, Histogram], more: Mapping[K, Histogram]) -> dict[K, 
 
 @frozen(eq=False)
 class AckTimes:
-    """When offsets went over connections; shapes (n, c) and (c,)."""
+    """When each connection was sent and acknowledged some offsets; shapes (n, c), and (c,) of `conns`."""
 
     conns: Ints
     sent_ns: Ints
@@ -119,7 +117,7 @@ class AckTimes:
 
 
 class AckTimesTable:
-    """The frames and acks of a part, to be asked about many offsets."""
+    """The frames and acks of a part, to look up `AckTimes`."""
 
     def __init__(self, batch: EventBatch) -> None:
         grouped = batch.connections
@@ -139,7 +137,7 @@ class AckTimesTable:
             )
 
     def of(self, offsets: Ints) -> AckTimes:
-        """The journeys of some offsets (ends of records)."""
+        """The times of some offsets (ends of records)."""
         sent = np.full((len(offsets), len(self._tracks)), NEVER, np.int64)
         acked = sent.copy()
         for column, (sent_ns, frame_ends, acked_ns, acks) in enumerate(self._tracks):
@@ -149,13 +147,13 @@ class AckTimesTable:
 
 
 def tally_causes(batch: EventBatch, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
-    """What the waits that ended in a part waited for.
+    """Causes of the waits that ended in a part.
 
-    `before` gives, if asked, more and more of the records just before them: for waits that began there, or
-    whose bytes were already in the log, so that frames and acks of them may be there.
+    `before` yields more and more of the records just before the part: for waits that began there, or whose
+    bytes were in the log before, so that their frames and acks may be there.
     """
     seen, ended = _connections_before(batch, len(batch.records))
-    return evolve(_tally_some(batch, pair_waits(batch).ends, before), opened=seen - ended, ended=ended)
+    return evolve(_tally_some(batch, batch.wait_pairs.ends, before), opened=seen - ended, ended=ended)
 
 
 def cause_of(
@@ -165,10 +163,10 @@ def cause_of(
     before: Callable[[], Iterable[NDArray[np.void]]],
     opened: frozenset[int],
 ) -> tuple[int, int]:
-    """What one wait of a part waited for: index in `CAUSES`, and the connection that was last, or -1.
+    """Cause of one wait of a part: index in `CAUSES`, and the last connection, or -1.
 
-    `end` is the place of its WAIT_END in the scene's records, `opened` the connections that had asked for the
-    log and were open at the scene's begin, `before` as `tally_causes` has it.
+    `end` is the place of its WAIT_END in the batch's records, `opened` the connections with a request that
+    were open at the batch's start, `before` as in `tally_causes`.
     """
     part = _tally_some(batch, np.array([end], np.int64), before)
     ((_, cause, conn),) = (CauseTally(opened=opened) + part).finished().waited_us
@@ -178,8 +176,8 @@ def cause_of(
 def _tally_some(
     batch: EventBatch, ends: Ints, before: Callable[[], Iterable[NDArray[np.void]]]
 ) -> CauseTally:
-    """Of some waits of a part; `ends`: places of their WAIT_END, ascending."""
-    waits = pair_waits(batch)
+    """Tally some waits of a part; `ends`: places of their WAIT_END, ascending."""
+    waits = batch.wait_pairs
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
     offsets = batch.columns["offset"][ends]
     is_early = (begins < 0) | (offsets <= _log_end_before(batch.columns))
@@ -189,18 +187,18 @@ def _tally_some(
     began_ns, lowest_offset = _began_ns(batch, early).min(), offsets[is_early].min()
     recent = batch.raw[:0]
     for recent in before():
-        # Without any: all of them are damaged.
+        # Damaged segments may have no records.
         reaches_back = len(recent) and recent["ts_ns"].min() < began_ns
         if reaches_back and _log_end_before(Columns(recent)) < lowest_offset:
             break
     records = batch.records[: int(early[-1]) + 1]
     joined = EventBatch(np.concatenate((recent, records)), batch.settings, is_first=False)
-    # Neither of the two comes before the other: they say nothing of what is open.
+    # The two tallies are of one part: neither has open connections for the other.
     return _tally(batch, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
 
 
 def _began_ns(batch: EventBatch, ends: Ints) -> Ints:
-    """No later than which each of these waits began, as their ends say."""
+    """A time not later than the begin of each of these waits, from their ends."""
     columns = batch.columns
     began_ns: Ints = columns["ts_ns"][ends] - columns["size"][ends] * 1000 - EARLIER_NS
     return began_ns
@@ -213,8 +211,8 @@ def _log_end_before(records: Fields) -> int:
 
 
 def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
-    """Of some waits of a scene; `ends`: places of their WAIT_END, ascending."""
-    waits = pair_waits(batch)
+    """Tally some waits of a batch; `ends`: places of their WAIT_END, ascending."""
+    waits = batch.wait_pairs
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
     whole = begins >= 0
     found = _caused(batch, ends[whole], begins[whole])
@@ -244,11 +242,11 @@ def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
 
 
 def _caused(batch: EventBatch, ends: Ints, begins: Ints) -> Caused:
-    """Of waits with both ends in the scene."""
-    journeys = AckTimesTable(batch)
-    step = max(1, _CELLS_MAX // max(1, len(journeys.conns)))
+    """Causes of waits whose begin and end are in the batch."""
+    table = AckTimesTable(batch)
+    step = max(1, _CELLS_MAX // max(1, len(table.conns)))
     parts = [
-        _causes(batch, journeys, ends[first : first + step], begins[first : first + step])
+        _causes(batch, table, ends[first : first + step], begins[first : first + step])
         for first in range(0, len(ends), step)
     ]
     none = np.zeros(0, np.int64)
@@ -261,16 +259,16 @@ def _caused(batch: EventBatch, ends: Ints, begins: Ints) -> Caused:
 
 
 def _causes(
-    batch: EventBatch, journeys: AckTimesTable, ends: Ints, begins: Ints
+    batch: EventBatch, table: AckTimesTable, ends: Ints, begins: Ints
 ) -> tuple[Ints, Ints, list[frozenset[int]]]:
     columns = batch.columns
     begin_ns, end_ns = columns["ts_ns"][begins], columns["ts_ns"][ends]
     offsets, status = columns["offset"][ends], columns["flags"][ends]
     need = columns["size"][begins] - 1
-    journey = journeys.of(offsets)
+    times = table.of(offsets)
     rows = np.arange(len(ends))
-    acked = np.where(journey.acked_ns <= end_ns[:, None], journey.acked_ns, NEVER)
-    sent = np.where(journey.sent_ns <= end_ns[:, None], journey.sent_ns, NEVER)
+    acked = np.where(times.acked_ns <= end_ns[:, None], times.acked_ns, NEVER)
+    sent = np.where(times.sent_ns <= end_ns[:, None], times.sent_ns, NEVER)
     cause = np.full(len(ends), NOTHING, np.int64)
     conn = np.full(len(ends), NO_CONNECTION, np.int64)
     released_ns = begin_ns.copy()
@@ -283,11 +281,11 @@ def _causes(
             column = order[rows, np.clip(need - 1, 0, acked.shape[1] - 1)]
         is_last &= acked[rows, column] < NEVER
         sent_ns, acked_ns = sent[rows, column], acked[rows, column]
-        # Without a frame of its own (a slave that came with the bytes) nothing was waited for to be sent.
+        # Without a TRANSFER (the slave had the bytes when it connected) there was no wait to be sent.
         waited_ns = np.where(sent_ns < NEVER, np.maximum(sent_ns - begin_ns, 0), 0)
         longer = waited_ns > acked_ns - np.minimum(np.maximum(sent_ns, begin_ns), acked_ns)
         cause[is_last] = np.where(longer, SEND, ACK)[is_last]
-        conn[is_last] = journey.conns[column[is_last]]
+        conn[is_last] = times.conns[column[is_last]]
         released_ns[is_last] = acked_ns[is_last]
     flushed = batch.whole.stream((Kind.FLUSHED,))
     if batch.settings.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
@@ -303,10 +301,10 @@ def _causes(
         was_sent = owed.min(axis=1, initial=NEVER) < NEVER
         cause[late] = ACK
         conn[late] = NO_CONNECTION
-        conn[late[was_sent]] = journey.conns[first[was_sent]]
+        conn[late[was_sent]] = times.conns[first[was_sent]]
         for at in late[~was_sent].tolist():
             seen, ended = _connections_before(batch, int(ends[at]))
-            not_it = ended.union(journey.conns[acked[at] < NEVER].tolist())
+            not_it = ended.union(times.conns[acked[at] < NEVER].tolist())
             cause[at] = SEND if seen - not_it else NO_SLAVE
             if cause[at] == NO_SLAVE:
                 out.append(not_it)
@@ -316,28 +314,13 @@ def _causes(
 
 
 def _connections_before(batch: EventBatch, place: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Connections that had asked for the log before a place in the records of a scene, as far as these show
-    it, and those that ended before it."""
+    """Connections with a request in the records of a batch before a place, and those that ended before it."""
     grouped = batch.connections
     assert grouped.places is not None, "connections are sorted"
-    asked = _asked_places(batch)
+    requested = np.unique(batch.columns["conn"][:place][batch.requests[:place]])
     ends = grouped.stream((Kind.CLOSED, Kind.STATE))
     is_end = ends_connection(ends["kind"], ends["flags"])
     return (
-        frozenset(np.unique(batch.columns["conn"][asked[asked < place]]).tolist()),
+        frozenset(requested[requested != NO_CONNECTION].tolist()),
         frozenset(ends["conn"][is_end & (ends.places < place)].tolist()),
     )
-
-
-@frozen(eq=False)
-class _Asked:
-    places: Ints
-
-
-def _asked_places(batch: EventBatch) -> Ints:
-    """Places of the records that show that a connection had asked for the log; found once for each scene."""
-    known = batch.found.get(_Asked)
-    if not isinstance(known, _Asked):
-        shows = shows_request(batch.records) & (batch.columns["conn"] != NO_CONNECTION)
-        batch.found[_Asked] = known = _Asked(np.flatnonzero(shows))
-    return known.places

@@ -26,7 +26,7 @@ from trioha_analysis.state_at import connection_addresses
 Row = dict[str, Any]
 
 AFTERWARDS_RECORDS_MAX: Final = 1_000_000
-"""How far behind a put's end late acks of it are looked for."""
+"""Records after a put's end that are searched for late acks of it."""
 REQUEST_HINT: Final = "a request id, @OFFSET, slowest or failed"
 
 
@@ -41,7 +41,7 @@ class Put:
 
     @property
     def first(self) -> np.void:
-        """The earliest of them that is there."""
+        """The earliest record."""
         first: np.void = next(one for one in (self.put, self.begin, self.end) if one is not None)
         return first
 
@@ -54,7 +54,7 @@ class Put:
 def explain(
     readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None
 ) -> dict[str, Any]:
-    """What became of a put, as one JSON object: what it was, `summary` and `steps` in the order of time.
+    """The story of a put as one JSON object: its figures, `summary` and `steps` in the order of time.
 
     Raises TriohaError if no session has such a put.
     """
@@ -76,7 +76,7 @@ def _began_ns(put: Put) -> int:
     return put.reader.session.wall_of(int(put.first["ts_ns"]))
 
 
-# -- finding it --------------------------------------------------------------------------------------------
+# -- the put ----------------------------------------------------------------------------------------------
 
 
 def _find(reader: SessionReader, request: str, at_wall_ns: int | None) -> Put | None:
@@ -144,7 +144,7 @@ def _between(reader: SessionReader, first_seq: int, last_seq: int) -> Array:
     return np.concatenate(parts)
 
 
-# -- telling it --------------------------------------------------------------------------------------------
+# -- its story --------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -245,8 +245,7 @@ def _own_steps(put: Put) -> Iterator[_Step]:
 def _connection_steps(
     put: Put, records: Array, addresses: dict[int, str], open_conns: Collection[int]
 ) -> Iterator[_Step]:
-    """Sent, acknowledged, refused or ended, on each connection; acks that came too late as well. Nothing of
-    probes."""
+    """Sent, acknowledged (late acks too), refused and ended on each connection; probes are left out."""
     wall_of, end_offset = put.reader.session.wall_of, put.end_offset
     end_seq = None if put.end is None else int(put.end["seq"])
     kind = records["kind"]
@@ -279,7 +278,7 @@ def _connection_steps(
 
 
 def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_Step]:
-    """What the slave did with it, at times of the master's clock."""
+    """The slave's steps, at times of the master's clock."""
     reader, end_offset = link.slave, put.end_offset
     found: set[int] = set()
     peer = f"the slave {reader.session.identity.broker_id} ({_peer(link.master_conn, addresses)})"
@@ -291,7 +290,7 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
         ):
             of_kind = own[own["kind"] == kind]
             enough = of_kind[reached_offsets(of_kind) >= end_offset]
-            # A connection that came with the bytes says nothing of how they came.
+            # A slave that had the bytes when it connected did not receive them in this session.
             if kind == Kind.RECEIVED:
                 enough = enough[enough["offset"] < end_offset]
             if len(enough) and kind not in found:
@@ -303,7 +302,7 @@ def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_S
 
 
 def _cause(put: Put, records: Array, opened: frozenset[int]) -> tuple[str | None, int | None]:
-    """Of a put's records; `opened`: connections that were open just before them."""
+    """Cause of a put by its records; `opened`: connections that were open just before them."""
     if put.begin is None or put.end is None:
         return None, None
     reader, first_seq = put.reader, int(put.first["seq"])

@@ -1,11 +1,11 @@
-"""Connections second by second: lag, latency, offsets, rates and states, from the curves of a replay.
+"""Per-second table of connections: lag, latency, offsets, rates and states, from the time series of a replay.
 
-A connection has a row for each second of the wall clock in which something happened on it (a heartbeat is
-enough). Of a session longer than a day the rows are farther apart: as its curves' steps are.
+A connection has a row for each second of the wall clock with an event (a heartbeat is enough). In sessions
+longer than a day rows are as far apart as the steps of the time series.
 
 Lag in seconds is the age of the oldest byte without an ack, the worst in the second. While a slave keeps up
-it is the worst ack latency, which is exact; of what is owed for longer, curves say when it was stored, to
-their step: the age counts from the step's end, and so is never more than it was.
+it is the worst ack latency, which is exact. For bytes that are owed longer, the time series give the step in
+which they were stored: the age counts from the end of that step, so it is never overstated.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SECONDS_SCHEMA: Final = pa.schema(
         ("reportedOffset", pa.int64()),
     ]
 )
-"""`atMs`: begin of the second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the
-worst in it. `bytesPerSecond`: log bytes sent (of a master) or received (of a slave). Offsets: at its end.
-What there is none of yet, or never in this role, is null."""
+"""`atMs`: start of the second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the
+worst in it. `bytesPerSecond`: log bytes sent (by a master) or received (by a slave). Offsets: at its end.
+Unknown values, and those of the other role, are null."""
 
 _OF_OFFSETS: Final = ("max", "sent", "ack", "received", "reported")
 
@@ -127,7 +127,7 @@ def _nullable(values: Ints) -> pa.Array:
 
 
 def _rates(moved: Ints, connection: ConnectionReplay, seconds: Ints, length_ns: int) -> pa.Array:
-    """Bytes a second since the row before; of the first row since the request."""
+    """Bytes per second since the row before; for the first row since the request."""
     if not len(moved) or moved.max() < 0:
         return pa.nulls(len(moved), pa.float64())
     figures = connection.figures
@@ -148,7 +148,7 @@ def _ends(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints) ->
 
 
 def _ages_before_acks(ack: TimeSeries, own: TimeSeries, step_ns: int) -> tuple[Ints, Ints]:
-    """How long the oldest byte had been owed when an ack came: the ack's step and the age in ns."""
+    """Age of the oldest byte without an ack just before each ack: the ack's step and the age in ns."""
     acks = rising(ack.values)
     rose = np.flatnonzero(np.diff(acks) > 0) + 1
     stored = first_beyond(own.values, acks[rose - 1])
@@ -158,7 +158,7 @@ def _ages_before_acks(ack: TimeSeries, own: TimeSeries, step_ns: int) -> tuple[I
 
 
 def _ages_at(ack_offset: Ints, own: TimeSeries, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
-    """How long the oldest byte behind each of `ack_offset` was owed at `ends_ns` (wall clock), in ns."""
+    """Age in ns of the byte at each of `ack_offset` at `ends_ns` (wall clock)."""
     stored = first_beyond(own.values, ack_offset)
     stored_ns = begin_ns + (np.append(own.steps, 0)[stored] + 1) * step_ns
     ages: Ints = np.where((ack_offset < 0) | (stored == len(own.values)), 0, ends_ns - stored_ns)
@@ -166,7 +166,7 @@ def _ages_at(ack_offset: Ints, own: TimeSeries, begin_ns: int, step_ns: int, end
 
 
 def _states(replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints) -> pa.Array:
-    """State at each of `ends_ns`; null behind the last event that is kept, if not all of them are."""
+    """State at each of `ends_ns`; null after the last kept event, if not all events are kept."""
     events = replay.events
     wall_of = replay.session.wall_of
     known_to_ns = wall_of(int(events["ts_ns"][-1])) if len(events) >= EVENTS_MAX else NEVER_NS

@@ -1,4 +1,4 @@
-"""Where everything stood at one moment of recorded sessions: `trioha replay --at`. Needs no Spark."""
+"""The state of recorded sessions at one moment: `trioha replay --at`. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Row = dict[str, Any]
 
 
 def open_readers(paths: Iterable[Path]) -> list[SessionReader]:
-    """The sessions that `paths` mean. Raises StoreError for a path that is none."""
+    """The sessions of `paths`. Raises StoreError for a path without a session."""
     return [SessionReader.open(path) for path in find_sessions(paths)]
 
 
 def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | None = None) -> int:
-    """A moment that a user names (`trioha.recording.times`), in ns since 1970; `zone` is the user's, None for
-    the system's. Raises TriohaError if it is none."""
+    """A time that a user names (`trioha.recording.times`), in ns since 1970; `zone` is the user's, None for
+    the system's. Raises TriohaError if it is not a time."""
     start_ns = min(reader.session.wall_of(reader.first_ts_ns) for reader in readers)
     end_ns = max(reader.session.wall_of(reader.last_ts_ns) for reader in readers)
     try:
@@ -38,9 +38,9 @@ def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | Non
 
 
 def moment(readers: Sequence[SessionReader], wall_ns: int) -> dict[str, Any]:
-    """`atMs`, and `nodes` and `connections` as they stood then, of the sessions that cover that moment.
+    """`atMs`, and the state of `nodes` and `connections` of the sessions that cover that time.
 
-    `probes` of a node: connections that were open and had not asked for the log.
+    `probes` of a node: open connections without a request.
     """
     nodes: list[Row] = []
     connections: list[Row] = []
@@ -99,5 +99,5 @@ def _connection(at: ConnectionState, ts_ns: int) -> Row:
 
 
 def connection_addresses(reader: SessionReader) -> dict[int, str]:
-    """The peer of each connection, as far as the session's facts name it."""
+    """The address of the peer of each connection that a fact names, by connection."""
     return {conn: peer.address for conn, peer in peers_of(reader.facts).items() if peer.address is not None}

@@ -24,7 +24,6 @@ from trioha.errors import TriohaError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
-from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha_analysis.arrow_tables import SCHEMAS
@@ -92,18 +91,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def causes_of(scene: EventBatch) -> list[tuple[str, int]]:
+def causes_of(batch: EventBatch) -> list[tuple[str, int]]:
     """Cause and connection of each wait of a whole session."""
     found = [
-        cause_of(scene, end, before=lambda: (), opened=frozenset()) for end in pair_waits(scene).ends.tolist()
+        cause_of(batch, end, before=lambda: (), opened=frozenset()) for end in batch.wait_pairs.ends.tolist()
     ]
     return [(CAUSES[cause], conn) for cause, conn in found]
 
 
 def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
-    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
-    assert causes_of(scene) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
+    batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
+    assert causes_of(batch) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
 
 
 @given(st.integers(0, 10_000), st.data())
@@ -147,15 +146,15 @@ def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> No
     path = write_session(folder / "sync" / "session", events)
     setting = SessionSettings(False, {"flushDiskType": "SYNC_FLUSH"})
     assert not session.is_slave
-    scene = EventBatch(read_records(open_session(path)).array, setting, True)
-    assert causes_of(scene) == [("flush", -1), ("flush", -1)]
+    batch = EventBatch(read_records(open_session(path)).array, setting, True)
+    assert causes_of(batch) == [("flush", -1), ("flush", -1)]
 
 
 def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     """How many puts of a session have which status, cause and connection, as a replay tells it."""
     session = open_session(path)
-    scene = EventBatch(read_records(session).array, SessionSettings.of(session), True)
-    told = tally_causes(scene, before=lambda: ()).finished().waited_us
+    batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
+    told = tally_causes(batch, before=lambda: ()).finished().waited_us
     return Counter(
         {
             (

@@ -141,16 +141,6 @@ def test_two_lost_ones_of_one_identity_are_ambiguous() -> None:
     assert (arrival.previous, arrival.candidates) == (None, (1, 2))
 
 
-def test_identity_that_is_known_later_joins_what_came_before() -> None:
-    reconnects: Reconnects[int] = Reconnects()
-    reconnects.lost(connection(1, "10.0.0.1", identity="slave-a"), at_ns=0)
-    reconnects.lost(connection(2, "10.0.0.1", identity="slave-b"), at_ns=0)
-    assert one(reconnects, connection(3, "10.0.0.1"), at_ns=S).candidates == (1, 2)
-    assert reconnects.identified(connection(3, "10.0.0.1", identity="slave-b")) == 2
-    assert reconnects.identified(connection(3, "10.0.0.1", identity="slave-b")) is None
-    assert reconnects.identified(connection(3, "10.0.0.1")) is None
-
-
 def test_slave_that_is_away_for_hours_is_joined_when_it_is_alone() -> None:
     reconnects: Reconnects[int] = Reconnects()
     reconnects.lost(connection(1), at_ns=0)

@@ -35,10 +35,6 @@ def or_unknown(value: int | None) -> int:
 class Scalars:
     """`trioha.recording.state`, record by record."""
 
-    def log_ends(self, events: Sequence[Event], _: np.ndarray) -> list[int]:
-        ends = (state.log_end(e.kind, conn=e.conn, offset=e.offset, aux=e.aux) for e in events)
-        return [end for end in ends if end is not None]
-
     def reached(self, events: Sequence[Event], _: np.ndarray) -> list[int]:
         return [state.reached_offset(e.kind, offset=e.offset, size=e.size) for e in events]
 
@@ -51,9 +47,6 @@ class Scalars:
     def lag_bytes(self, log_end: int, ack: int) -> int:
         return or_unknown(state.lag_bytes(state.known(log_end), state.known(ack)))
 
-    def first_covering(self, offsets: list[int], wanted: int) -> int:
-        return state.first_covering(offsets, wanted)
-
     def first_beyond(self, ends: list[int], offset: int) -> int:
         return state.first_beyond(ends, offset)
 
@@ -63,9 +56,6 @@ class Scalars:
 
 class Arrays:
     """`trioha.recording.state_arrays`, all records at a time."""
-
-    def log_ends(self, _: Sequence[Event], records: np.ndarray) -> list[int]:
-        return state_arrays.log_ends(records)[1].tolist()
 
     def reached(self, _: Sequence[Event], records: np.ndarray) -> list[int]:
         return state_arrays.reached_offsets(records).tolist()
@@ -78,9 +68,6 @@ class Arrays:
 
     def lag_bytes(self, log_end: int, ack: int) -> int:
         return int(state_arrays.lag_bytes(np.array([log_end]), np.array([ack]))[0])
-
-    def first_covering(self, offsets: list[int], wanted: int) -> int:
-        return int(state_arrays.first_covering(np.array(offsets, np.int64), np.array([wanted]))[0])
 
     def first_beyond(self, ends: list[int], offset: int) -> int:
         return int(state_arrays.first_beyond(np.array(ends, np.int64), np.array([offset]))[0])
@@ -95,8 +82,7 @@ Rules = Scalars | Arrays
 both = pytest.mark.parametrize("rules", [Scalars(), Arrays()], ids=["scalars", "arrays"])
 
 
-@both
-def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session: Path, rules: Rules) -> None:
+def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session: Path) -> None:
     events = [
         Event(1, Kind.PUT, offset=100, aux=7),
         Event(2, Kind.FLUSHED, offset=100, aux=5),
@@ -108,7 +94,9 @@ def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session: P
         Event(8, Kind.CLOSED, conn=1, offset=90, aux=150),
         Event(9, Kind.KEYFRAME, conn=1, offset=90, aux=160, flags=Kind.ACK),
     ]
-    assert rules.log_ends(events, as_array(empty_session, events)) == [100, 110, 140, 150]
+    places, ends = state_arrays.log_ends(as_array(empty_session, events))
+    assert places.tolist() == [0, 2, 5, 7]
+    assert ends.tolist() == [100, 110, 140, 150]
 
 
 @both
@@ -169,10 +157,9 @@ def test_lag_is_the_log_without_an_ack(rules: Rules, log_end: int, ack: int, exp
     assert rules.lag_bytes(log_end, ack) == expected
 
 
-@both
-def test_the_first_ack_at_or_beyond_an_offset_covers_it(rules: Rules) -> None:
-    acks = [10, 20, 20, 30]
-    assert [rules.first_covering(acks, wanted) for wanted in (9, 10, 11, 20, 30, 31)] == [0, 0, 1, 1, 3, 4]
+def test_the_first_ack_at_or_beyond_an_offset_covers_it() -> None:
+    acks, wanted = np.array([10, 20, 20, 30]), np.array([9, 10, 11, 20, 30, 31])
+    assert state_arrays.first_covering(acks, wanted).tolist() == [0, 0, 1, 1, 3, 4]
 
 
 @both

@@ -50,7 +50,6 @@ from trioha.recording.state_arrays import (
     kind_mask,
     last_log_end,
     log_ends,
-    shows_request,
 )
 from trioha.recording.time_series import TimeGrid, TimeSeries
 
@@ -133,7 +132,7 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
         node = _node_at_keyframes(Columns(records[is_key])) + node
         batch = EventBatch(records, batch.settings, is_first=False)
     grouped = _of_connections(batch.connections)
-    asked = shows_request(batch.records)
+    asked = batch.requests
     probes = {} if batch.settings.is_slave else _probes(grouped, asked)
     connections = {
         conn: _aggregate_connection(

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
-from trioha.recording.state import END_STATES
+from trioha.recording.state import ends_connection
 
 _CONNECTION_KINDS: Final = frozenset(
     map(
@@ -52,7 +52,7 @@ class KeyframeBuilder:
             if conn == 0xFFFF_FFFF:
                 if kind in _NODE_KINDS:
                     self._keep(NO_CONNECTION, kind, records, index)
-            elif kind == Kind.CLOSED or (kind == Kind.STATE and (word >> 8 & 0xFF) in END_STATES):
+            elif ends_connection(kind, flags=word >> 8 & 0xFF):
                 self._last.pop(conn, None)
             elif kind in _CONNECTION_KINDS:
                 # Heartbeats of both directions are kept: `flags` is part of their key.

@@ -156,19 +156,6 @@ class Reconnects(Generic[K]):
         """Whether the lost connection `key` may still be continued."""
         return key in self._lost
 
-    def identified(self, connection: Connection[K]) -> K | None:
-        """Join `connection`, whose identity became known only after it came.
-
-        Returns the key of the lost connection that it continues, which is removed; None if there is not
-        exactly one of its identity.
-        """
-        found = self._index.get(("identity", connection.identity), {}) if connection.identity else {}
-        if len(found) != 1:
-            return None
-        (key,) = found
-        self.forget(key)
-        return key
-
     def _candidates(self, what: str, connection: Connection[K], *, at_ns: int) -> list[_Lost[K]]:
         place = next((place for place in _places(connection) if place[0] == what), None)
         if place is None:

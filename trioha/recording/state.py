@@ -7,11 +7,11 @@ causes of waits, what-if. They work on one value at a time, and what is not know
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trioha.recording.events import NO_CONNECTION, HaState, Kind
+from trioha.recording.events import HaState, Kind
 
 UNKNOWN: Final = -1
 """Stands for None where a value must be a number: in records, arrays and counters."""
@@ -53,13 +53,6 @@ def known(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def log_end(kind: int, *, conn: int, offset: int, aux: int) -> int | None:
-    """End of the recording node's log as a record names it; None if it does not."""
-    if kind == Kind.PUT:
-        return known(offset)
-    return known(aux) if kind in LOG_END_KINDS and conn != NO_CONNECTION else None
-
-
 def reached_offset(kind: int, *, offset: int, size: int) -> int:
     """The offset that a record of a connection names: of a frame its end."""
     return offset + size if kind in FRAME_KINDS else offset
@@ -93,18 +86,10 @@ def lag_bytes(log_end_offset: int | None, ack_offset: int | None) -> int | None:
     return max(0, log_end_offset - ack_offset)
 
 
-def first_covering(offsets: Sequence[int], wanted: int) -> int:
-    """Index of the first ack (or flush, or frame end) at or beyond `wanted`; `len(offsets)` if there is none.
-
-    `offsets` ascend.
-    """
-    return bisect_left(offsets, wanted)
-
-
 def first_beyond(ends: Sequence[int], offset: int) -> int:
     """Index of the first log end beyond `offset`, which is when the byte at `offset` was stored.
 
-    That byte is the oldest without an ack if `offset` is the ack: its age is the lag in time. `len(ends)` if
-    there is none. `ends` ascend.
+    If `offset` is the ack, that byte is the oldest without one, and its age is the lag in time.
+    `len(ends)` if there is none. `ends` ascend.
     """
     return bisect_right(ends, offset)

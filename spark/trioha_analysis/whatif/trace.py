@@ -1,4 +1,4 @@
-"""What a master's recording, or a stretch of it, says of puts, waits, frames, acks and flushes, as arrays."""
+"""Puts, waits and acks of a range of a master's recording, as arrays."""
 
 from __future__ import annotations
 

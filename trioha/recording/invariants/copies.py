@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.invariants.findings import Findings
-from trioha.recording.invariants.waits import pair_waits
 from trioha.recording.state_arrays import Array, Bools, Ints
 
 UNKNOWN: Final = -1
@@ -143,7 +142,7 @@ class CopiesRule:
     def judge(self, batch: EventBatch) -> Copies:
         """Judge the records of a part."""
         records, columns = batch.records, batch.columns
-        waits = pair_waits(batch)
+        waits = batch.wait_pairs
         acks = _Acks(batch)
         is_ok = columns["flags"][waits.ends] == PutStatus.PUT_OK
         need = np.where(waits.begins >= 0, columns["size"][waits.begins] - 1, -1)

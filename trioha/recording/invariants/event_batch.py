@@ -7,14 +7,14 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Direction, Kind
 from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Session
 from trioha.recording.snapshot import keyframes_to_events
-from trioha.recording.state_arrays import Array, Bools, Ints
+from trioha.recording.state_arrays import Array, Bools, Ints, shows_request
 
 HEARTBEAT_RECEIVED: Final = 128
 """Code of a HEARTBEAT that was received; every other code is the record's kind."""
@@ -137,6 +137,18 @@ class GroupedEvents:
         return known
 
 
+@frozen(eq=False)
+class Waits:
+    """Places in the records of a batch."""
+
+    ends: Ints
+    """WAIT_END records, ascending; shape (n,)."""
+    begins: Ints
+    """The WAIT_BEGIN of each, -1 if it is not in the part or ended before; shape (n,)."""
+    open_: Ints
+    """WAIT_BEGIN records without an end; shape (m,)."""
+
+
 @define(eq=False)
 class EventBatch:
     """Records of a part in the order of their seq."""
@@ -146,8 +158,6 @@ class EventBatch:
     settings: SessionSettings
     is_first: bool
     """Whether no records came before, so that KEYFRAMEs count as the events that they repeat."""
-    found: dict[type, object] = field(factory=dict)
-    """Results that rules share, by their type."""
 
     @cached_property
     def _kept(self) -> tuple[Array, Bools | None]:
@@ -226,6 +236,29 @@ class EventBatch:
     def waits(self) -> GroupedEvents:
         """The records of group-commit waits, by request id."""
         return self._grouped(self.whole.stream((Kind.WAIT_BEGIN, Kind.WAIT_END)).rows, "aux")
+
+    @cached_property
+    def wait_pairs(self) -> Waits:
+        """The waits with their begins."""
+        grouped = self.waits
+        assert grouped.places is not None, "waits are sorted"
+        places, is_begin = grouped.places, grouped.codes == Kind.WAIT_BEGIN
+        is_first = np.zeros(len(places), np.bool_)
+        is_first[grouped.begins] = True
+        follows = np.zeros(len(places), np.bool_)
+        follows[1:] = ~is_first[1:] & is_begin[:-1]
+        ended = np.flatnonzero(~is_begin)
+        begins = np.where(follows[ended], places[np.maximum(ended - 1, 0)], -1)
+        ends = places[ended]
+        sequence = stable_order(ends)
+        is_open = is_begin.copy()
+        is_open[:-1] &= is_first[1:] | is_begin[1:]
+        return Waits(ends[sequence], begins[sequence], places[is_open])
+
+    @cached_property
+    def requests(self) -> Bools:
+        """Which of `records` show a request on their connection; shape (n,)."""
+        return shows_request(self.records)
 
     def _grouped(self, places: Ints, name: str) -> GroupedEvents:
         keys = self.columns[name][places]
