@@ -1,4 +1,4 @@
-"""Make the log's next file ahead of need, in a worker thread: reserving a GiB may take the disk a while."""
+"""Preallocation of the log's next file, in a worker thread: the disk may need long to reserve a GiB."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ RETRY_PAUSE_S = 1.0
 
 
 async def allocate_ahead(commit_log: CommitLog) -> None:
-    """Whenever the last file is half full, make the next one; for ever.
+    """Make the next file whenever the last one is half full. Runs until cancelled.
 
-    A file that cannot be made is tried again every second: the log makes it itself when it is needed, and
-    tells the producer if that fails.
+    A file that cannot be made is tried again every second. The log makes it itself when it is needed; if that
+    fails, the put is refused.
     """
     file_bytes = commit_log.file_bytes
     while True:
         start_offset = commit_log.next_file_offset
         half_full_offset = max(start_offset - file_bytes // 2, commit_log.min_offset + 1)
-        # Each wait also ends when the log begins anew; then all of this is looked at again.
+        # Each wait also ends when the log begins anew; the loop then starts over.
         if commit_log.has_preallocated:
             await commit_log.appended.reached(start_offset + 1)
         elif commit_log.max_offset < half_full_offset:

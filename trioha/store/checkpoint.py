@@ -1,4 +1,4 @@
-"""The store's checkpoint: up to which store time what is on disk (spec store 4.2).
+"""The store's checkpoint: the store time up to which log, queues and index are on disk (spec store 4.2).
 
 | offset | i64 | meaning |
 |---|---|---|
@@ -28,7 +28,7 @@ _FIELDS = Struct(">5q")
 
 @frozen
 class Checkpoint:
-    """What the file says, in ms of wall time and bytes."""
+    """Content of the file: wall time in ms, offsets in bytes."""
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0
@@ -38,7 +38,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read the file; zeros if there is none, or an empty one: made, but never written for lack of space.
+        """Read the file; zeros if it is missing, or empty because the disk was full when it was made.
 
         Raises StoreError for a file that is too short.
         """
@@ -83,7 +83,7 @@ class CheckpointFile:
         sync_whole(self._fd)
 
     def close(self) -> None:
-        """Give up the descriptor."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

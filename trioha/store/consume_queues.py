@@ -1,8 +1,8 @@
 """All consume queues of a store directory (spec store 1, 3, 5).
 
 `consumequeue/<topic>/<queueId>/` for plain topics, `batchconsumequeue/<topic>/<queueId>/` for topics with
-attribute `queue.type=BatchCQ`. Topic names come out of log records, so they are checked before they become
-folder names: a record may have been sent by anyone.
+attribute `queue.type=BatchCQ`. Topic names come from log records, which any producer may have sent, so they
+are checked before they become folder names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 CONSUME_QUEUE_FOLDER = "consumequeue"
 BATCH_CONSUME_QUEUE_FOLDER = "batchconsumequeue"
 QUEUES_MAX = 100_000
-"""Queues that puts may make: a flood of made-up topics must not fill memory, and the disk with folders."""
+"""Queues that puts may make: a flood of made-up topics must not fill the memory, or the disk with folders."""
 QUEUE_ID_MAX = 0x7FFFFFFF
 _NEAR_END_QUEUES = 8
 
@@ -37,7 +37,7 @@ Queue = ConsumeQueue | BatchConsumeQueue
 
 @frozen
 class ConsumeQueueSettings:
-    """What the queues' files look like."""
+    """Sizes and limits of the queues' files."""
 
     file_bytes: int = consume_queue.DEFAULT_FILE_BYTES
     """mappedFileSizeConsumeQueue; rounded up to whole entries."""
@@ -45,10 +45,10 @@ class ConsumeQueueSettings:
     """mapperFileSizeBatchConsumeQueue (RocketMQ's spelling)."""
     open_files_max: int = OPEN_FILES_MAX
     queues_max: int = QUEUES_MAX
-    """trioha.queuesMax: the log takes no put that would make one more.
+    """trioha.queuesMax: the log refuses a put that would make one more.
 
-    Queues of records that are in the log are built, however many they are: those of a replica's log were
-    accepted by its master.
+    Queues of records that are in the log are built, however many they are: a replica's master has accepted
+    those records.
     """
 
 
@@ -57,7 +57,7 @@ def _never(_topic: str) -> bool:
 
 
 class ConsumeQueues:
-    """The table of queues under one store root. Call `recover` before anything else."""
+    """The queues under one store root, by topic and queue id. Call `recover` before any other method."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class ConsumeQueues:
         *,
         is_batch_topic: Callable[[str], bool] = _never,
     ) -> None:
-        """`is_batch_topic` tells whether a topic's new queues are batch queues; known ones stay so."""
+        """`is_batch_topic` decides of which kind a topic's new queues are; existing ones stay as they are."""
         self.root = root
         self.settings = settings or ConsumeQueueSettings()
         self.is_batch_topic = is_batch_topic
         self._cache = FileCache(self.settings.open_files_max)
         self._queues: dict[tuple[str, int], Queue] = {}
         self.deletions = 0
-        """How often queues were deleted."""
+        """Counts calls that deleted queues."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -81,10 +81,10 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[Queue]:
         return iter(tuple(self._queues.values()))
 
-    # -- starting --------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------
 
     def recover(self, on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
-        """Open all queues that lie on disk and find their ends. Blocks. Raises StoreError.
+        """Open all queues on disk and find their ends. Blocks. Raises StoreError.
 
         `on_progress(done, total)` gets the number of queues that were opened.
         """
@@ -123,13 +123,13 @@ class ConsumeQueues:
 
     @property
     def max_physical_offset(self) -> int:
-        """End of the last record that any queue knows, -1 if none knows any (spec store 5.1)."""
+        """End of the last record that has an entry in any queue, -1 if none has (spec store 5.1)."""
         return max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
 
     def record_near_end(self, back_bytes: int) -> int | None:
-        """A record's physical offset, at most `back_bytes` before `max_physical_offset`; None if none is.
+        """A record's physical offset at most `back_bytes` before `max_physical_offset`; None without any.
 
-        The earliest that the queues written last know. Raises StoreError.
+        It is the earliest one in the queues that were written last. Raises StoreError.
         """
         from_offset = max(self.max_physical_offset - back_bytes, 0)
         plain = [queue for queue in self._queues.values() if isinstance(queue, ConsumeQueue)]
@@ -138,7 +138,7 @@ class ConsumeQueues:
         return min((offset for offset in found if offset is not None), default=None)
 
     def queue_offsets(self) -> dict[tuple[str, int], int]:
-        """Next queue offset of each queue: what the log's own table starts from (spec store 5.1)."""
+        """Next queue offset of each queue: start values of the log's own table (spec store 5.1)."""
         return {key: queue.max_offset for key, queue in self._queues.items()}
 
     def truncate_dirty(self, physical_offset: int) -> None:
@@ -147,7 +147,7 @@ class ConsumeQueues:
             queue.truncate_dirty(physical_offset)
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
-        """Let every queue begin with the first record that the log holds (spec store 5.5)."""
+        """Move every queue's `min_offset` to the first record that the log holds (spec store 5.5)."""
         for queue in self:
             queue.correct_min_offset(log_min_offset)
 
@@ -165,7 +165,7 @@ class ConsumeQueues:
             except OSError as error:
                 raise StoreError(f"cannot be deleted: {error.strerror}", path=self.root / folder) from error
 
-    # -- using -----------------------------------------------------------------------------------------
+    # -- use -------------------------------------------------------------------------------------------
 
     def find(self, topic: str, queue_id: int) -> Queue | None:
         """The queue, None if there is none."""
@@ -218,7 +218,7 @@ class ConsumeQueues:
             self._queues.pop(key).destroy()
 
     def sync_work(self) -> SyncWork:
-        """All writes since the last call, to be put on disk by a worker thread (`SyncWork.run`)."""
+        """All writes since the last call, for a worker thread to put on disk."""
         return self._cache.sync_work()
 
     def give_back(self, work: SyncWork) -> None:

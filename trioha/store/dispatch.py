@@ -3,9 +3,9 @@
 Theory of operation. `position` walks through the log, record by record; everything before it is in the
 queues and the index. `dispatch` takes a stretch of the log, collects what its records enter
 (`store.record_entries`), and then writes each queue once and the index once; only then `dispatched` moves.
-If a step fails, every queue goes back to where its last write left it, which asks the disk nothing and cannot
-fail itself, and the same stretch can be dispatched again: queues drop entries they have, the index records it
-has. Bodies are not read unless `check_crc` asks for it.
+If a step fails, every queue goes back to the end of its last write, which needs no disk access and cannot
+fail, and the same stretch can be dispatched again: queues drop entries that they have, the index drops keys
+of records that it has. Bodies are not read unless `check_crc` asks for it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Dispatcher:
         position: int,
         settings: DispatchSettings | None = None,
     ) -> None:
-        """`position` is where to begin, see `start_position`; the log's first byte at the least."""
+        """`position` is where to start, see `start_position`; the log's first byte at least."""
         self._log = commit_log
         self.settings = settings or DispatchSettings()
-        """What is built."""
+        """Which queues and keys are built, and what is checked."""
         self._collector = EntryCollector(
             queues, index if self.settings.message_index_enable else None, self.settings
         )
@@ -64,11 +64,11 @@ class Dispatcher:
         """Records that could not be dispatched since the start."""
         self.last_fault: DispatchFault | None = None
         self.stuck_at = -1
-        """Offset of a record that a slave waits at, -1 if it does not."""
+        """Offset of the bad record that a slave waits at, -1 if there is none."""
 
     @property
     def position(self) -> int:
-        """Offset of the next record to look at."""
+        """Offset of the next record to dispatch."""
         return self.dispatched.offset
 
     def rewind(self, position: int) -> None:
@@ -111,7 +111,7 @@ class Dispatcher:
         return passed
 
     def _collect(self, position: int, until_offset: int, records_max: int) -> tuple[int, int, int]:
-        """Look at up to `records_max` records.
+        """Collect up to `records_max` records.
 
         Returns the position after them, how many they were, and the last one's store time, ms.
         """
@@ -137,14 +137,14 @@ class Dispatcher:
     def _after_fault(self, view: memoryview, offset: int, until_offset: int) -> int:
         """Where to go on after a record that is not whole and valid; `offset` itself to wait (spec 5.6).
 
-        `view` starts at the record. One that is whole but wrong inside is passed by its size. Of one without
-        a believable size a master passes all it holds of the file; a slave stays, and looks again when it is
-        called next.
+        `view` starts at the record. A record that is whole but wrong inside is passed by its size. Where the
+        size cannot be right, a master passes the rest of the file; a slave stays, and checks again with the
+        next call.
         """
         left = len(view)
         size = claimed_bytes(view, 0, left)
         if offset + max(size, BLANK_BYTES) > until_offset and until_offset < self._log.max_offset:
-            # Not damaged, but not to be dispatched yet.
+            # The rest of the record may be there, but must not be dispatched yet.
             return offset
         fault = find_fault(view, 0, left, offset, check_crc=self.settings.check_crc)
         assert fault is not None
@@ -163,7 +163,7 @@ class Dispatcher:
         return min(self._next_file(offset), self._log.max_offset)
 
     def _log_fault(self, fault: DispatchFault) -> None:
-        """Count and log a record that is passed now; those of a stretch that fails come again."""
+        """Count and log a bad record that was passed. A stretch that fails is logged when it succeeds."""
         self.faults += 1
         self.last_fault = fault
         log.error("record cannot be dispatched", offset=fault.physical_offset, reason=fault.reason)
@@ -177,12 +177,11 @@ def start_position(
     checkpoint: Checkpoint,
     redispatch_from: int | None = None,
 ) -> int:
-    """Where dispatch has to begin after a start (spec store 5.4.1, 5.6).
+    """Where dispatch has to start after an opening (spec store 5.4.1, 5.6).
 
-    After a clean stop: after the last record that any queue knows; all of the log if none knows any. After
-    an unclean one: at the newest log file that began 3 s or more before what the checkpoint says is on disk.
-    `redispatch_from` is what `IndexService.open` or `cut` gave. Recovered queues are needed, and the log's
-    end.
+    After a clean stop: after the last record that has an entry in any queue, else at the log's start. After
+    an unclean one: at the newest log file whose first record was stored 3 s or more before the checkpoint's
+    times. `redispatch_from` is the result of `IndexService.open` or `cut`. Queues and log must be recovered.
     """
     known = queues.max_physical_offset
     position = min(max(known, commit_log.min_offset), commit_log.max_offset)

@@ -1,13 +1,12 @@
 """The tasks that keep queues and index at the log's end, and on disk (spec store 5.6, 8).
 
-Dispatch follows `appended`, with SYNC_FLUSH `flushed`: what is not on disk yet is not shown to consumers. It
-goes in short slices, since it shares its thread with replication. What one millisecond brings is dispatched
-together: alone a record costs ten times what it costs among others. A slave that takes a long log in makes
-the slices shorter still: between two of them a megabyte may come in, and when nothing comes they follow each
-other.
+Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
+yet. It runs in short slices, since it shares its thread with replication. Records of one millisecond are
+dispatched together: alone a record costs ten times as much. A slave that copies a long log makes the slices
+shorter still: up to a megabyte is received between two of them; without traffic they follow each other.
 
-A disk that is full stops dispatch, not the node: it goes on when there is space. A failed sync ends the node,
-as that of the log does.
+A full disk stops dispatch until there is space again; the node goes on. A failed sync ends the node, as a
+failed sync of the log does.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 GATHER_S = 0.001
-"""After something new has come, so long for more."""
+"""After a new record, dispatch waits so long for more."""
 RECHECK_S = 1.0
-"""Between two tries where a bad record or a full disk stops dispatch."""
+"""Between two tries while a bad record or a full disk stops dispatch."""
 PROGRESS_INTERVAL_S = 0.05
 OnDispatched = Callable[[int, int], None]
-"""Told the offset that is dispatched, and how many records were since it was told last."""
+"""Receives the offset that is dispatched, and how many records were since the last call."""
 SYNC_INTERVAL_S = 1.0
-"""As flushIntervalConsumeQueue."""
+"""flushIntervalConsumeQueue."""
 QUIET_S = 0.01
-"""A log that has not grown for so long is not being filled."""
+"""A slave whose log has not grown for so long is not catching up."""
 BESIDE_RECORDS = 8
-"""Records between two turns of replication on a slave that is being filled: copies come first."""
+"""Records in a slice on a slave that is catching up: replication goes first."""
 
 
 class DispatchService:
@@ -52,8 +51,8 @@ class DispatchService:
         on_dispatched: OnDispatched = lambda _offset, _records: None,
         sync: Callable[[Callable[[], None]], Awaitable[None]] = run_in_thread,
     ) -> None:
-        """`on_dispatched` is called several times a second while dispatch moves, and soon after it has come
-        to the log's end; `sync` calls what it is given away from the loop: by default in a worker thread."""
+        """`on_dispatched` is called several times a second while dispatch moves, and soon after it reaches
+        the log's end; `sync` runs a function that blocks, by default in a worker thread."""
         self._store = store
         self._sync_flush = sync_flush
         self._on_dispatched = on_dispatched
@@ -64,7 +63,7 @@ class DispatchService:
         self._is_blocked = False
 
     async def run(self) -> None:
-        """Dispatch and sync for ever. Raises StoreError when the disk fails a sync."""
+        """Dispatch and sync until cancelled. Raises StoreError when the disk fails a sync."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatch)
             nursery.start_soon(self._sync_often)
@@ -78,7 +77,7 @@ class DispatchService:
         while True:
             if source.offset <= dispatcher.position:
                 if commit_log.puts_blocked:
-                    # The queues could not be read; no put will come and say when to try again.
+                    # The queues could not be read, and no put will wake this task to try again.
                     await trio.sleep(RECHECK_S)
                     self._store.enable_puts()
                     continue
@@ -95,8 +94,8 @@ class DispatchService:
             await trio.lowlevel.checkpoint()
             if commit_log.max_offset != end_offset:
                 grown_s = trio.current_time()
-            is_being_filled = dispatcher.settings.is_slave and trio.current_time() < grown_s + QUIET_S
-            records_max = BESIDE_RECORDS if is_being_filled else BATCH_RECORDS
+            is_catching_up = dispatcher.settings.is_slave and trio.current_time() < grown_s + QUIET_S
+            records_max = BESIDE_RECORDS if is_catching_up else BATCH_RECORDS
 
     async def _more(self, source: Watermark) -> bool:
         """Wait until there is something to dispatch; False if the log was cut or `_report` was due before."""

@@ -4,9 +4,9 @@ Theory of operation. The queue is derived from the log and can always be rebuilt
 of a subclass (or does the same inline) for each record, then `flush` once per batch; only then do readers see
 the entries. An entry that comes again is dropped, so dispatching a stretch of the log twice does no harm.
 
-Entries are numbered from the queue's first byte: entry `n` is at byte `n * entry_bytes`. Their records'
-physical offsets rise, so the entry of an offset is found by binary search. Blanks only keep the numbering of
-a consume queue: they have no record, and a search that meets one goes on to the next real entry.
+Entries are numbered from the queue's first byte: entry `n` is at byte `n * entry_bytes`. Physical offsets
+rise with the number, so a binary search finds the entry of an offset. Blanks only keep the numbering of a
+consume queue: they have no record, and a search that meets one goes on to the next real entry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RECORD = Struct(">qi").unpack_from
 """physicalOffset and totalSize, which both kinds of entries start with."""
 _RECOVERY_FILES = 3
 _CHUNK_BYTES = 64 * 1024
-"""Read at once where many entries are looked at: a small queue costs one small read."""
+"""Read at once where many entries are needed: a small queue costs one small read."""
 
 
 @frozen
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def is_blank(self) -> bool:
-        """Whether this entry only keeps the numbering: there is no message."""
+        """Whether this entry has no message and only keeps the numbering."""
         return self.size == BLANK_SIZE
 
 
@@ -72,7 +72,7 @@ def leading_valid(data: bytes, entry_bytes: int) -> int:
 
 
 class EntryQueue(ABC):
-    """The queue of one topic and queue id; a subclass knows what its entries hold and how they are put."""
+    """The queue of one topic and queue id. A subclass defines the entries' fields, and `put`."""
 
     __slots__ = (
         "_begin_position",
@@ -90,7 +90,7 @@ class EntryQueue(ABC):
 
     entry_bytes: ClassVar[int]
     size_key: ClassVar[str]
-    """Setting that says how long the queue's files are."""
+    """The config key of the files' length."""
 
     def __init__(
         self, directory: Path, *, topic: str, queue_id: int, file_bytes: int, cache: FileCache
@@ -114,7 +114,7 @@ class EntryQueue(ABC):
         self.pending: list[bytes] = []
         """Encoded entries that the next `flush` writes. Moved by the dispatcher only."""
         self.max_physical_offset = -1
-        """End of the last record that was put here: anything up to it is a repeat. -1 if nothing was."""
+        """End of the last record that was put here: a record that ends before it is a repeat. -1 for none."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}@{self.queue_id} [{self.min_offset}, {self.max_offset})>"
@@ -129,7 +129,7 @@ class EntryQueue(ABC):
     def max_offset(self) -> int:
         """Queue offset after the last message that readers can see."""
 
-    # -- what a subclass knows of its entries ------------------------------------------------------------
+    # -- what a subclass defines -------------------------------------------------------------------------
 
     @abstractmethod
     def _decode(self, data: bytes, number: int) -> Iterator[Entry]:
@@ -161,13 +161,13 @@ class EntryQueue(ABC):
                 self._files.append(self.pending, start=self._begin_position)
                 self._min_offset = begin
                 self._begins_at = None
-            # The dispatcher leaves this to the flush, for all entries at once.
+            # The dispatcher does not update this for each entry.
             physical_offset, size = _RECORD(self.pending[-1], len(self.pending[-1]) - self.entry_bytes)
             self.max_physical_offset = self._flushed_physical_offset = physical_offset + size
             self.pending.clear()
 
     def discard(self) -> None:
-        """Drop the pending entries: the queue is as its last `flush` left it. Asks the disk nothing."""
+        """Drop the pending entries: the queue is as its last `flush` left it. Needs no disk access."""
         self.pending.clear()
         self._begins_at = None
         self.next_offset = self.max_offset
@@ -176,9 +176,9 @@ class EntryQueue(ABC):
     # -- reading ---------------------------------------------------------------------------------------
 
     def entries(self, queue_offset: int, count: int) -> Iterator[Entry]:
-        """Up to `count` entries from `queue_offset` on, blanks included. Raises StoreError.
+        """Up to `count` entries, blanks included, from that of the message `queue_offset` on.
 
-        The first one is that which holds the message `queue_offset`.
+        Raises StoreError.
         """
         number = self._number_of(max(queue_offset, self._min_offset))
         return self._decode(self._read(number, count), number)
@@ -228,7 +228,7 @@ class EntryQueue(ABC):
             middle = (low + high) // 2
             found = self._real_entry(middle, high)
             if found is None or found[1].physical_offset >= physical_offset:
-                # Nothing but blanks from the middle on says as little as an entry that is far enough.
+                # The first entry is before the middle also if there are only blanks from the middle on.
                 high = middle
             else:
                 low = found[0] + 1
@@ -246,7 +246,7 @@ class EntryQueue(ABC):
             number += count
         return None
 
-    # -- starting --------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Open the files and find the end: the first invalid entry of the last three (spec store 5.3).
@@ -256,7 +256,7 @@ class EntryQueue(ABC):
         files = self._files
         files.load(size_key=self.size_key)
         files.cut(self._valid_end())
-        # Blanks at the end are what a power cut left of a gap that was being filled.
+        # A power cut while a gap was being filled leaves blanks at the end.
         if (last := self._last_entry()) is not None and last.is_blank:
             files.cut(self._end_of_real_entries())
         self._find_ends()
@@ -293,7 +293,7 @@ class EntryQueue(ABC):
 
     def _find_ends(self) -> None:
         """Drop the pending entries, and find out from the files where the queue ends. Raises StoreError."""
-        # Unknown while the disk is asked, and if it does not answer.
+        # Unknown while the disk is read, and if that fails.
         self._flushed_physical_offset = self._first_physical_offset = -1
         self.discard()
         self._min_offset = min(self._min_offset, self.max_offset)
@@ -317,13 +317,13 @@ class EntryQueue(ABC):
                 files.cut(self._end_of_real_entries())
         self._find_ends()
 
-    # -- losing the log's head ---------------------------------------------------------------------------
+    # -- deletion of old log files -------------------------------------------------------------------------
 
     def correct_min_offset(self, log_min_offset: int) -> None:
         """Move `min_offset` to the first message that the log still holds, `max_offset` if none (5.5)."""
         if self._first_physical_offset >= log_min_offset:
             return
-        # Unknown while the disk is asked, and if it does not answer.
+        # Unknown while the disk is read, and if that fails.
         self._first_physical_offset = -1
         found = self._find_from(log_min_offset, low=self._number_of(self._min_offset))
         if found is None:
@@ -333,7 +333,7 @@ class EntryQueue(ABC):
             self._first_physical_offset = found[1].physical_offset
 
     def delete_before(self, log_min_offset: int) -> int:
-        """Delete files whose last record the log has no more, never the last file (spec store 5.8).
+        """Delete files whose last record is no longer in the log, never the last file (spec store 5.8).
 
         Returns how many. `min_offset` is corrected. Raises StoreError if the disk refuses.
         """
@@ -352,7 +352,7 @@ class EntryQueue(ABC):
         return deleted
 
     def destroy(self) -> None:
-        """Delete the queue's files. Raises StoreError; the queue has lost its later entries then, or all."""
+        """Delete the queue's files. Raises StoreError; some or all of the later entries are deleted then."""
         try:
             self._files.destroy()
         finally:

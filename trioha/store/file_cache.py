@@ -1,4 +1,4 @@
-"""Open files of a store's queues, few at a time, and which of them have writes that are not on disk."""
+"""Cache of open queue files; it also collects the files with writes that are not on disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from trioha.store.syncing import SharedDescriptor, SyncWork
 OPEN_FILES_MAX = 256
 """File descriptors that all queues of a store share."""
 _CLOSED_AT_SHORTAGE = 8
-"""Files that are closed when a sync found no descriptor."""
+"""Files that are closed after a sync that found no free descriptor."""
 
 
 class FileCache:
-    """Open files by path, at most `open_files_max`; the one used longest ago is closed for the next.
+    """Open files by path, at most `open_files_max`; the least recently used one is closed for the next.
 
-    Where the system has no descriptor for one more, there may be fewer. It also knows which files have been
-    written since the last `sync_work`.
+    There are fewer when the system has no descriptor for one more.
     """
 
     def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
@@ -45,7 +44,7 @@ class FileCache:
         self._make_folders(path.parent)
         fd = self._with_room(lambda: create_atomically(path, lambda fd: os.ftruncate(fd, size)))
         self._opened[path] = SharedDescriptor(fd)
-        # A file is there after a power cut only if its folder's entry is.
+        # A file survives a power cut only if its folder's entry is on disk.
         self._unsynced.add(path)
         self._unsynced.add(path.parent)
         return fd
@@ -60,7 +59,7 @@ class FileCache:
         self._unsynced.add(folder.parent)
 
     def _with_room(self, open_: Callable[[], int]) -> int:
-        """What `open_` gives, with other files closed as far as it takes. Raises OSError."""
+        """The result of `open_`, with as many other files closed as it needs. Raises OSError."""
         while len(self._opened) >= self._open_files_max:
             self._close_oldest()
         while True:
@@ -75,11 +74,11 @@ class FileCache:
         self._opened.pop(next(iter(self._opened))).release()
 
     def mark_dirty(self, path: Path) -> None:
-        """`path` has writes that are not on disk."""
+        """Sync `path` with the next `sync_work`."""
         self._unsynced.add(path)
 
     def sync_work(self) -> SyncWork:
-        """All that was written since the last call."""
+        """All writes since the last call."""
         work, self._unsynced = self._unsynced, SyncWork()
         work.share(self._opened)
         return work

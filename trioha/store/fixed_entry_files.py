@@ -1,4 +1,4 @@
-"""Entries of one length in files of one length: what consume queues are made of (spec store 1, 3).
+"""Entries of one length in files of one length: storage of consume queues (spec store 1, 3).
 
 Entries are written with `pwrite` and read with `pread`, not through a map: a queue's file is sparse (a broker
 may have ten thousand queues of 6 MB each), and a full disk must be an error of a call, not the end of the
@@ -18,7 +18,7 @@ from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name, hint_at
 
 _ZERO_CHECK_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024
-"""Written at once at most, where blanks make a batch long."""
+"""The most that is written at once; blanks can make a batch long."""
 
 
 class FixedEntryFiles:
@@ -40,14 +40,14 @@ class FixedEntryFiles:
         self._paths: dict[int, Path] = {}
         """Files of `[start, end)`, by their first byte, oldest first."""
         self._spare: dict[int, Path] | None = None
-        """Files that were made by an `append` that failed later: nothing in them counts."""
+        """Files that were made by an `append` that failed later: their bytes do not count."""
         self._cache = cache
 
     def load(self, *, size_key: str) -> None:
-        """Find the files; every one counts as full until `cut`.
+        """Find the files; each counts as full until `cut`.
 
-        Raises StoreError for a file of another length or a missing one; `size_key` is the setting to blame.
-        An empty last file is one that was being made when the process ended: it is removed.
+        Raises StoreError for a file of another length or a missing one, and names the config key `size_key`.
+        An empty last file was being made when the process ended: it is removed.
         """
         try:
             found = sorted(
@@ -90,7 +90,7 @@ class FixedEntryFiles:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
+        """Whether the queue has no entries."""
         return self.start == self.end
 
     def append(self, chunks: Sequence[bytes], *, start: int | None = None) -> None:
@@ -142,7 +142,7 @@ class FixedEntryFiles:
             self.start = start
 
     def _remove_spare(self) -> None:
-        """Delete what a failed `append` has made. Raises OSError."""
+        """Delete the files that a failed `append` has made. Raises OSError."""
         assert self._spare is not None
         for start in reversed(tuple(self._spare)):
             self._cache.forget(self._spare[start])
@@ -151,7 +151,7 @@ class FixedEntryFiles:
         self._spare = None
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes `[position, position + size)`, less where the queue begins later or ends before."""
+        """Those of the bytes `[position, position + size)` that are in the queue."""
         position = max(position, self.start)
         end = min(position + size, self.end)
         parts: list[bytes] = []
@@ -181,7 +181,7 @@ class FixedEntryFiles:
         path = self._paths.get(file_start)
         if path is not None:
             try:
-                # Zeros without writing them: stale entries after the end must not come back at a next start.
+                # Zeros without writing them: the next start must not find stale entries after the end.
                 fd = self._cache.fd(path)
                 if not _is_zero_from(fd, end - file_start):
                     os.ftruncate(fd, end - file_start)
@@ -201,7 +201,7 @@ class FixedEntryFiles:
         self.start += self.file_bytes
 
     def destroy(self) -> None:
-        """Delete all files and the folder if it is empty then. What is left after an error is the front."""
+        """Delete all files, and the folder if it is empty then. After an error the first files are left."""
         self._remove_from(0)
         self.start = self.end = 0
         try:
@@ -212,7 +212,7 @@ class FixedEntryFiles:
         try:
             self.directory.rmdir()
         except OSError:
-            # Something else lies in it, or it was never made: not ours to remove.
+            # Other files lie in it, or it was never made.
             return
 
     def _remove_from(self, position: int) -> None:
@@ -234,7 +234,7 @@ class FixedEntryFiles:
 
 
 def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
-    """The chunks in few, but not long ones: blanks before a queue's first entry may be millions of bytes."""
+    """The chunks joined to fewer, of limited length: the blanks of a gap may have millions of bytes."""
     if sum(map(len, chunks)) <= _WRITE_BYTES:
         yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
         return
@@ -252,7 +252,7 @@ def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _is_zero_from(fd: int, at: int) -> bool:
-    """Whether a file holds nothing but zeros from `at` on; holes are passed without reading them."""
+    """Whether a file holds nothing but zeros from `at` on; holes are not read."""
     size = os.fstat(fd).st_size
     while at < size:
         try:
@@ -264,7 +264,7 @@ def _is_zero_from(fd: int, at: int) -> bool:
                 return True
             if error.errno != errno.EINVAL:
                 raise
-            # A file system that knows no holes.
+            # A file system without holes.
             stop = size
         while at < stop:
             data = os.pread(fd, min(stop - at, _ZERO_CHECK_BYTES), at)

@@ -1,10 +1,10 @@
 """Flush: the task that moves the `flushed` watermark (spec store 8).
 
-SYNC_FLUSH syncs as long as anything is not on disk: while one sync runs, all that arrives joins the next, so
-one sync serves every put that waited (group commit without lists). ASYNC_FLUSH syncs every
-flushIntervalCommitLog whatever is not on disk, and earlier where that is `UNFLUSHED_FILES` files: each keeps
-its descriptor until it is on disk. A sync that fails ends the node: pages that a failed fsync
-dropped cannot be told from clean ones, so nothing may be promised any more.
+SYNC_FLUSH syncs as long as the log has bytes that are not on disk. Bytes that arrive during a sync join the
+next one, so one sync serves every put that waited (group commit without lists). ASYNC_FLUSH syncs every
+flushIntervalCommitLog, and earlier when the bytes that are not on disk fill `UNFLUSHED_FILES` files, each of
+which keeps its descriptor until then. A sync that fails ends the node: pages that a failed fsync dropped look
+like clean ones, so no later sync can promise that they are on disk.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trioha.store.message_store import MessageStore
 from trioha.watermark import REWOUND
 
 UNFLUSHED_FILES: Final = 2
-"""With ASYNC_FLUSH a sync does not wait for its time when the log has grown by so many files."""
+"""With ASYNC_FLUSH a sync starts before its time when the log has grown by so many files."""
 OnFlushed = Callable[[int, int], None]
-"""Told the flushed offset and how long the sync took in ns."""
+"""Receives the flushed offset, and how long the sync took in ns."""
 
 
 class FlushService:
@@ -39,7 +39,7 @@ class FlushService:
         sync: Callable[[int, int, int], Awaitable[None]] | None = None,
     ) -> None:
         """`sync(start_offset, end_offset, store_timestamp_ms)` is the port to the disk: by default a worker
-        thread; tests in virtual time bring their own."""
+        thread; tests in virtual time replace it."""
         self._store = store
         self._sync_flush = sync_flush
         self._interval_s = interval_s
@@ -47,22 +47,22 @@ class FlushService:
         self._sync = sync or self._sync_in_thread
 
     async def run(self) -> None:
-        """Flush for ever. Raises StoreError when the disk fails."""
+        """Flush until cancelled. Raises StoreError when the disk fails."""
         log = self._store.commit_log
         while True:
             if not self._sync_flush:
                 with trio.move_on_after(self._interval_s):
                     await log.appended.reached(log.flushed.offset + UNFLUSHED_FILES * log.file_bytes)
             await log.appended.reached(log.flushed.offset + 1)
-            # Not so if the log was cut: then it says where it ends now.
+            # Not if the log was cut: `flushed` is at its end then.
             if log.max_offset > log.flushed.offset:
                 await self.flush()
 
     async def flush(self) -> None:
-        """Put on disk what is there now."""
+        """Put all bytes of the log on disk."""
         log = self._store.commit_log
         start_offset, end_offset = log.flushed.offset, log.max_offset
-        # Ends early if the log begins anew during the sync: these were other bytes then.
+        # Ends early if the log begins anew during the sync: the synced bytes are not in it then.
         flushed = log.flushed.wait_for(end_offset)
         started_ns = time.monotonic_ns()
         try:

@@ -9,8 +9,8 @@
 indexCount is the number of the next entry and starts at 1; entry 0 is never used. `previous` is an entry with
 a lower number, 0 at a chain's end. timeDiff counts seconds from beginTimestamp.
 
-The file is mapped. It is sparse (420 MB by default), and its space is reserved piece by piece ahead of the
-entries, so that a full disk is an error of `put` and not the end of the process.
+The file is mapped. It is sparse (420 MB by default). Its space is reserved in steps ahead of the entries, so
+that a full disk is an error of `put` and not the end of the process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENTRY_BYTES = 20
 DEFAULT_HASH_SLOTS = 5_000_000
 DEFAULT_INDEX_NUM = 20_000_000
 RESERVE_BYTES = 4 << 20
-"""Space for entries is reserved this much at a time."""
+"""Space that is reserved for entries in one step."""
 
 _HEADER = Struct(">qqqqii")
 _ENTRY = Struct(">iqii")
@@ -50,7 +50,7 @@ _ZEROS = bytes(1 << 20)
 
 @frozen
 class IndexShape:
-    """How many slots and entries a store's index files have."""
+    """Number of slots and entries in a store's index files."""
 
     hash_slots: int = DEFAULT_HASH_SLOTS
     """maxHashSlotNum."""
@@ -69,27 +69,27 @@ class IndexShape:
 
 
 def key_hashes(java_hashes: Sequence[int]) -> list[int]:
-    """Hashes as index entries hold them, of unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
+    """Hashes in an index entry's form, from unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
     return [value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes]
 
 
 class IndexFile:
-    """An open index file. Every number of its header is a property here; `put` writes them back."""
+    """An open index file. Each header field is an attribute; `put` writes them back."""
 
     def __init__(self, path: Path, shape: IndexShape, *, fd: int) -> None:
-        """Maps the file, which needs `fd` no longer. Raises OSError."""
+        """Map the file; `fd` can be closed afterwards. Raises OSError."""
         self.path = path
         self.shape = shape
         self._view = map_file(fd, shape.file_bytes)
         self.descriptor: SharedDescriptor | None = None
-        """Of a file that is being filled; reading needs none, and neither does writing what has its space."""
+        """Set while the file is being filled, to reserve space; reads and other writes need none."""
         self._words = self._view.cast("I")
         header: tuple[int, ...] = _HEADER.unpack_from(self._view)
         self.begin_timestamp_ms, self.end_timestamp_ms = header[:2]
         self.begin_physical_offset, self.end_physical_offset = header[2:4]
         self.used_slots = min(max(header[4], 0), shape.hash_slots)
         self.index_count = min(max(header[5], 1), shape.index_num)
-        """Number of the next entry; the keys in the file, plus 1."""
+        """Number of the next entry: the number of keys in the file, plus 1."""
         self._reserved_bytes = shape.entries_at
         """Everything before this byte has its space on disk."""
 
@@ -98,7 +98,7 @@ class IndexFile:
 
     @classmethod
     def open(cls, path: Path, shape: IndexShape) -> IndexFile:
-        """Open an existing file; raises StoreError if its length is not what `shape` says."""
+        """Open an existing file; raises StoreError if its length does not fit `shape`."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -119,10 +119,10 @@ class IndexFile:
     def create(
         cls, path: Path, shape: IndexShape, *, end_timestamp_ms: int = 0, end_physical_offset: int = 0
     ) -> IndexFile:
-        """Make an empty file that continues one that ended at these values (spec store 4.1).
+        """Make an empty file; the previous one ended at these values (spec store 4.1).
 
-        Its directory's entry is to be put on disk by the caller, with the file. Raises StoreError if there is
-        no space for the slots, or no descriptor; there is no such file then.
+        The caller syncs the file and its directory. Raises StoreError if there is no space for the slots, or
+        no descriptor; the file does not exist then.
         """
         made: list[IndexFile] = []
 
@@ -136,7 +136,7 @@ class IndexFile:
 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # It gets its name last: nothing can fail after that.
+            # The file gets its name in the last step: nothing can fail after that.
             fd = create_atomically(path, prepare)
         except OSError as error:
             for file in made:
@@ -151,17 +151,17 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether no key fits any more."""
+        """Whether the file has no room for another key."""
         return self.index_count >= self.shape.index_num
 
     @property
     def room(self) -> int:
-        """How many keys still fit."""
+        """Number of keys that still fit."""
         return self.shape.index_num - self.index_count
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no key."""
+        """Whether the file has no keys."""
         return self.index_count <= 1
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class IndexFile:
     ) -> None:
         """Add keys in order, at most `room` of them: key hashes, and each one's record and store time.
 
-        Raises StoreError if there is no disk space; nothing is added then. Works on whole columns, about
+        Raises StoreError if there is no disk space; no key is added then. Works on whole columns, about
         0.4 us a key: entries are made as one array of 32-bit words, and `previous` is copied from the slot
-        as it lies there, in the file's byte order.
+        in the file's byte order.
         """
         count = len(hashes)
         if not count:
@@ -181,7 +181,7 @@ class IndexFile:
         assert count <= self.room, f"{count} keys, room for {self.room}"
         number = self.index_count
         self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
-        # The first key's difference is taken before it moves the begin; all others after (spec store 4.1).
+        # The first key's difference is computed before it moves the begin; all others after (spec store 4.1).
         first_diff = self._time_diff_s(store_timestamps_ms[0])
         if number <= 1:
             self.begin_physical_offset = physical_offsets[0]
@@ -193,7 +193,7 @@ class IndexFile:
                 self._time_diff_s(max(store_timestamps_ms)),
             )
             if low == high:
-                # As nearly always: keys that are put together were stored in the same second.
+                # The usual case: keys that are put together were stored in the same second.
                 diffs = array("I", (low,)) * count
             else:
                 diffs = array("I", map(self._time_diff_s, store_timestamps_ms))
@@ -278,8 +278,8 @@ class IndexFile:
     def find(self, key_hash: int, *, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of entries with this hash and stored in that time, newest first.
 
-        Other keys may have the same hash: compare the records. Damaged chains end the walk, they never
-        loop: a chain leads to lower numbers only.
+        Other keys may have the same hash: compare the records. A damaged chain ends the walk and cannot loop:
+        a chain leads to lower numbers only.
         """
         at = HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
         number: int = _SLOT.unpack_from(self._view, at)[0]
@@ -298,16 +298,16 @@ class IndexFile:
                 return
             number = previous
 
-    # -- ending ----------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Give up the descriptor: the file is full, or only read."""
+        """Close the descriptor: the file is full, or only read."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             descriptor.release()
 
     def close(self) -> None:
-        """Give up the file; the map goes with the last slice of it."""
+        """Close the file; the mapping ends with its last slice."""
         self.release()
         self._words.release()
         self._view.release()
@@ -322,19 +322,19 @@ class IndexFile:
 
 
 def _swap(words: array[int]) -> None:
-    """Between this machine's byte order and the file's."""
+    """Convert between this machine's byte order and the file's."""
     if sys.byteorder == "little":
         words.byteswap()
 
 
 def _prepare(fd: int, shape: IndexShape) -> None:
-    """Give a new file its length, and its header and slots their space. Raises OSError."""
+    """Set a new file's length, and reserve the space of header and slots. Raises OSError."""
     os.ftruncate(fd, shape.file_bytes)
     _reserve(fd, 0, shape.entries_at)
 
 
 def _reserve(fd: int, start: int, size: int) -> None:
-    """Give bytes `[start, start + size)` their space on disk, keeping what is there. Raises OSError."""
+    """Reserve space on disk for bytes `[start, start + size)`, which keep their values. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, start, size)
@@ -343,7 +343,7 @@ def _reserve(fd: int, start: int, size: int) -> None:
                 raise
         else:
             return
-    # Zeros written over zeros reserve space on every file system; bytes that are not zero have theirs.
+    # Zeros written over zeros reserve space on every file system; other bytes have their space.
     end = start + size
     while start < end:
         chunk = os.pread(fd, min(len(_ZEROS), end - start), start)

@@ -1,7 +1,7 @@
 """The index of a store: its files in order, the newest of which takes new keys (spec store 4.1).
 
-Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. Which keys a record has, in the
-order they are put: UNIQ_KEY, then each part of KEYS; each is hashed as `topic#key`.
+Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. A record's keys are UNIQ_KEY, then
+each part of KEYS, in this order; each is hashed as `topic#key`.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class IndexService:
         safe_until_ms: int | None = None,
         now_ms: Callable[[], int] = _now_ms,
     ) -> tuple[IndexService, int | None]:
-        """Open the index below the store root; also the physical offset to dispatch again from, if any.
+        """Open the index below the store root. Returns it and the physical offset to redispatch from, if any.
 
-        After an unclean stop give the checkpoint's indexMsgTimestamp as `safe_until_ms`: files that end
-        later may be half on disk, so they are deleted, and the log must be dispatched again from the offset
-        returned (spec store 5.1). Raises StoreError for a file that cannot be used.
+        After an unclean stop `safe_until_ms` is the checkpoint's indexMsgTimestamp: files that end later may
+        be partly on disk, so they are deleted, and the log must be dispatched again from the returned offset
+        (spec store 5.1). Raises StoreError for a file that cannot be used.
         """
         directory = root / FOLDER
         shape = shape or IndexShape()
@@ -85,7 +85,7 @@ class IndexService:
         try:
             for path in paths:
                 if path.stat().st_size == 0:
-                    # It was being made when the process ended.
+                    # The process ended while it was being made.
                     path.unlink()
                     continue
                 files.append(IndexFile.open(path, shape))
@@ -101,11 +101,11 @@ class IndexService:
         )
 
     def _drop_from(self, index: int) -> int | None:
-        """Delete the file of that index and all later ones; where they began, None if there are none."""
+        """Delete the file with that index and all later ones; returns their first physical offset, if any."""
         if index >= len(self._files):
             return None
         redispatch_offset = self._files[index].begin_physical_offset
-        # From the end on, so that an error leaves no hole.
+        # The last file first, so that an error leaves no hole.
         for file in reversed(self._files[index:]):
             log.info("index file is built again", file=file.path.name)
             self._unsynced.forget(file.path)
@@ -115,10 +115,10 @@ class IndexService:
         return redispatch_offset
 
     def cut(self, physical_offset: int) -> int | None:
-        """Forget records at or after `physical_offset`, the log's end: files that know any are deleted.
+        """Delete the files with keys of records at or after `physical_offset`, the log's end.
 
-        Returns the offset to dispatch again from, None if no file was touched. (RocketMQ keeps such
-        entries, and never indexes what is stored there next.)
+        Returns the offset to dispatch again from, None if no file was deleted. (RocketMQ keeps such
+        entries, and never indexes the records that are stored there next.)
         """
         return self._drop_from(
             next(
@@ -142,7 +142,7 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """Start of the last record that was indexed, 0 for none: what is before it is in (spec store 4.1)."""
+        """Start of the last record that was indexed, 0 for none: all before it are (spec store 4.1)."""
         return self._files[-1].end_physical_offset if self._files else 0
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ class IndexService:
         *,
         last_record_offset: int,
     ) -> None:
-        """Add keys of records that follow each other, at or after `end_physical_offset`.
+        """Add keys of records in log order, at or after `end_physical_offset`.
 
-        Three columns: the hash of `topic#key` as `tags.java_hashes` gives it, and its record's place and
-        time. `last_record_offset` is that of the last record looked at, with keys or without. Raises
-        StoreError if the disk refuses; what was put is then known by `end_physical_offset`, and the same
-        records can be put again.
+        Three columns: the hash of `topic#key` as `tags.java_hashes` computes it, and its record's offset and
+        time. `last_record_offset` is that of the last record that was walked, with keys or without. Raises
+        StoreError if the disk refuses; `end_physical_offset` shows then how far it came, and the same records
+        can be put again.
         """
         hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
@@ -168,12 +168,12 @@ class IndexService:
             if self._last_record_keys is None:
                 wanted = self._not_yet_in(hashes, physical_offsets, again)
             else:
-                # An earlier call wrote so many of them before the disk refused the others.
+                # An earlier call wrote the first keys of the record before the disk refused the others.
                 wanted = [number >= self._last_record_keys for number in range(len(hashes))]
             hashes = list(compress(hashes, wanted))
             physical_offsets = list(compress(physical_offsets, wanted))
             store_timestamps_ms = list(compress(store_timestamps_ms, wanted))
-        # None is made for records that are in already: what comes again is looked for in the last one.
+        # Records that come again are looked for in the last file: they need no new one.
         file = self._files[-1] if self._files else self._current()
         done = 0
         end_before = again
@@ -191,7 +191,7 @@ class IndexService:
             self._current()
 
     def _count_last_keys(self, physical_offsets: Sequence[int], *, before: int) -> None:
-        """Keys of records at `physical_offsets` are in now; the last record before them was at `before`."""
+        """Update `_last_record_keys` for added keys; the last record before them was at `before`."""
         last = physical_offsets[-1]
         keys = len(physical_offsets) - bisect_left(physical_offsets, last)
         if keys < len(physical_offsets) or last != before:
@@ -200,10 +200,10 @@ class IndexService:
             self._last_record_keys += keys
 
     def _not_yet_in(self, hashes: Sequence[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
-        """Which keys to put when the record at `again`, the last one indexed, comes again.
+        """Whether to put each key, when the record at `again`, the last one indexed, comes again.
 
-        A stop may have left only some of its keys in the index, and the broker puts all of them again. They
-        may lie in several files: the last ones full, and one after them made but not used yet.
+        A stop may have left only some of its keys in the index (the broker puts all of them again). They may
+        be in several files: the last full ones, and an unused one after them.
         """
         ends_here = list(
             takewhile(lambda file: file.is_empty or file.end_physical_offset == again, reversed(self._files))
@@ -217,7 +217,7 @@ class IndexService:
         ]
 
     def _current(self) -> IndexFile:
-        """The file that takes the next key, made if there is none or the last one is full."""
+        """The file for the next key, made if there is none or the last one is full. Raises StoreError."""
         last = self._files[-1] if self._files else None
         if last is not None and not last.is_full:
             return last
@@ -230,13 +230,13 @@ class IndexService:
             end_physical_offset=0 if last is None else last.end_physical_offset,
         )
         self._files.append(file)
-        # A file is there after a power cut only if its directory's entry is.
+        # A file survives a power cut only if its directory's entry is on disk.
         for path in (file.path, self.directory, self.directory.parent):
             self._unsynced.add(path)
         return file
 
     def _next_name(self) -> str:
-        """Local time now; one ms after the last file's name if the clock is not beyond it."""
+        """Local time now; 1 ms after the last file's name if the clock is not later than that."""
         moment = datetime.fromtimestamp(self._now_ms() / 1000)  # noqa: DTZ006 names are local time
         name = moment.strftime(_NAME_FORMAT)[:-_MICROSECOND_DIGITS_CUT]
         last = self._files[-1].path.name if self._files else ""
@@ -260,10 +260,10 @@ class IndexService:
             if file.begin_timestamp_ms < begin_ms:
                 break
 
-    # -- losing the log's head, ending -------------------------------------------------------------------
+    # -- deletion of old log files, end ------------------------------------------------------------------
 
     def delete_before(self, log_min_offset: int) -> int:
-        """Delete files that only know records before `log_min_offset`, never the newest; returns how many."""
+        """Delete files with only keys of deleted records, never the newest; returns how many."""
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
             file = self._files[0]
@@ -275,11 +275,11 @@ class IndexService:
 
     @property
     def full_until_ms(self) -> int:
-        """What the checkpoint may say once all is on disk: the end of the last full file, 0 if none is."""
+        """End time of the last full file, 0 without one: the checkpoint's indexMsgTimestamp after a sync."""
         return max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
 
     def sync_work(self) -> SyncWork:
-        """What has changed since the last call, to be put on disk by a worker thread."""
+        """All changes since the last call, for a worker thread to put on disk."""
         work, self._unsynced = self._unsynced, SyncWork()
         work.share({file.path: file.descriptor for file in self._files if file.descriptor is not None})
         return work
@@ -296,7 +296,7 @@ class IndexService:
 
 
 def _name_after(last: str) -> str:
-    """The name one ms after `last`; of one that is no time, the next number: only the order counts."""
+    """The name 1 ms after `last`, or the next number if `last` is not a time: only the order counts."""
     try:
         moment = datetime.strptime(last + "000", _NAME_FORMAT) + timedelta(milliseconds=1)  # noqa: DTZ007
     except (ValueError, OverflowError):

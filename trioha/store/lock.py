@@ -1,4 +1,4 @@
-"""The two files that say who has a store: `lock` and `abort` (spec store 1)."""
+"""The two files that mark a store as in use: `lock` and `abort` (spec store 1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoreLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock; raises StoreError if another process, a RocketMQ broker too, has the store."""
+        """Take the lock. Raises StoreError if another process has it, a RocketMQ broker included."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -40,14 +40,14 @@ class StoreLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Give the lock back; does nothing if it is not held."""
+        """Release the lock, if it is held."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class AbortFile:
-    """`abort` is there while a process uses the store, and afterwards if it ended without closing it."""
+    """`abort` exists while a process uses the store, and afterwards if it ended without closing it."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "abort"
@@ -60,8 +60,8 @@ class AbortFile:
     def create(self) -> None:
         """Mark the store as in use, with the process id as 5.3 does.
 
-        It is on disk when this returns, and so is its name: what is written to the store from then on can
-        not outlive the mark in a power cut. Blocks. Raises OSError.
+        File and name are on disk when this returns: no later write to the store can survive a power cut
+        that loses the mark. Blocks. Raises OSError.
         """
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -70,7 +70,7 @@ class AbortFile:
                 os.pwrite(fd, number, 0)
                 os.ftruncate(fd, len(number))
             except OSError as error:
-                # The file's existence says it all, and a full disk is no reason not to open a store.
+                # The file's existence is the mark, and a full disk must not prevent an opening.
                 if error.errno not in DISK_FULL:
                     raise
             sync_whole(fd)
@@ -79,11 +79,11 @@ class AbortFile:
         sync_directory(self.path.parent)
 
     def remove(self) -> None:
-        """Mark the store as cleanly closed, once all else is on disk. Blocks. Raises OSError."""
+        """Mark the store as cleanly closed, after all else is on disk. Blocks. Raises OSError."""
         self.path.unlink(missing_ok=True)
         try:
             sync_directory(self.path.parent)
         except OSError as error:
-            # A mark that comes back with a power cut costs the next start a recovery, and nothing else.
+            # If a power cut restores the mark, the next start only takes longer.
             if not is_shortage(error):
                 raise

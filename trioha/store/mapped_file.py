@@ -20,7 +20,7 @@ FILE_NAME_DIGITS = 20
 _ZERO_CHUNK = bytes(1 << 20)
 
 _NO_NAMELESS_FILES = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS))
-"""Errors of a system, or a file system, that does not know O_TMPFILE."""
+"""Errors of a system, or a file system, without O_TMPFILE."""
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
@@ -32,17 +32,17 @@ def file_name(start_offset: int) -> str:
 class MappedFile:
     """A file of fixed length, mapped into memory: bytes `[start_offset, start_offset + size)` of a log.
 
-    `view` is the whole file. Slices of it stay usable after `close`: the mapping goes when the last of them
-    does, so a connection that still sends from a closed file reads what it read before.
+    `view` is the whole file. Slices of it stay usable after `close`: the mapping ends with the last of them,
+    so a connection can still send from a closed file.
 
-    A file that is written to, or has bytes that are not on disk, keeps a descriptor; `release` gives it up.
-    Reading needs none. So a log has two or three open files, however many it consists of.
+    A file that is written to, or has bytes that are not on disk, keeps a descriptor; `release` closes it.
+    Reads need none. So a log of any length has two or three open files.
     """
 
     __slots__ = ("_descriptor", "path", "size", "start_offset", "view")
 
     def __init__(self, path: Path, *, fd: int, size: int, start_offset: int) -> None:
-        """Takes `fd` over, but for an OSError."""
+        """Owns `fd` from now on, unless it raises OSError."""
         self.path = path
         self.size = size
         self.start_offset = start_offset
@@ -84,11 +84,10 @@ class MappedFile:
     def create(cls, directory: Path, *, start_offset: int, size: int) -> MappedFile:
         """Make the file that starts at `start_offset`, zero filled, with its space on disk reserved.
 
-        Reserved space is what keeps a full disk an error that can be answered: a store into a sparse map
-        would end the process. The file gets its name when it is whole: RocketMQ does not load a store with a
-        file of another length, as a `kill -9` in the middle would leave one. An existing file of that name is
-        taken as it is, which lets a worker thread prepare a file that the log may meanwhile make itself.
-        Raises StoreError if there is no space, or no descriptor, for it; try again when there is.
+        Without reserved space, a store into the map would end the process when the disk is full. The file
+        gets its name when it has its length: a `kill -9` in between would leave a file of another length,
+        and RocketMQ does not load a store with such a file. An existing file of that name is opened: a worker
+        thread and the log may both make the next file. Raises StoreError without space or a descriptor.
         """
         path = directory / file_name(start_offset)
         fd = folder = -1
@@ -97,7 +96,7 @@ class MappedFile:
             if not path.exists():
                 with suppress(FileExistsError):
                     fd = create_atomically(path, lambda fd: _reserve(fd, size))
-            # Also of a file that was there: who made it may have failed to.
+            # Also for a file that exists: its creator may have failed to do it.
             sync_whole(folder)
             if fd < 0:
                 return cls.open(path, size=size)
@@ -115,7 +114,7 @@ class MappedFile:
                     os.close(opened)
 
     def hold(self) -> None:
-        """Keep a descriptor from now on: bytes will be written. Raises StoreError if there is none."""
+        """Keep a descriptor from now on, for writes. Raises StoreError if the system has none."""
         if self._descriptor is None:
             try:
                 self._descriptor = SharedDescriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
@@ -125,31 +124,31 @@ class MappedFile:
                 ) from error
 
     def release(self) -> None:
-        """Give up the descriptor: all bytes are on disk, and no more will be written."""
+        """Close the descriptor: all bytes are on disk, and no more will be written."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             descriptor.release()
 
     def share(self) -> SharedDescriptor:
-        """The file's descriptor, for a user that may outlive the file, and has to release it.
+        """The file's descriptor for another user, which has to release it, also after the file is closed.
 
-        Raises StoreError if the file held none, and there is none.
+        Raises StoreError if the file had none, and the system has none.
         """
         self.hold()
         assert self._descriptor is not None
         return self._descriptor.share()
 
-    def write(self, at: int, *pieces: memoryview) -> None:
-        """Write `pieces`, one after the other, at index `at` by the system call.
+    def write(self, at: int, *chunks: memoryview) -> None:
+        """Write `chunks`, one after the other, at index `at` by the system call.
 
         From about 16 KiB on it is cheaper than storing into the map, where the first touch of a page makes
-        the kernel read and clear many around it. `view` shows it at once. Raises StoreError if the disk
-        refuses it; an unknown part may be written then.
+        the kernel read and clear many around it. `view` shows the bytes at once. Raises StoreError if the
+        disk refuses them; an unknown part may be written then.
         """
         self.hold()
         assert self._descriptor is not None
         fd = self._descriptor.fd
-        left = [piece for piece in pieces if piece]
+        left = [chunk for chunk in chunks if chunk]
         while left:
             try:
                 written = os.pwritev(fd, left, at)
@@ -168,7 +167,7 @@ class MappedFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor if there is one, else one for the moment. Raises OSError."""
+        """The file's descriptor, or a temporary one. Raises OSError."""
         if self._descriptor is not None:
             yield self._descriptor.fd
             return
@@ -181,29 +180,29 @@ class MappedFile:
     def used_bytes(self, start: int = 0) -> int:
         """Index after the last byte from `start` on that is not zero; `start` if there is none.
 
-        Space that was reserved and never written is passed without reading it, where the file system can
-        tell; the rest is read from the end, a MiB at a time. Raises OSError.
+        Reserved space that was never written is not read, if the file system reports it; the rest is read
+        from the end, a MiB at a time. Raises OSError.
         """
         with self._opened() as fd:
             end = _written_end(fd, self.size)
         while end > start:
-            piece = max(start, end - len(_ZERO_CHUNK))
-            # Bytes compare at memory speed, views one item at a time.
-            chunk = bytes(self.view[piece:end])
-            if chunk != _ZERO_CHUNK[: end - piece]:
-                return piece + len(chunk.rstrip(b"\0"))
-            end = piece
+            chunk_start = max(start, end - len(_ZERO_CHUNK))
+            # Bytes are compared at memory speed, views item by item.
+            chunk = bytes(self.view[chunk_start:end])
+            if chunk != _ZERO_CHUNK[: end - chunk_start]:
+                return chunk_start + len(chunk.rstrip(b"\0"))
+            end = chunk_start
         return start
 
     def close(self) -> None:
-        """Give up the descriptor and `view`; the mapping ends with them, or with the last slice of it."""
+        """Close descriptor and `view`; the mapping ends with them, or with the last slice of it."""
         self.release()
         view, self.view = self.view, memoryview(b"")
         mapping = view.obj
         if isinstance(mapping, mmap.mmap):
             view.release()
-            # References to it, from the frames of a traceback for instance, would keep the space of a deleted
-            # file until the next garbage collection.
+            # References to the mapping, for instance from the frames of a traceback, would keep the space of
+            # a deleted file until the next garbage collection.
             with suppress(BufferError):
                 # Refused while slices exist: the last of them ends it.
                 mapping.close()
@@ -218,14 +217,14 @@ class MappedFile:
 
 
 def hint_at(error: OSError) -> str:
-    """What to do about an error of making or opening a file."""
+    """What an operator can do about an error of making or opening a file."""
     if is_shortage(error):
         return "it is tried again; raise the limit of open files (ulimit -n) or of memory"
     return "free disk space" if error.errno in DISK_FULL else "check the disk and the permissions"
 
 
 def _written_end(fd: int, size: int) -> int:
-    """Index after which a file of `size` bytes is one hole; `size` where the file system knows no holes."""
+    """Index after which a file of `size` bytes is one hole; `size` on a file system without holes."""
     end = 0
     try:
         while end < size:
@@ -234,7 +233,7 @@ def _written_end(fd: int, size: int) -> int:
         return size
     except OSError as error:
         if error.errno == errno.ENXIO:
-            # Nothing but a hole is left.
+            # The rest is a hole.
             return end
         if error.errno != errno.EINVAL:
             raise
@@ -245,9 +244,9 @@ def _written_end(fd: int, size: int) -> int:
 def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
     """Make the file `path` in one step; returns its descriptor, for reading and writing.
 
-    It gets its name when `prepare`, called with the descriptor, has given it its length: RocketMQ 4.9 loads
-    no store with a file of another length, as a `kill -9` in the middle would leave one. Raises
-    FileExistsError if it is there already, and other OSErrors.
+    The file gets its name after `prepare`, called with the descriptor, has set its length: a `kill -9` in
+    between would leave a file of another length, and RocketMQ 4.9 does not load a store with such a file.
+    Raises FileExistsError if the path exists, and other OSErrors.
     """
     directory = path.parent
     try:
@@ -255,7 +254,7 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_NAMELESS_FILES:
             raise
-        # No nameless files here: a name outside of the folder, since RocketMQ loads every file in it.
+        # Without nameless files: a name outside of the folder, since RocketMQ loads every file in it.
         fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=directory.parent)
     else:
         name = ""
@@ -266,14 +265,14 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
             os.link(name, path)
         else:
             # With a descriptor to be relative to, link follows the symbolic link that /proc has for the file;
-            # the path is absolute, so it does not matter which.
+            # the path is absolute, so any descriptor does.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     except BaseException:
         os.close(fd)
         raise
     finally:
         if name:
-            # One that stays is loaded by no one, and the file itself is whole.
+            # RocketMQ does not load it, and the file itself is whole.
             with suppress(OSError):
                 Path(name).unlink()
     return fd

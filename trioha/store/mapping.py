@@ -1,8 +1,8 @@
 """Map a file into memory without keeping a descriptor for it.
 
-A mapping needs none: the kernel keeps the file as long as the mapping lives. Python's `mmap` keeps one all
-the same before 3.13, a duplicate that cannot be given up without the mapping. With a descriptor for each file
-of a log a store of 500 GiB would need most of the 1,024 that a process usually has.
+The kernel keeps the file as long as the mapping lives. But Python's `mmap` before 3.13 keeps a duplicate of
+the descriptor, which is closed only with the mapping. With a descriptor for each file of a log, a store of
+500 GiB would need most of the 1,024 that a process usually has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, cast
 
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = {"linux": 0x4000, "darwin": 0x40}
-"""The platforms where a mapping is put over another one."""
+"""The platforms where `_map_over` works."""
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 
 
@@ -35,14 +35,14 @@ def map_file(fd: int, size: int, *, read_only: bool = False) -> memoryview:
 def _map_over(fd: int, size: int, *, read_only: bool) -> memoryview | None:
     """An anonymous mapping, which has no descriptor, with the file put in its place.
 
-    The kernel replaces the pages in one step, and what Python does with the mapping, unmapping it at the end
-    included, goes by its address. None where this platform cannot do it.
+    The kernel replaces the pages in one step, and Python uses the mapping, and unmaps it, by its address.
+    None on a platform where this does not work.
     """
     no_reserve = _MAP_NORESERVE.get(sys.platform)
     if no_reserve is None:
         return None
     try:
-        # No page of it is ever touched; without a reservation it costs address space only.
+        # Its pages are never touched; without a reservation it costs address space only.
         mapping = mmap.mmap(
             -1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | no_reserve, prot=_READ_WRITE
         )

@@ -1,7 +1,7 @@
 """The properties string of a message (spec store 2.3).
 
 `name \\x01 value \\x02 name \\x01 value \\x02 ...` in UTF-8, without escaping. 4.9 writes no last `\\x02`,
-5.3 does; readers take both. On duplicate names the last wins.
+5.3 does; readers accept both. On duplicate names the last wins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROPERTIES_BYTES_MAX = 32767
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The string as 5.3 writes it: each property ends with `\\x02`; no properties give no bytes.
 
-    Raises ValueError for a name or value that the format cannot hold (a separator in it, or nothing at all):
+    Raises ValueError for a name or value that the format cannot hold (with a separator in it, or empty):
     readers would drop or misread it.
     """
     parts: list[str] = []
@@ -50,7 +50,7 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def join_properties(raw: bytes, more: bytes) -> bytes:
-    """`raw` with the already encoded properties `more` after it; a missing separator is put between them."""
+    """`raw`, then the encoded properties `more`; a missing separator is put between them."""
     if raw and more and not raw.endswith(PROPERTY_SEPARATOR):
         return raw + PROPERTY_SEPARATOR + more
     return raw + more

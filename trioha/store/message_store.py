@@ -1,10 +1,10 @@
-"""A store directory as one process holds it: commit log, and what is built from it (spec store 1, 5).
+"""A store directory in use by this process: commit log, consume queues, index, checkpoint (spec store 1, 5).
 
 Theory of operation. The log is the truth; consume queues and index are built from it by the dispatcher and
-can always be built again. `open` finds the log's end, cuts the queues to it, and says where dispatch has to
-go on; a master's is brought to the log's end before anyone may put, since the queues say which queue offset
-comes next. `checkpoint` says up to which store time log, queues and index were on disk; `abort`, which is
-there as long as a process uses the store, tells the next one whether to believe no more than that.
+can always be built again. `open` finds the log's end, cuts the queues to it, and finds the offset where
+dispatch has to continue. A master dispatches to the log's end before it accepts puts, since the queues hold
+the next queue offsets. `checkpoint` holds the store time up to which log, queues and index were on disk. The
+file `abort` exists while a process uses the store; if a start finds it, only the checkpoint counts.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from trioha.store.topic_types import batch_topics
 log = structlog.get_logger(__name__)
 
 CLOSE_DISPATCH_S = 5.0
-"""So long a close goes on dispatching: what is left then, the next start does (`abort` stays)."""
+"""A close dispatches for so long; the next start does the rest (`abort` stays)."""
 _CHECKPOINT_SPACING_MS = 1000
 _DISPATCH_RECORDS = 4096
 
 
 @frozen
 class StoreSettings:
-    """Where a store is and what its files look like."""
+    """Where a store is, and the sizes of its files."""
 
     root: Path
     commit_log_directory: Path
@@ -93,11 +93,11 @@ class MessageStore:
         self._has_failed = False
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
         self._listed_deletions: int | None = None
-        """`queues.deletions` when `_listed_queues` were all that had entries; None if that is not known.
+        """`queues.deletions` when `_listed_queues` were all queues with entries; None if that is not known.
 
-        As long as nothing is written or deleted they are."""
+        They still are if nothing was written or deleted since."""
         self._queue_sync: tuple[SyncWork, SyncWork] | None = None
-        """What the last `queue_sync_work` was for, queues and index; it may not have run to its end."""
+        """Work of the last `queue_sync_work`, queues and index; it may not have run to its end."""
         commit_log.before_restart = self._forget_derived
 
     @classmethod
@@ -107,9 +107,9 @@ class MessageStore:
         """Lock the store (made if missing), find the log's end, and mark the store as in use.
 
         `on_progress(what, done, total)` gets the number of log files checked, then of the bytes dispatched,
-        several times a second. An exception of it ends the opening: the lock is given back, and the store is
-        marked as in need of recovery as soon as anything in it was changed. Raises StoreError, with the lock
-        given back, if the store is in use or cannot be opened.
+        several times a second. An exception of it ends the opening: the lock is released, and the store stays
+        marked as in need of recovery if anything in it was changed. Raises StoreError, with the lock
+        released, if the store is in use or cannot be opened.
         """
         try:
             settings.root.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class MessageStore:
         on_progress: Callable[[str, int, int], None],
         opened: ExitStack,
     ) -> MessageStore:
-        """Open all parts; what is to be closed if a later one fails goes to `opened`."""
+        """Open all parts; `opened` closes them if a later one fails."""
         root = settings.root
         abort = AbortFile(root)
         clean_exit = not abort.exists
@@ -166,8 +166,8 @@ class MessageStore:
         )
         opened.callback(commit_log.close)
         commit_log.queues_max = settings.queues.queues_max
-        # From here on queues and index are changed: a store that is left before it is closed whole, even now,
-        # is in need of recovery.
+        # From here on queues and index are changed: a process that ends before it closes the store leaves it
+        # in need of recovery.
         abort.create()
         if commit_log.is_empty:
             queues.destroy()
@@ -204,7 +204,7 @@ class MessageStore:
             try:
                 store._dispatch_to_end(on_progress=on_progress)
             except StoreError as error:
-                log.error("no puts are taken until the queues are complete", reason=str(error))
+                log.error("puts are refused until the queues are complete", reason=str(error))
             store.enable_puts()
         return store
 
@@ -213,7 +213,7 @@ class MessageStore:
     def _dispatch_to_end(
         self, *, on_progress: Callable[[str, int, int], None], limit_s: float | None = None
     ) -> None:
-        """Dispatch what the log has, for `limit_s` at most. Blocks. Raises StoreError."""
+        """Dispatch to the log's end, for `limit_s` at most. Blocks. Raises StoreError."""
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         dispatcher, end_offset = self.dispatcher, self.commit_log.max_offset
         start_offset = dispatcher.position
@@ -227,37 +227,37 @@ class MessageStore:
                 return
 
     def enable_puts(self) -> None:
-        """Let a log take puts that waited for its queues, if they are at its end now and can be read."""
+        """Accept puts, if they were blocked and the queues are at the log's end now and can be read."""
         log_ = self.commit_log
         if log_.puts_blocked and self.dispatcher.position >= log_.max_offset:
             try:
                 self.queues.correct_min_offsets(log_.min_offset)
             except StoreError as error:
-                log.error("no puts are taken until the queues can be read", reason=str(error))
+                log.error("puts are refused until the queues can be read", reason=str(error))
                 return
             log_.queue_offsets = self.queues.queue_offsets()
             log_.puts_blocked = False
 
     def _forget_derived(self) -> None:
-        """The log is about to begin anew: delete queues and index.
+        """Delete queues and index: the log is about to begin anew.
 
-        Raises StoreError if not all can be deleted; what was is built again then.
+        Raises StoreError if not all can be deleted; the deleted ones are built again then.
         """
         self.dispatcher.rewind(0)
         self.queues.destroy()
         self.index.destroy()
 
     def head_deleted(self) -> Iterator[None]:
-        """The log has lost its first files: delete, step by step, what only names records before its start.
+        """Delete, step by step, files of queues and index with only records before the log's start.
 
-        A step is one queue, at most some 100 us, so that its caller can let others run in between; records
-        may come and go meanwhile, even the whole log. What the disk refuses is passed over, and raised as
-        StoreError when all the rest is done: call again later.
+        A step is one queue, at most some 100 us, so that other tasks can run in between; meanwhile the log
+        may grow, lose more files or begin anew. A queue whose files cannot be deleted is passed over;
+        StoreError is raised after all the others: call again later.
         """
         refused: StoreError | None = None
         for queue in self.queues:
             try:
-                # A queue of a log that began anew meanwhile is empty, and stays so.
+                # If the log began anew meanwhile, the queue is empty and not in use.
                 queue.delete_before(self.commit_log.min_offset)
             except StoreError as error:
                 refused = error
@@ -269,16 +269,16 @@ class MessageStore:
     # -- disk ---------------------------------------------------------------------------------------------
 
     def sync_work(self, start_offset: int, end_offset: int, *, store_timestamp_ms: int) -> Callable[[], None]:
-        """What a worker thread has to call to put log bytes on disk, and to note it in the checkpoint.
+        """A function for a worker thread that puts log bytes on disk and updates the checkpoint.
 
-        `store_timestamp_ms` is that of the last record before `end_offset`. The call blocks and raises
-        OSError. It needs no descriptor that is not open already, so any error says that the disk has failed.
+        `store_timestamp_ms` is that of the last record before `end_offset`. The function blocks and raises
+        OSError. It opens nothing, so any error means that the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
 
         def sync() -> None:
             files.run()
-            # One write a second is as often as the broker does it; recovery takes 3 s of slack.
+            # One write a second, as in the broker; recovery allows for 3 s.
             if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
                 self._save_checkpoint(physic_msg_timestamp_ms=store_timestamp_ms)
 
@@ -287,8 +287,8 @@ class MessageStore:
     def queue_sync_work(self) -> Callable[[], None] | None:
         """The same for queues and index; None if nothing was written since the last call.
 
-        There may be more files of queues than descriptors. What none can be opened for stays for the next
-        call, and until then the checkpoint says nothing new. So does all of a call's work that never ran.
+        There may be more queue files than descriptors. Files that cannot be opened stay for the next call,
+        and the checkpoint is not updated before they are on disk; likewise if the function never ran.
         """
         self._reclaim_unsynced()
         logics_ms = self.dispatcher.last_store_timestamp_ms
@@ -321,7 +321,7 @@ class MessageStore:
         return sync
 
     def _reclaim_unsynced(self) -> bool:
-        """Note what the last `queue_sync_work` has not put on disk for the next one; whether there is any."""
+        """Add files that the last `queue_sync_work` did not sync to the next one; whether there are any."""
         if self._queue_sync is None:
             return False
         queues, index = self._queue_sync
@@ -333,7 +333,7 @@ class MessageStore:
     def _save_checkpoint(self, **changes: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for a full disk.
 
-        An older checkpoint is still true: the next start looks at more than it must.
+        An older checkpoint is still true: the next start only checks more records.
         """
         with self._checkpoint_lock:
             self._checkpoint = evolve(self._checkpoint, **changes)
@@ -351,7 +351,7 @@ class MessageStore:
     def _save_queue_manifest(self, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
 
-        It comes again then.
+        The next sync tries again then.
         """
         try:
             save_queue_manifest(self.settings.root, names)
@@ -365,21 +365,21 @@ class MessageStore:
             self._listed_deletions = deletions
 
     def mark_failed(self) -> None:
-        """The disk has failed a sync: nothing may call this store clean any more, whatever the disk says."""
+        """Never mark this store as cleanly closed: the disk has failed a sync."""
         self._has_failed = True
 
     def close(self) -> None:
-        """Put everything on disk, mark the store as cleanly closed and give it up.
+        """Put everything on disk, mark the store as cleanly closed, close all files and release the lock.
 
-        `abort` stays, as in the broker, where queues and index are not at the log's end: where dispatch waits
-        at a bad record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`; and where there are
-        no descriptors to put them on disk with. Raises StoreError if the disk refuses: the store then stays
-        marked as in need of recovery.
+        `abort` stays, as in the broker, if queues and index are not at the log's end (dispatch waits at a bad
+        record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`), or if there are no
+        descriptors to sync them with. Raises StoreError if the disk refuses: the store then stays marked as
+        in need of recovery.
         """
         log_ = self.commit_log
         try:
             if self._has_failed:
-                # A sync that succeeds after one that failed says nothing about the pages that were lost.
+                # A sync that succeeds after one that failed does not bring back the pages that were lost.
                 return
             dispatched = self._dispatch_at_close()
             self.sync_work(log_.flushed.offset, log_.max_offset, store_timestamp_ms=0)()
@@ -400,9 +400,9 @@ class MessageStore:
             self.release()
 
     def release(self) -> None:
-        """Close all files and give the lock back, without putting anything on disk.
+        """Close all files and release the lock without a sync.
 
-        The store stays marked as in need of recovery, as one whose process was killed.
+        The store stays marked as in need of recovery, as after a killed process.
         """
         self.commit_log.close()
         for work in self._queue_sync or ():

@@ -1,9 +1,9 @@
-"""Which consume queues a store has had: so that a start notices one that is gone.
+"""List of a store's consume queues, by which a start detects a lost one.
 
-The log's end does not tell that a topic's folder was deleted or lost, and a master would count the topic's
+The log's end does not show that a topic's folder was deleted or lost, and a master would count the topic's
 messages from 0 again. The file `trioha-queues.json` in the store's root names all queues that have entries,
-`{"topic": [queue ids]}`; RocketMQ does not look at it. A queue that is in it and not on disk is built again
-from the log. Without the file nothing is missed: the store was RocketMQ's.
+`{"topic": [queue ids]}`; RocketMQ ignores it. A queue that is in it and not on disk is built again from the
+log. Without the file, as in a store of RocketMQ's, no queue counts as lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QueueName = tuple[str, int]
 
 
 def load_queue_manifest(root: Path) -> frozenset[QueueName]:
-    """The queues named; none if the file is not there or cannot be understood. Raises OSError."""
+    """The queues in the file; none if it is missing or cannot be parsed. Raises OSError."""
     path = root / FILE_NAME
     try:
         found = json.loads(path.read_bytes())

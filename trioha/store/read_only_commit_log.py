@@ -1,4 +1,4 @@
-"""A commit log as it lies on disk, read only: for looking at stores, also at those in use."""
+"""Read-only access to a commit log on disk, also of a store in use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BAD_BLANK = "a blank that does not reach the end of its file"
 
 @frozen
 class LogCheck:
-    """What a log's files hold."""
+    """Result of a check of log files."""
 
     min_offset: int
     end_offset: int
-    """Behind the last whole valid record or blank."""
+    """End of the last whole valid record or blank."""
     records: int
     fault: str
-    """What is wrong at `end_offset`, empty if the log simply ends there."""
+    """What is wrong at `end_offset`; empty if the log ends there."""
 
 
 class ReadOnlyCommitLog:
@@ -80,7 +80,7 @@ class ReadOnlyCommitLog:
     def records(self, start_offset: int) -> Iterator[Record | Blank]:
         """Every record and blank from `start_offset` on, to the log's end.
 
-        Raises StoreError, naming the offset, where a record should start and none does.
+        Raises StoreError with the offset at which a record should start and none does.
         """
         offset = start_offset
         while (found := self._file_of(offset)) is not None:
@@ -126,7 +126,7 @@ class ReadOnlyCommitLog:
         return None if view is None else (view, offset % self.file_bytes)
 
     def _ends_at(self, offset: int) -> bool:
-        """Whether nothing stands at `offset`: zeros where a record would start, none in later files."""
+        """Whether the log ends at `offset`: zeros instead of a record, here and in all later files."""
         found = self._file_of(offset)
         if found is not None:
             view, at = found
@@ -138,7 +138,7 @@ class ReadOnlyCommitLog:
         """First offset in `[start_offset, end_offset)` at which the logs differ, None if they do not."""
         offset = start_offset
         while offset < end_offset:
-            mine, theirs = self._piece(offset, end_offset), other._piece(offset, end_offset)
+            mine, theirs = self._chunk(offset, end_offset), other._chunk(offset, end_offset)
             size = min(len(mine), len(theirs))
             assert size, f"both logs reach from {start_offset} to {end_offset}"
             if mine[:size] != theirs[:size]:
@@ -146,7 +146,7 @@ class ReadOnlyCommitLog:
             offset += size
         return None
 
-    def _piece(self, offset: int, end_offset: int) -> bytes:
+    def _chunk(self, offset: int, end_offset: int) -> bytes:
         found = self._file_of(offset)
         assert found is not None, f"no file holds {offset}"
         view, at = found

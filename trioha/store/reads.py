@@ -1,8 +1,8 @@
 """Reads: by queue offset, by physical offset, by time, and by key (spec store 3 to 5, remoting 4.2 and 4.3).
 
-Records are given as views of the log's map, unmodified and uncopied: what a consumer gets is what the broker
-wrote. Every entry is checked against the record it names before that record is given; queues and index
-are derived files, and one that is damaged must not hand out other bytes.
+Records are views of the log's map, unmodified and uncopied: a consumer gets the bytes that the broker wrote.
+Every entry is checked against the record it names before that record is returned; queues and index are
+derived files, and a damaged one must not lead to other bytes.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from trioha.store.record_layout import (
 )
 
 SCAN_ENTRIES_MAX = 800
-"""Entries that one pull looks at for matching tags, as in the broker (16,000 bytes of consume queue)."""
+"""Entries that one pull checks for matching tags, as in the broker (16,000 bytes of consume queue)."""
 CANDIDATES_MAX = 4096
-"""Records that one query by key looks at: keys made to share a hash must not stop the loop."""
+"""Records that one query by key checks: keys made to share a hash must not block the event loop."""
 _SCAN_CHUNK = 64
 _MASK_32 = 0xFFFFFFFF
 
 
 class GetStatus(StrEnum):
-    """What a read by queue offset found; the names that RocketMQ answers as remark."""
+    """Result of a read by queue offset, by the names that RocketMQ sends as remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """Entries were looked at, none has a wanted tag."""
+    """Entries were checked, none has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """Entries were looked at, but the log does not hold their records any more."""
+    """Entries were checked, but their records are no longer in the log."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    """The queue says that it has the offset, and does not."""
+    """The offset is in the queue's range, but has no entry."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     """The offset is beyond the queue's end."""
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    """The offset is the queue's end: nothing new."""
+    """The offset is the queue's end: no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     """The offset is before the queue's first message."""
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """There is no such queue."""
+    """The queue does not exist."""
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
     """The queue never had a message."""
 
 
 @frozen
 class ReadLimits:
-    """How much one read by queue offset gives; one message at least, if there is any."""
+    """Limits of one read by queue offset; it returns one message at least, if there is any."""
 
     messages_max: int = 32
     bytes_max: int = 256 * 1024
-    """maxTransferBytesOnMessageInMemory, or what the request asks for."""
+    """maxTransferBytesOnMessageInMemory, or the request's own limit."""
 
 
 @frozen
 class GetResult:
-    """Messages of one queue, and where to go on."""
+    """Messages of one queue, and the offset to continue at."""
 
     status: GetStatus
     next_begin_offset: int
@@ -79,7 +79,7 @@ class GetResult:
     queue_offsets: tuple[int, ...] = ()
     """Queue offset of each record; of its first message, where a record holds several."""
     messages: int = 0
-    """Messages in `records`: more than the records only in batch topics."""
+    """Number of messages in `records`; more than the records only in batch topics."""
 
     @property
     def total_bytes(self) -> int:
@@ -88,7 +88,7 @@ class GetResult:
 
 
 class MessageReader:
-    """Reads from one store's log, queues and index. Holds no state of its own."""
+    """Reads from one store's log, queues and index. Has no state of its own."""
 
     def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, index: IndexService | None) -> None:
         self._log = commit_log
@@ -108,7 +108,7 @@ class MessageReader:
     ) -> GetResult:
         """Messages from queue offset `offset` on (spec remoting 4.2).
 
-        `tag_codes` are `String.hashCode`s of the wanted tags; None or empty takes all. Different tags may
+        `tag_codes` are `String.hashCode`s of the wanted tags; None or empty matches all. Different tags may
         have one code: consumers compare the tags themselves. Raises StoreError if the disk refuses.
         """
         limits = limits or ReadLimits()
@@ -171,7 +171,7 @@ class MessageReader:
         return GetResult(status, next_offset, low, high, tuple(records), tuple(offsets), messages)
 
     def _record(self, physical_offset: int, size: int) -> memoryview | None:
-        """The record that an entry names; None if the log does not hold it, or something else there."""
+        """The record that an entry names; None if the log has no such record there."""
         if size < RECORD_BYTES_MIN or size > self._log.file_bytes:
             return None
         view = self._log.read(physical_offset, size)
@@ -180,7 +180,7 @@ class MessageReader:
         return view
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """First queue offset that has its message, 0 for an unknown queue."""
+        """First queue offset with its message in the log, 0 for an unknown queue."""
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 
@@ -192,7 +192,7 @@ class MessageReader:
     # -- by physical offset ------------------------------------------------------------------------------
 
     def record_at(self, physical_offset: int) -> memoryview | None:
-        """The record that starts at `physical_offset`; None if none does. Any number may be asked for."""
+        """The record that starts at `physical_offset`, which may be any number; None if none does."""
         head = self._log.read(physical_offset, RECORD_BYTES_MIN)
         if len(head) < RECORD_BYTES_MIN:
             return None
@@ -204,8 +204,8 @@ class MessageReader:
         """First queue offset stored at or after `timestamp_ms`; `max_offset` if none was.
 
         With `upper` (5.x boundaryType UPPER) the last one stored at or before it; `min_offset` if none was.
-        4.9 answers the last message where nothing is late enough; 5.3 as here (spec remoting 4.3). 0 for an
-        unknown queue. Binary search by storeTimestamp.
+        4.9 answers the last message if none is late enough; 5.3 as here (spec remoting 4.3). 0 for an unknown
+        queue. Binary search by storeTimestamp.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -218,19 +218,19 @@ class MessageReader:
             if found is None:
                 high = middle
                 continue
-            start, after, stored_ms = found
+            start, end, stored_ms = found
             if stored_ms > timestamp_ms or (stored_ms == timestamp_ms and not upper):
-                # Nothing readable lies between the middle and `start`, so the middle is as late.
+                # There is no readable record between the middle and `start`, so the middle is as late.
                 high = min(middle, start)
             else:
-                low = after
+                low = end
         if not upper:
             return low
         last = self._stored_before(queue, low, first)
         return first if last is None else last
 
     def _stored(self, queue: Queue, offset: int, end: int) -> tuple[int, int, int] | None:
-        """(first, after last, storeTimestamp) of the first readable record that ends after `offset`."""
+        """(first and end offset, storeTimestamp) of the first readable record that ends after `offset`."""
         while offset < end:
             progress = offset
             for entry in queue.entries(offset, _SCAN_CHUNK):
@@ -254,14 +254,14 @@ class MessageReader:
         return None
 
     def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at a queue offset was stored, ms; -1 if it cannot be read."""
+        """storeTimestamp of the message at a queue offset, ms; -1 if it cannot be read."""
         queue = self._queues.find(topic, queue_id)
         entry = None if queue is None else queue.entry(offset)
         record = None if entry is None else self._record(entry.physical_offset, entry.size)
         return -1 if record is None else store_timestamp_ms(record, 0)
 
     def earliest_store_timestamp(self, topic: str, queue_id: int) -> int:
-        """When the queue's first message was stored, ms; -1 if it has none."""
+        """storeTimestamp of the queue's first message, ms; -1 if it has none."""
         return self.store_timestamp(topic, queue_id, self.min_offset(topic, queue_id))
 
     # -- by key ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A stored message as a value, and its bytes: the codec over `record_layout` (spec store 2)."""
+"""Codec of stored messages: from a `Record` to its bytes and back (spec store 2)."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Host:
         repr=False,
         default=Factory(lambda self: self.address.version == 6, takes_self=True),
     )
-    """Whether the record needs 16 bytes for it."""
+    """Whether the address has 16 bytes in a record."""
     packed: bytes = field(
         init=False,
         eq=False,
         repr=False,
         default=Factory(lambda self: self.address.packed + _PORT.pack(self.port), takes_self=True),
     )
-    """4 or 16 address bytes, then the port as i32; kept, since every append needs it."""
+    """4 or 16 address bytes, then the port as i32; cached, since every append needs it."""
 
     @classmethod
     def parse(cls, address: str, port: int) -> Host:
@@ -74,7 +74,7 @@ class Host:
 
 @frozen
 class Record:
-    """One stored message: every field of the record, nothing derived but `total_size`."""
+    """One stored message: all fields of the record. `total_size` is derived."""
 
     magic: int
     body_crc: int
@@ -113,7 +113,7 @@ class Record:
 
 @frozen
 class Blank:
-    """The end of a file that a record did not fit: `total_size` bytes up to the file's end."""
+    """The last `total_size` bytes of a file that had no room for the next record."""
 
     physical_offset: int
     total_size: int
@@ -135,13 +135,9 @@ def encode_record(record: Record) -> bytes:
     if len(record.properties_raw) > 32767:
         raise RecordError(f"properties of {len(record.properties_raw)} bytes; 32767 is the most")
     if record.born_host.is_ipv6 != bool(record.sys_flag & BORN_HOST_V6):
-        raise RecordError(
-            f"sysFlag 0x{record.sys_flag:X} does not say what the born host {record.born_host} is"
-        )
+        raise RecordError(f"sysFlag 0x{record.sys_flag:X} does not fit the born host {record.born_host}")
     if record.store_host.is_ipv6 != bool(record.sys_flag & STORE_HOST_V6):
-        raise RecordError(
-            f"sysFlag 0x{record.sys_flag:X} does not say what the store host {record.store_host} is"
-        )
+        raise RecordError(f"sysFlag 0x{record.sys_flag:X} does not fit the store host {record.store_host}")
     head = HEAD.pack(
         record.total_size,
         record.magic,

@@ -1,7 +1,7 @@
-"""What records enter: their queues, by topic and queue id, and the index, by their keys (spec store 3 to 5).
+"""Entries of records: in queues, by topic and queue id, and in the index, by keys (spec store 3 to 5).
 
 A record's type decides: plain and committed messages enter their queue and the index, prepared ones only the
-index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps what they enter in
+index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps their entries in
 memory; `write` then writes each queue once and the index once.
 """
 
@@ -59,7 +59,7 @@ class Stop(Enum):
 
 @frozen
 class Collected:
-    """How far a walk over records came."""
+    """Result of a walk over records."""
 
     offset: int
     """Physical offset after the last record."""
@@ -71,19 +71,19 @@ class Collected:
 
 @define(eq=False)
 class _Target:
-    """What a record's topic and queue id lead to."""
+    """Queue and index prefix of a topic and queue id."""
 
     queue: Queue | None
-    """None if no queue may be made of that name."""
+    """None if no queue may be made for the topic."""
     fault: str
     prefix_hash: int
-    """Hash of `topic#`, which all index keys of the topic begin with."""
+    """Hash of `topic#`, the prefix of all index keys of the topic."""
     plain: ConsumeQueue | None
-    """The queue, if its entries need nothing but the record's tags."""
+    """The queue, if its tags code is the hash of the record's tags and no property changes the entry."""
 
 
 class EntryCollector:
-    """Entries and keys of the records that were passed, until they are written."""
+    """Collects entries and keys of records until they are written."""
 
     def __init__(self, queues: ConsumeQueues, index: IndexService | None, settings: DispatchSettings) -> None:
         """Without `index` no keys are collected."""
@@ -101,19 +101,17 @@ class EntryCollector:
         self._key_times_ms: list[int] = []
         self._last_record_offset = -1
         self._faults: list[DispatchFault] = []
-        self.last_store_timestamp_ms = 0
-        """The newest storeTimestamp that was collected."""
 
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
         self._targets.clear()
 
     def note_fault(self, physical_offset: int, reason: str) -> None:
-        """The record there is not dispatched, or not to all of its queues."""
+        """Report a record that is not dispatched, or not to all of its queues."""
         self._faults.append(DispatchFault(physical_offset, reason))
 
     def write(self) -> None:
-        """Write what was collected to queues and index. Raises StoreError: `discard` then."""
+        """Write the collected entries to queues and index. Raises StoreError: `discard` then."""
         for queue in self._touched.values():
             queue.flush()
         if self._index is not None and self._last_record_offset >= 0:
@@ -125,13 +123,13 @@ class EntryCollector:
             )
 
     def finish(self) -> list[DispatchFault]:
-        """Drop what was written; returns the faults in it."""
+        """Drop the collected entries, which are written; returns the collected faults."""
         faults, self._faults = self._faults, []
         self._clear()
         return faults
 
     def discard(self) -> None:
-        """Drop what was collected, faults included, and what queues have not written. Cannot fail."""
+        """Drop the collected entries and faults, also in the queues. Cannot fail."""
         for queue in self._touched.values():
             queue.discard()
         self._faults.clear()
@@ -148,12 +146,12 @@ class EntryCollector:
     def collect(self, view: memoryview, start: int, physical_offset: int, *, records_max: int) -> Collected:
         """Walk over up to `records_max` records in `view`, bytes of a log file from index `start` on.
 
-        The first of them has that physical offset. This loop is what a rebuild costs: about 2 us for a record
-        with one tag and two keys. So it checks the common record (V1, IPv4) itself; a call would cost another
-        0.4 us.
+        The first of them has that physical offset. This loop is most of a rebuild's cost: about 2 us for a
+        record with one tag and two keys. So it checks the common record (V1, IPv4) without a call, which
+        would cost another 0.4 us.
         """
-        # Slices of the map itself are bytes at once, which costs half of what slices of its view do. Indexes
-        # are positions in the file, then.
+        # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in the
+        # file.
         data = cast("mmap.mmap", view.obj)
         at = start
         end = start + len(view)
@@ -170,7 +168,7 @@ class EntryCollector:
         last_time_ms = 0
         records = 0
         stop = Stop.AT_END
-        # Closer to the end no record can start.
+        # A record cannot start closer to the end.
         last_start = end - RECORD_BYTES_MIN
         while at <= last_start and records < records_max:
             size, magic, queue_id, queue_offset, physical_offset, sys_flag, time_ms, body_bytes = _FIXED_V4(
@@ -209,7 +207,7 @@ class EntryCollector:
             last_record_offset = physical_offset
             last_time_ms = time_ms
             at = record_end
-            # The separator in front lets the first property be found as the others are.
+            # With a separator in front the first property is found like the others.
             properties = b"\x02" + data[properties_at:record_end]
             place = (data[topic_at : topic_at + topic_bytes], queue_id)
             try:
@@ -230,7 +228,7 @@ class EntryCollector:
                     else:
                         code = 0
                     if queue_offset == plain.next_offset and physical_offset >= plain.max_physical_offset > 0:
-                        # `ConsumeQueue.put`, inlined for the entry that simply follows the last one.
+                        # `ConsumeQueue.put`, inlined for the entry that follows the last one.
                         pending = plain.pending
                         if not pending:
                             touched[id(plain)] = plain
@@ -283,7 +281,7 @@ class EntryCollector:
         self._last_record_offset = last_record_offset
         return Collected(shift + at, records, stop, last_time_ms)
 
-    # -- records out of the ordinary ---------------------------------------------------------------------
+    # -- uncommon records --------------------------------------------------------------------------------
 
     def _make_target(self, place: tuple[bytes, int]) -> _Target:
         topic = place[0].decode("utf-8", "replace")
@@ -300,14 +298,14 @@ class EntryCollector:
             plain=queue if isinstance(queue, ConsumeQueue) and topic != SCHEDULE_TOPIC else None,
         )
         if queue is not None:
-            # A refused name costs a look-up for each of its records, but no memory.
+            # A refused topic costs a look-up for each of its records, but no memory.
             self._targets[place] = target
         return target
 
     def _tags_code(self, tags: bytes, properties: bytes) -> int:
-        """Tags code of a TAGS property not met before."""
+        """Tags code of a TAGS property that is not in the cache."""
         if not tags:
-            # An empty value does not count, and an earlier one of the same name may.
+            # An empty value does not count, but an earlier property of the same name may.
             return tags_code(parse_properties(properties).get("TAGS", ""))
         code = tags_code(tags.decode("utf-8", "replace"))
         if len(tags) <= _CACHED_TAG_BYTES_MAX:
@@ -327,7 +325,7 @@ class EntryCollector:
         queue_offset: int,
         time_ms: int,
     ) -> None:
-        """A record of the schedule topic or of a batch topic, or one that enters no queue."""
+        """Collect a record of the schedule topic or of a batch topic, or one without a queue."""
         properties = parse_properties(raw_properties)
         code = tags_code(properties.get("TAGS", ""))
         queue = target.queue
@@ -347,7 +345,7 @@ class EntryCollector:
         else:
             span = _batch_span(properties, queue_offset)
             if span is None:
-                self.note_fault(physical_offset, "INNER_BASE or INNER_NUM is no number")
+                self.note_fault(physical_offset, "INNER_BASE or INNER_NUM is not a number")
                 return
             self._touched[id(queue)] = queue
             queue.put(
@@ -364,7 +362,7 @@ class EntryCollector:
     def _put_multi(
         self, raw_properties: bytes, physical_offset: int, size: int, code: int, queue_id: int
     ) -> None:
-        """Enter the queues that INNER_MULTI_DISPATCH names, at the offsets beside it (spec store 2.10)."""
+        """Collect entries for the queues that INNER_MULTI_DISPATCH names (spec store 2.10)."""
         properties = parse_properties(raw_properties)
         names = properties.get("INNER_MULTI_DISPATCH", "")
         offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "")
@@ -392,7 +390,7 @@ class EntryCollector:
     def _put_keys(
         self, target: _Target, raw_properties: bytes, name: str, *, offset: int, time_ms: int
     ) -> None:
-        """Keys of a record whose property is empty, given twice, or a list."""
+        """Collect keys of a record whose property is empty, given twice, or a list."""
         value = parse_properties(raw_properties).get(name, "")
         for key in value.split(" ") if name == "KEYS" else [value]:
             if key:
@@ -403,9 +401,9 @@ class EntryCollector:
 
 
 def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int] | None:
-    """First queue offset and number of the messages in a batch topic's record; None if it does not say well.
+    """First queue offset and number of the messages in a batch topic's record; None if they are malformed.
 
-    INNER_BASE and INNER_NUM say it (spec store 2.7); a plain message has neither.
+    They are INNER_BASE and INNER_NUM (spec store 2.7); a plain message has neither.
     """
     if "INNER_BASE" not in properties or "INNER_NUM" not in properties:
         return queue_offset, 1

@@ -1,17 +1,18 @@
-"""Find a log's end after a start (spec store 5).
+"""Find a log's end at a start (spec store 5).
 
-Records are checked in the last 64 MiB of the last file (after a clean stop), or from the newest file whose
-beginning was surely on disk (after an unclean one): length, magic, position, and the body's CRC. The log ends
-after the last whole valid record; what follows is zeroed, so that no later start can take stale bytes for
-records, and empty files after it are removed.
+After a clean stop, recovery checks the records in the last 64 MiB of the last file; after an unclean one,
+those from the newest file on whose first record was surely on disk: length, magic, position, and the body's
+CRC. The log ends after the last whole valid record. All bytes after it are zeroed, so that no later start can
+mistake stale bytes for records, and empty files after it are removed.
 
-A power loss may keep some sectors of an append and lose others, which read as zeros then. The body's CRC and
-the lengths tell of most; topic and properties have no CRC, so after what was surely flushed a record is torn
-if a sector of them is all zeros. (Zeros as such are legal there: a producer may send them.)
+A power loss may keep some sectors of an append and lose others, which then read as zeros. The body's CRC and
+the lengths show most losses. Topic and properties have no CRC, so after the part of the log that was surely
+flushed a record counts as torn if a sector of them is all zeros. (Zeros are legal there: a producer may send
+them.)
 
-What is cut must be a torn tail: bytes that were never promised to be on disk. If records that a flush had
-covered are damaged and valid ones follow them, cutting would destroy good messages, so the start is refused
-with the damaged offset (RocketMQ 4.9 cuts there, 5.3 does not look).
+Only a torn tail may be cut: bytes that were never promised to be on disk. If records that a flush had covered
+are damaged and valid ones follow them, a cut would destroy good messages, so the start is refused with the
+damaged offset (RocketMQ 4.9 cuts there, 5.3 does not check).
 """
 
 from __future__ import annotations
@@ -58,23 +59,23 @@ _MAGIC_AT = 4
 _MAGIC_BYTES = (MAGIC_V1.to_bytes(4), MAGIC_V2.to_bytes(4))
 _ZERO_CHUNK = bytes(1 << 20)
 CHECKED_BYTES = 64 << 20
-"""So much of the log's end is checked after a clean stop, and less if it is all in the last file."""
+"""So much of the log's end is checked after a clean stop, at most what is in the last file."""
 SECTOR_BYTES = 512
-"""Least that a disk writes or loses; those with larger sectors lose several of these."""
+"""The least that a disk writes or loses; a disk with larger sectors loses several of these."""
 _ZERO_SECTOR = bytes(SECTOR_BYTES)
 _LOST_SECTOR = "a sector with its topic or properties was not written"
 
 
 @frozen
 class Recovered:
-    """What recovery found and did."""
+    """Result of a recovery."""
 
     records: int
     end_offset: int
     cut_bytes: int
-    """Bytes after the end that were not zero and are now."""
+    """Bytes after the end that were not zero before."""
     cut_reason: str
-    """Why the first record after the end was not accepted; empty if nothing was there."""
+    """Why the first record after the end was not accepted; empty if there was none."""
 
 
 def open_commit_log(
@@ -88,14 +89,14 @@ def open_commit_log(
     record_near_end: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[CommitLog, Recovered]:
-    """Open the log in `directory` (made if missing) and find its end; blocks for as long as reading it takes.
+    """Open the log in `directory` (made if missing) and find its end. Blocks while it reads the files.
 
-    After a clean stop `record_near_end`, the offset of a record that the consume queues know, spares reading
-    the last file from its start: all of it was on disk, and only the end has to be found.
-    `on_progress(done, total)` gets the number of files checked so far, several times a second; an exception
-    of it ends the opening, and a log that was closed cleanly is then as it was. The log's `queue_offsets` are
-    its caller's to fill in, from its consume queues. Raises StoreError for a log that cannot be opened, or
-    must not be cut.
+    After a clean stop the check starts at `record_near_end`, the offset of a record in the consume queues,
+    instead of the last file's start: the whole file was on disk, and only the end has to be found.
+    `on_progress(done, total)` receives the number of files checked so far, several times a second; an
+    exception of it ends the opening, and a log that was closed cleanly is then as it was. The caller sets the
+    log's `queue_offsets` from the consume queues. Raises StoreError for a log that cannot be opened, or must
+    not be cut.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files = list_files(directory, size=file_bytes)
@@ -174,7 +175,7 @@ def _recover(
         cut_bytes, reason = 0, ""
     commit_log.last_store_timestamp_ms = last_store_timestamp_ms
     if not clean_exit:
-        # What a killed process left is in the page cache; from here on it counts as flushed.
+        # Writes of a killed process are in the page cache; after this sync they count as flushed.
         for file in commit_log.files:
             file.sync()
             on_progress(len(files), len(files))
@@ -191,10 +192,10 @@ def _recover(
 
 
 def _first_to_scan(files: list[MappedFile], *, clean_exit: bool, checkpoint: Checkpoint) -> int:
-    """Index of the file to begin with: all records before it were on disk when the store was used last.
+    """Index of the file to start with: all records before it were on disk when the store was used last.
 
     After a clean stop that is the last file with records: its end is the log's. After an unclean one it is
-    the newest file that begins with a record stored 3 s or more before what the checkpoint says is on disk.
+    the newest file whose first record was stored 3 s or more before the checkpoint's time.
     """
     safe_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms - SLACK_MS
     file = newest_file_stored_by(files, safe_ms)
@@ -229,18 +230,18 @@ def _scan_file(
     flushed_ms: int,
     on_chunk: Callable[[], None],
 ) -> tuple[ScanEnd, str]:
-    """Check a file's records from index `at` on, noting in the log where some of them start.
+    """Check a file's records from index `at` on, and note in the log where some of them start.
 
-    `last_store_timestamp_ms` is that of the record before the file. Also says why the record at the end was
-    not accepted where its own bytes do not tell. `on_chunk` is called for each MiB or so.
+    `last_store_timestamp_ms` is that of the record before the file. Also returns why the record at the end
+    was not accepted, if it is none of the faults of `ScanEnd`. `on_chunk` is called for each MiB or so.
     """
     records = 0
     last_ms = last_store_timestamp_ms
-    piece = _CHUNK_BYTES
+    chunk_bytes = _CHUNK_BYTES
     while True:
         on_chunk()
-        piece_end = min(at + piece, file.size)
-        end = scan_records(file.view, at, piece_end, file.start_offset + at)
+        chunk_end = min(at + chunk_bytes, file.size)
+        end = scan_records(file.view, at, chunk_end, file.start_offset + at)
         reason = ""
         if end.records and flushed_ms < _FOR_EVER_MS:
             torn = _cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, flushed_ms=flushed_ms)
@@ -251,11 +252,11 @@ def _scan_file(
             at = end.at
             records += end.records
             last_ms = end.last_store_timestamp_ms
-            piece = _CHUNK_BYTES
-        elif piece_end < file.size:
-            # A record that the piece cuts looks like a torn one: look at more of it.
-            piece *= 2
-        if reason or at == file.size or (piece_end == file.size and at == end.at):
+            chunk_bytes = _CHUNK_BYTES
+        elif chunk_end < file.size:
+            # A record that reaches beyond the chunk looks like a torn one: read more of it.
+            chunk_bytes *= 2
+        if reason or at == file.size or (chunk_end == file.size and at == end.at):
             last_ms = last_ms if records else 0
             return evolve(end, at=at, records=records, last_store_timestamp_ms=last_ms), reason
 
@@ -263,7 +264,7 @@ def _scan_file(
 def _cut_at_lost_sector(
     file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, flushed_ms: int
 ) -> ScanEnd | None:
-    """The scan of `[at, end.at)` up to its first record that a lost sector has torn; None if none is."""
+    """The scan of `[at, end.at)` up to its first record with a lost sector; None if there is none."""
     starts: list[int] = []
     for sector in _zero_sectors(file, at, end.at):
         if not starts:
@@ -275,7 +276,7 @@ def _cut_at_lost_sector(
                 check_crc=False,
                 on_record=lambda record_at, _size: starts.append(record_at),
             )
-        # No record begins in zeros: at most the one that reaches into them is concerned.
+        # A record cannot start in zeros: only the one that reaches into them can be torn.
         number = bisect_right(starts, sector) - 1
         if number < 0 or not _has_text_in(file.view, starts[number], sector):
             continue
@@ -288,7 +289,7 @@ def _cut_at_lost_sector(
 
 
 def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
-    """Where the sectors that touch `[start, end)` of the file and hold nothing but zeros begin, in order."""
+    """Starts of the sectors in `[start, end)` of the file that hold only zeros, in order."""
     data = cast("mmap.mmap", file.view.obj)
     at = start - start % SECTOR_BYTES
     end += -end % SECTOR_BYTES
@@ -320,7 +321,7 @@ def _refuse_to_cut_flushed_records(
     last_store_timestamp_ms: int,
     on_chunk: Callable[[], None],
 ) -> None:
-    """Raise StoreError if valid records follow the damage, which was on disk already."""
+    """Raise StoreError if valid records follow the damaged one, which was on disk already."""
     following = _valid_record_after(
         files, end_offset, stored_from_ms=last_store_timestamp_ms, on_chunk=on_chunk
     )
@@ -336,21 +337,21 @@ def _refuse_to_cut_flushed_records(
 def _valid_record_after(
     files: list[MappedFile], offset: int, *, stored_from_ms: int, on_chunk: Callable[[], None]
 ) -> int | None:
-    """Offset of the first whole record after the damage at `offset` of the first file; None if none is.
+    """Offset of the first whole record after the damage at `offset` of the first file, if there is one.
 
-    Its magic and its own offset, at its own place, tell it from a message's body; that it was stored no
-    earlier than the last good one, from a record of before an earlier cut: RocketMQ zeroes nothing.
+    It has its magic and its own physical offset, which a message's body would not have in that place. It was
+    stored no earlier than the last good record: an older one is from before an earlier cut, since RocketMQ
+    zeroes nothing.
 
-    Zeros at a file's end are not looked at if the file system knows of them; the rest costs about 1 s a GiB,
-    plus the check of each record that is there.
+    Holes at a file's end are not read; the rest costs about 1 s a GiB, plus the check of each record.
     """
     for file in files:
         start = max(offset + 1 - file.start_offset, 0) + _MAGIC_AT
         used = file.used_bytes(start)
-        for piece in range(start, used, _SEARCH_BYTES):
+        for chunk in range(start, used, _SEARCH_BYTES):
             on_chunk()
-            piece_end = min(piece + _SEARCH_BYTES, used)
-            for magic_at in merge(*(_occurrences(file, magic, piece, piece_end) for magic in _MAGIC_BYTES)):
+            chunk_end = min(chunk + _SEARCH_BYTES, used)
+            for magic_at in merge(*(_occurrences(file, magic, chunk, chunk_end) for magic in _MAGIC_BYTES)):
                 at = magic_at - _MAGIC_AT
                 if (
                     check_record(file.view, at, file.size, file.start_offset + at) > 0
@@ -361,7 +362,7 @@ def _valid_record_after(
 
 
 def _occurrences(file: MappedFile, text: bytes, start: int, stop: int) -> Iterator[int]:
-    """Where `text` begins in `[start, stop)` of the file, in order; it may end after `stop`."""
+    """Indexes in `[start, stop)` of the file at which `text` begins, in order; it may end after `stop`."""
     data = cast("mmap.mmap", file.view.obj)
     at = data.find(text, start, stop + len(text) - 1)
     while at >= 0:
@@ -370,10 +371,10 @@ def _occurrences(file: MappedFile, text: bytes, start: int, stop: int) -> Iterat
 
 
 def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int) -> int:
-    """Zero everything after `at` in the file of that index and remove later files; returns what was lost."""
-    lost = 0
+    """Zero the file with that index from `at` on, and remove later files; returns the bytes that were cut."""
+    cut_bytes = 0
     for file in files[index + 1 :]:
-        lost += file.used_bytes()
+        cut_bytes += file.used_bytes()
         file.remove()
     del files[index + 1 :]
     file = files[index]
@@ -385,7 +386,7 @@ def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int)
             tail[start:stop] = _ZERO_CHUNK[: stop - start]
         file.sync()
     if at == 0 and index > 0:
-        # An empty file after full ones was made ahead; the log ends with the file before it.
+        # An empty file after full ones was preallocated; the log ends with the file before it.
         files.pop().remove()
     assert commit_log.files == tuple(files)
-    return lost + used
+    return cut_bytes + used

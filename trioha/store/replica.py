@@ -1,13 +1,13 @@
 """Append a master's bytes to a replica's log: whole, checked records only.
 
-A master cuts its log into frames anywhere, so a frame may end inside a record. What is not yet a whole record
-stays in memory: the log of a replica never holds a part of one, and `kill -9` at any moment leaves nothing
-that recovery could mistake for a record. (A record of which only the properties are missing passes every
-check of RocketMQ's recovery with zeros in their place, and differs from the master's for ever.)
+A master cuts its log into frames at any byte, so a frame may end inside a record. The first part of a record
+stays in memory until it is whole: a replica's log never holds a part of one, and `kill -9` at any moment
+leaves no bytes that recovery could mistake for a record. (A record of which only the properties are missing
+passes every check of RocketMQ's recovery, with zeros in their place, and differs from the master's for ever.)
 
-What a master may make a replica keep so is the longest record that a broker takes, maxMessageSize and 64 KiB
-(spec store 2.6), and not what a record claims. It goes by this node's maxMessageSize, but at least RocketMQ's
-default: a replica whose own is smaller does not refuse its master's records.
+The memory is bounded by the longest record that a broker accepts, maxMessageSize and 64 KiB (spec store 2.6),
+not by the length that a record claims. This node's maxMessageSize counts, but at least RocketMQ's default: a
+replica with a smaller one does not refuse its master's records.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from trioha.store.record_layout import (
 
 
 class ReplicaAppender:
-    """Takes a master's log bytes in order, in pieces of any size, and appends the records they make."""
+    """Receives a master's log bytes in order, cut anywhere, and appends the records."""
 
     def __init__(self, commit_log: CommitLog, *, boundaries_only: bool = False) -> None:
-        """With `boundaries_only` of each record only length, magic and position are checked: the rest is for
-        the dispatcher after it."""
+        """With `boundaries_only` only length, magic and position of each record are checked; the dispatcher
+        checks the rest."""
         self._log = commit_log
         self._scan = scan_boundaries if boundaries_only else scan_records
         self._record_bytes_max = (
             max(commit_log.message_bytes_max, MESSAGE_BYTES_MAX_DEFAULT) + RECORD_OVERHEAD_BYTES_MAX
         )
         self._partial = bytearray()
-        """Bytes after the log's end that are no whole record yet."""
+        """First part of the record at the log's end."""
         self._wanted_bytes = 0
-        """Length at which `_partial` can be a record; below it there is nothing to check."""
+        """Length at which `_partial` can be a record, and is checked."""
         self._blank_header = b""
-        """Header of the blank that is being received; its filler goes to the file as it comes."""
+        """Header of the blank that is being received; its filler is written to the file as it arrives."""
         self._filler_offset = 0
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next byte to take: the log's end, plus what waits to become a record."""
+        """Offset of the next byte to receive: the log's end, plus the part of a record in memory."""
         if self._blank_header:
             return self._filler_offset
         return self._log.max_offset + len(self._partial)
 
     def discard(self) -> None:
-        """Forget what is no whole record: the next byte to take is the log's end again."""
+        """Drop the part of a record in memory: the next byte to receive is at the log's end again."""
         self._partial = bytearray()
         self._wanted_bytes = 0
         self._blank_header = b""
 
     def append(self, data: memoryview) -> None:
-        """Take the bytes at `next_offset`, none of them after the end of the log file it lies in.
+        """Append the bytes at `next_offset`, which must not cross the end of its log file.
 
-        Raises RecordError, naming the offset, at the first bytes that cannot be a record; the whole records
-        before it are in the log. Raises StoreError if the log needs a file that cannot be made. Either way
-        `discard` before going on.
+        Raises RecordError with the offset at the first bytes that cannot be a record; the whole records
+        before it are in the log. Raises StoreError if the log needs a file that cannot be made. After
+        either, call `discard` before the next append.
         """
         while self._partial and data:
-            # Complete the one record that was cut, and no more: the others are taken in place.
+            # Complete only the record that was cut: the others are appended from `data` without a copy.
             missing_bytes = self._wanted_bytes - len(self._partial)
             self._partial += data[:missing_bytes]
             data = data[missing_bytes:]
             if len(self._partial) < self._wanted_bytes:
                 return
-            # Take the buffer over: a bytearray cannot grow while views of it live.
+            # With a new buffer for the next one: a bytearray cannot grow while it has views.
             cut = memoryview(self._partial)
             self._partial = bytearray()
             end = self._scan(cut, 0, len(cut), self._log.max_offset)
@@ -101,7 +101,7 @@ class ReplicaAppender:
             self._keep(data[end.at :], end)
 
     def _keep(self, rest: memoryview, end: ScanEnd) -> None:
-        """What stands at the log's end and is no whole record: a blank, or the first bytes of a record."""
+        """Keep the first bytes of a record, or begin the blank, at the log's end. Raises RecordError."""
         log = self._log
         offset = log.max_offset
         file_end = offset - offset % log.file_bytes + log.file_bytes
@@ -130,7 +130,7 @@ class ReplicaAppender:
             log.append_blank(header)
 
     def _check_partial(self, fault: RecordFault, *, offset: int, file_end: int) -> int:
-        """Bytes that the record needs which `fault` says is not whole; raises RecordError if none can be."""
+        """Length that a truncated record will have; raises RecordError for any other fault."""
         if fault.bytes_left < BLANK_BYTES:
             return BLANK_BYTES
         if fault.kind is not FaultKind.TRUNCATED:

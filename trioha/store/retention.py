@@ -1,12 +1,12 @@
-"""When old log files go, and when a full disk stops writes (spec store 5.8).
+"""Retention: deletion of old log files, and refusal of puts when the disk is full (spec store 5.8).
 
-Every ten seconds the disk is looked at. Above `disk_max_used_ratio`, or in an hour of `delete_when`, files
-are deleted from the oldest on whose last write is older than `file_reserved_s`; above `force_ratio` at once,
-however young. At most ten go in a run, never the last, and, unless the disk is that full, none that a
-connected replica has not got yet. Above `full_ratio` the log takes no puts (SERVICE_NOT_AVAILABLE); reads and
-replication go on, and puts are taken again by themselves when there is space.
+Retention checks the disk every ten seconds. Above `disk_max_used_ratio`, or in an hour of `delete_when`, it
+deletes files from the oldest on whose last write is older than `file_reserved_s`; above `force_ratio` it
+deletes them at any age. A run deletes ten files at most, never the last one, and below `force_ratio` none
+that a connected replica still needs. Above `full_ratio` the log refuses puts (SERVICE_NOT_AVAILABLE) until
+there is space again; reads and replication go on.
 
-What the disk refuses ends nothing: it is counted, logged once a minute, and tried again at the next look.
+An error of the disk is counted, logged once a minute, and tried again at the next check.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ log = structlog.get_logger(__name__)
 
 FILES_PER_RUN_MAX = 10
 SLICE_S = 0.001
-"""So long queues are cleaned before other tasks get a turn."""
+"""Queues are cleaned for so long before other tasks run."""
 REPORT_INTERVAL_S = 60.0
-"""Errors of the disk are logged once in so long."""
+"""Between two log lines for errors of the disk."""
 
 
 @frozen
 class RetentionSettings:
-    """How long files are kept, and how full the disk may be."""
+    """Age of files and use of the disk that retention allows."""
 
     file_reserved_s: float = 72 * 3600.0
     """fileReservedTime."""
     delete_when: frozenset[int] = frozenset((4,))
     """deleteWhen: hours of the local day."""
     disk_max_used_ratio: float = 0.75
-    """diskMaxUsedSpaceRatio: above it, files that are old enough go at any hour."""
+    """diskMaxUsedSpaceRatio: above it, files that are old enough are deleted at any hour."""
     force_ratio: float = 0.85
-    """Above it the oldest files go, old enough or not."""
+    """Above it the oldest files are deleted at any age."""
     full_ratio: float = 0.90
     """Above it puts are refused."""
     clean_forcibly: bool = True
-    """cleanFileForciblyEnable: whether `force_ratio` counts."""
+    """cleanFileForciblyEnable: whether `force_ratio` applies."""
     interval_s: float = 10.0
     """cleanResourceInterval."""
 
 
 class RetentionClock:
-    """The wall clock, as far as it may be believed: files must not grow old by a jump of it.
+    """The wall clock without jumps forward: they would make files too old.
 
-    It is never ahead of the time that has passed since it was made. A clock that was wrong at the start and
-    was set forward since keeps files for longer than they need to be kept, until the next start.
+    It advances no faster than the monotonic clock since it was made. If the wall clock was wrong at the start
+    and is set forward later, files are kept too long until the next start.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class RetentionClock:
         self._wall_s = wall_s = wall_s or time.time
         self._elapsed_s = elapsed_s = elapsed_s or _since_boot_s
         self._ahead_s = wall_s() - elapsed_s()
-        """What the wall clock was ahead of the monotonic one at first."""
+        """Difference of wall clock and monotonic clock at the start."""
 
     def now(self) -> datetime:
-        """The time of day here."""
+        """The local time of day."""
         return datetime.fromtimestamp(min(self._wall_s(), self._elapsed_s() + self._ahead_s)).astimezone()
 
 
 def _since_boot_s() -> float:
-    """Seconds that no one sets, those in which the machine sleeps included."""
+    """Seconds of a clock that cannot be set, which includes the time that the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Retention:
-    """Watches one log's disk."""
+    """Deletes one log's old files and checks its disk."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class Retention:
         used_ratio: Callable[[Path], float] | None = None,
         clock: RetentionClock | None = None,
     ) -> None:
-        """`retention_floor` gives the lowest offset that a connected replica still needs; `on_deleted`
-        deletes what was built from files that the log has lost, one short step for each item that it gives,
-        and raises StoreError at its end if the disk refused some; `used_ratio` says how full the disk of a
-        directory is, 0 to 1; `clock` what time `run` takes it to be."""
+        """`retention_floor` returns the lowest offset that a connected replica still needs; `on_deleted`
+        deletes queue and index files of deleted log files, in one short step for each item that it yields,
+        and raises StoreError at its end if the disk refused some; `used_ratio` returns how full the disk of a
+        directory is, 0 to 1; `clock` is the time of `run`."""
         self._log = commit_log
         self._settings = settings
         self._retention_floor = retention_floor
@@ -110,13 +110,13 @@ class Retention:
         self._used_ratio = used_ratio or _used_ratio
         self._clock = clock or RetentionClock()
         self.errors = 0
-        """How often the disk did not answer, or refused to delete."""
+        """Counts failed checks of the disk and failed deletions."""
         self._reported_s = -math.inf
         self._cleaned_offset = commit_log.min_offset
-        """Start of the log when `on_deleted` last did all of its work."""
+        """Start of the log when `on_deleted` last completed."""
 
     async def run(self) -> None:
-        """Look at the disk for ever. What it refuses is tried again at the next look."""
+        """Check the disk until cancelled. Failed deletions are tried again at the next check."""
         while True:
             try:
                 ratio = await run_in_thread(partial(self._used_ratio, self._log.directory))
@@ -127,9 +127,9 @@ class Retention:
             await trio.sleep(self._settings.interval_s)
 
     def apply(self, ratio: float, *, now: datetime) -> None:
-        """Delete what may go and say whether puts are taken, for a disk that is `ratio` full.
+        """Delete files, and let the log refuse or accept puts, for a disk that is `ratio` full.
 
-        A file that the disk refuses to delete stays, and so do those after it; `clean` has to follow.
+        A file that cannot be deleted stays, with those after it. Call `clean` afterwards.
         """
         settings = self._settings
         is_full = ratio > settings.full_ratio
@@ -159,9 +159,9 @@ class Retention:
             log.info("log file deleted", path=str(file.path), forced=force, min_offset=self._log.min_offset)
 
     async def clean(self) -> None:
-        """Delete what was built from files that are gone, in slices that leave the thread to others.
+        """Delete queue and index files of deleted log files, in slices between which other tasks run.
 
-        Cancelled, or where the disk refuses, it leaves the rest to the next call.
+        If it is cancelled or the disk refuses, the next call does the rest.
         """
         min_offset = self._log.min_offset
         if min_offset == self._cleaned_offset:
@@ -186,7 +186,7 @@ class Retention:
 
 
 def _written_s(file: MappedFile) -> float:
-    """When the file was last written, seconds since 1970; 0 if an operator has deleted it. Raises OSError."""
+    """Time of the last write, seconds since 1970; 0 if an operator has deleted the file. Raises OSError."""
     try:
         return file.path.stat().st_mtime
     except FileNotFoundError:
@@ -195,5 +195,5 @@ def _written_s(file: MappedFile) -> float:
 
 def _used_ratio(directory: Path) -> float:
     usage = shutil.disk_usage(directory)
-    # What a plain user can still write counts, as `df` shows it.
+    # Free space is what an ordinary user can use, as in `df`.
     return usage.used / (usage.used + usage.free) if usage.used + usage.free else 1.0

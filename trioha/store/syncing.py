@@ -1,12 +1,12 @@
-"""Put bytes on disk: the one place that asks the kernel for it, and the descriptors that it is asked with.
+"""Syncs: all calls of fsync, and the descriptors that they use.
 
 `fsync` reaches the disk on Linux. On macOS it reaches the drive's cache only; F_FULLFSYNC empties that, too.
-File systems that refuse F_FULLFSYNC (network and foreign ones) get `fsync`, which is all that they offer.
+File systems that refuse F_FULLFSYNC (network and foreign ones) get `fsync`.
 
-A sync runs in a worker thread and takes its time, in which the writing thread may close the file, move it or
-delete it. So the two share a descriptor: it is closed when both have released it, and a sync can never meet a
-descriptor that was closed, or one that was opened again for something else. Nor does it need a new one, which
-the system could refuse: that a process is short of descriptors says nothing about its disk.
+A sync runs in a worker thread. Meanwhile the writing thread may close the file, move it or delete it. So the
+two share a descriptor: it is closed when both have released it, and a sync cannot use a descriptor that was
+closed, or one that was opened again for another file. It does not open a new one either, which the system
+could refuse: a process short of descriptors does not mean a failing disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sync_whole(fd: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Put a directory's entries on disk: a file that was made or renamed in it outlives a power cut.
+    """Put a directory's entries on disk: a file that was made or renamed in it then survives a power cut.
 
     Blocks. Raises OSError, also for want of a descriptor.
     """
@@ -49,7 +49,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _sync_fully(fd: int) -> bool:
-    """F_FULLFSYNC; False where the platform or the file system has none. Raises OSError."""
+    """F_FULLFSYNC; False if the platform or the file system has none. Raises OSError."""
     command = getattr(fcntl, "F_FULLFSYNC", None)
     if command is None:
         return False
@@ -68,21 +68,21 @@ class SharedDescriptor:
     __slots__ = ("_lock", "_users", "fd")
 
     def __init__(self, fd: int) -> None:
-        """For one user, who has to `release` it."""
+        """With one user, which has to `release` it."""
         self.fd = fd
         """The descriptor; -1 once it is closed."""
         self._users = 1
         self._lock = Lock()
 
     def share(self) -> SharedDescriptor:
-        """The same descriptor for one user more, who has to `release` it."""
+        """The same descriptor for another user, which has to `release` it."""
         with self._lock:
             assert self._users, "a closed descriptor cannot be shared"
             self._users += 1
         return self
 
     def release(self) -> None:
-        """One user less."""
+        """Remove one user; the last one closes the descriptor."""
         with self._lock:
             assert self._users, "released more often than shared"
             self._users -= 1
@@ -131,10 +131,10 @@ class SyncWork:
         self._left = dict.fromkeys(earlier._left) | self._left
 
     def run(self) -> None:
-        """Put all on disk; a path that has been deleted meanwhile is left out.
+        """Put all of them on disk; a path that has been deleted meanwhile is left out.
 
-        Blocks: for a worker thread. Raises OSError; what a failed sync leaves is unknown, so nothing may be
-        promised after it.
+        Blocks: for a worker thread. Raises OSError. A failed sync leaves an unknown state, so no later sync
+        may promise anything.
         """
         for path, descriptor in tuple(self._left.items()):
             try:

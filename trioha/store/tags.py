@@ -1,8 +1,8 @@
-"""Java's string hash, and the tags code that a consume queue entry carries (spec store 2.8).
+"""Java's string hash, and the tags code of a consume queue entry (spec store 2.8).
 
-`String.hashCode` is `h = 31*h + u` over the UTF-16 code units, modulo 2^32. It is wanted twice for nearly
-every record (each index key), and a loop over characters would cost more than everything else that dispatch
-does. `java_hashes` therefore takes many keys at once: left-padded with zero bytes to one power-of-two width
+`String.hashCode` is `h = 31*h + u` over the UTF-16 code units, modulo 2^32. Nearly every record needs it
+twice (once for each index key), and a loop over characters would cost more than the rest of dispatch.
+`java_hashes` therefore hashes many keys at once: left-padded with zero bytes to one power-of-two width
 (leading zeros do not change the hash) they make one large integer, in which neighbouring lanes are folded
 pairwise, `high * 31^n + low`, first bytes, then pairs, then fours, until one lane a key is left.
 """
@@ -23,7 +23,7 @@ _MASK_32 = 0xFFFFFFFF
 _SIGN = 0x80000000
 _WIDTHS = (16, 32, 64, 128)
 _CHUNK_BYTES = 16384
-"""Bytes folded at once: large enough to hide the calls, small enough for the first-level cache."""
+"""Bytes hashed at once: large enough to hide the calls, small enough for the first-level cache."""
 
 
 def _lane_masks() -> tuple[tuple[int, int, int], ...]:
@@ -57,14 +57,14 @@ def java_hashes(keys: Sequence[bytes]) -> list[int]:
     """`String.hashCode` of each UTF-8 key, as unsigned numbers below 2^32.
 
     About 0.5 us a key of up to 64 ASCII bytes; others are hashed one by one. Bytes that are not UTF-8 count
-    as replacement characters, as Java's decoder gives them.
+    as replacement characters, as in Java's decoder.
     """
     if not keys:
         return []
     longest = max(map(len, keys))
     width = next((width for width in _WIDTHS if longest <= width), 0)
     if not width or not b"".join(keys).isascii():
-        # Leave the uncommon ones out, or one of them would make all others slow.
+        # Hash the uncommon ones apart: one of them would make all others slow.
         odd = [index for index, key in enumerate(keys) if len(key) > _WIDTHS[-1] or not key.isascii()]
         rest = list(keys)
         for index in odd:
@@ -82,9 +82,9 @@ def java_hashes(keys: Sequence[bytes]) -> list[int]:
 
 
 def java_hashes_with_prefix(prefix_hashes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
-    """`String.hashCode` of each key with something in front of it, of which only the hash is known.
+    """`String.hashCode` of each key after a prefix of which only the hash is known.
 
-    Unsigned numbers below 2^32. `len(keys)` prefix hashes, each as `java_hashes` gives it.
+    Unsigned numbers below 2^32. `prefix_hashes` has the result of `java_hashes` for each key's prefix.
     """
     hashes = java_hashes(keys)
     if keys and max(map(len, keys)) < len(_POWERS) and b"".join(keys).isascii():
@@ -125,9 +125,9 @@ def _hash_one(key: bytes) -> int:
         # 128 characters at a time: a key of 32 KiB costs no more per byte than a short one.
         step = _WIDTHS[-1]
         for start in range(0, len(key), step):
-            piece = key[start : start + step]
+            chunk = key[start : start + step]
             value = (
-                value * pow(31, len(piece), 1 << 32) + _fold(piece.rjust(step, b"\0"), step)[0]
+                value * pow(31, len(chunk), 1 << 32) + _fold(chunk.rjust(step, b"\0"), step)[0]
             ) & _MASK_32
         return value
     return java_hash(key.decode("utf-8", "replace")) & _MASK_32
@@ -149,7 +149,7 @@ class DelayLevels:
             match = re.fullmatch(r"(\d+)([smhd])", part, re.ASCII)
             if match is None:
                 raise ConfigError(
-                    f"{part!r} is no delay",
+                    f"{part!r} is not a delay",
                     key="messageDelayLevel",
                     hint="levels look like 30s, 5m, 2h or 1d",
                 )
@@ -161,11 +161,11 @@ class DelayLevels:
         return len(self._delays_ms)
 
     def delay_ms(self, level: int) -> int | None:
-        """How long the level waits; None for one that does not exist."""
+        """Delay of the level; None if it does not exist."""
         return self._delays_ms[level - 1] if 1 <= level <= len(self._delays_ms) else None
 
     def tags_code(self, delay: str, *, store_timestamp_ms: int) -> int | None:
-        """Tags code of a record in the schedule topic: when it is due, ms. None if DELAY names no level.
+        """Tags code of a record in the schedule topic: its due time, ms. None if DELAY is not a level.
 
         A level above the highest counts as the highest; without any levels it is due after 1 s, as the
         broker has it.

@@ -1,4 +1,4 @@
-"""Which topics of a store have batch queues: what `config/topics.json` says (spec store 3.2, 6)."""
+"""Topics of a store with batch queues, from `config/topics.json` (spec store 3.2, 6)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BATCH = "BatchCQ"
 
 
 def batch_topics(root: Path) -> frozenset[str]:
-    """Topics with attribute `queue.type=BatchCQ`, by the first of the file and its `.bak` that can be read.
+    """Topics with attribute `queue.type=BatchCQ`, from the file or, if it cannot be read, its `.bak`.
 
-    None where there is no such file, as before 5.0. A file that is no JSON is left to whom it belongs, with a
-    warning: then new queues are plain ones, and those that are there stay what they are.
+    Empty without the files, as before 5.0. A file that is not JSON is left unchanged, with a warning; new
+    queues are plain ones then, and existing ones stay what they are.
     """
     for name in ("topics.json", "topics.json.bak"):
         path = root / "config" / name
