@@ -72,8 +72,8 @@ def test_the_allow_list_takes_addresses_and_networks_of_both_families(allowed, h
 
 def test_connections_are_capped_for_all_and_for_each_peer():
     admission = Admission(AdmissionSettings(connections_max=3, connections_per_peer_max=2))
-    with admission.place("a.1"):
-        with admission.place("a.1"), admission.place("b.1"):
+    with admission.slot("a.1"):
+        with admission.slot("a.1"), admission.slot("b.1"):
             assert "of this peer" in admission.refusal("a.1").reason
             assert "haConnectionsMax" in admission.refusal("c.1").reason
         assert admission.refusal("a.1") is None

@@ -28,7 +28,7 @@ from trioha.store.commit_log import CommitLog
 
 STEPS = (
     (Admission, "refusal"),
-    (Admission, "place"),
+    (Admission, "slot"),
     (SocketTransport, "from_stream"),
     (SocketTransport, "receive_some"),
     (SocketTransport, "send_now"),

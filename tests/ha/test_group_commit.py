@@ -278,7 +278,7 @@ def observe(replicas, connection_id, claim_offset):
         connection_id,
         replica=chr(connection_id),
         ack_offset=claim_offset,
-        is_behind=True,
+        has_unsent=True,
         lag_clock=LagClock(),
     )
 
@@ -455,7 +455,7 @@ async def test_puts_that_no_longer_wait_are_forgotten(make, autojump_clock):
     for number in range(1000):
         assert (await outcome(commit, 500 + number))[0] is PutStatus.PUT_OK
     assert replicas.current.waiting_from is None
-    assert commit._replica_timeouts.kept <= 1
+    assert len(commit._replica_timeouts._waits) <= 1
 
 
 # -- with a real connection below it ------------------------------------------------------------------------

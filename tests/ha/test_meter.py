@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trioha.distribution import Distribution
-from trioha.ha.meter import DISTRIBUTION_WINDOW_S, NOTES_MAX, VALUES_MAX, DistributionMeter, LagClock
+from trioha.ha.meter import DISTRIBUTION_WINDOW_S, SAMPLES_MAX, VALUES_MAX, DistributionMeter, LagClock
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200))
@@ -51,12 +51,12 @@ def test_without_values_there_is_no_distribution() -> None:
     assert DistributionMeter(0.0).distribution(100.0) is None
 
 
-def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacing_of_notes() -> None:
+def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacing_of_samples() -> None:
     clock = LagClock()
-    ticks = 80 * NOTES_MAX
+    ticks = 80 * SAMPLES_MAX
     for tick in range(1, ticks + 1):
         clock.appended(tick * 10, tick * 0.011)
-        assert len(clock._notes) <= NOTES_MAX
+        assert len(clock._samples) <= SAMPLES_MAX
     for tick in (ticks // 4, ticks // 2, ticks - 1000):
         clock.acknowledged(tick * 10)
         true_s = (ticks - tick - 1) * 0.011

@@ -1,8 +1,8 @@
-"""Who may connect to the HA port, and how many: peers are hostile until proven (design section 1).
+"""Admission to the HA port: allowed peers, limits of connections, TLS (design section 1).
 
-Anyone who reaches the port of a RocketMQ master may read its whole log and acknowledge it. Here a peer must
-come from an allowed address, there is a limit to the connections of all and of each, and with TLS it must
-show a certificate of the same authority. Whoever is not admitted gets nothing, not even a refusal.
+Any peer that reaches the port of a RocketMQ master may read its whole log and acknowledge it. Here a peer
+must come from an allowed address, connections are limited in all and by address, and with TLS the peer must
+show a certificate of the same authority. A peer that is not admitted gets no byte, not even a refusal.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Network = IPv4Network | IPv6Network
 
 @frozen
 class AdmissionSettings:
-    """What a peer must be to be served."""
+    """Which peers are admitted, and how many connections of them."""
 
     allowed: tuple[Network, ...] = ()
-    """trioha.haAllowedPeers: addresses and networks; empty allows all."""
+    """trioha.haAllowedPeers: addresses and networks; empty admits all."""
     connections_max: int = 64
     """trioha.haConnectionsMax: open at a time, of all peers."""
     connections_per_peer_max: int = 8
@@ -35,43 +35,43 @@ class AdmissionSettings:
 
 @frozen
 class Refusal:
-    """Why a peer gets no connection."""
+    """Why a peer is not admitted."""
 
     reason: str
-    is_for_want_of_places: bool = False
-    """Whether it would get one if another connection ended."""
-    is_of_peer: bool = False
-    """Whether that must be one of the same address."""
+    is_limit: bool = False
+    """Whether a limit of connections is reached: the peer would be admitted if another connection ended."""
+    is_peer_limit: bool = False
+    """Whether that is the limit of the peer's own address."""
 
 
 class Admission:
-    """Counts the connections that are open and says who may have one more."""
+    """Counts open connections and decides about new ones."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
         self._open: Counter[str] = Counter()
 
     def refusal(self, host: str) -> Refusal | None:
-        """Why a peer at the IP address `host` gets no connection now; None if it may have one."""
+        """Why a peer at the IP address `host` is not admitted now; None if it is."""
         settings = self._settings
         if settings.allowed and not _is_in(host, settings.allowed):
             return Refusal("not in trioha.haAllowedPeers")
         if self._open[host] >= settings.connections_per_peer_max:
             return Refusal(
                 f"{self._open[host]} connections of this peer are open (trioha.haConnectionsPerPeer)",
-                is_for_want_of_places=True,
-                is_of_peer=True,
+                is_limit=True,
+                is_peer_limit=True,
             )
         if self._open.total() >= settings.connections_max:
             return Refusal(
                 f"{settings.connections_max} connections are open (trioha.haConnectionsMax)",
-                is_for_want_of_places=True,
+                is_limit=True,
             )
         return None
 
     @contextmanager
-    def place(self, host: str) -> Iterator[None]:
-        """Hold a place for a connection of `host`."""
+    def slot(self, host: str) -> Iterator[None]:
+        """Count a connection of `host` as open inside the `with`."""
         self._open[host] += 1
         try:
             yield
@@ -90,17 +90,17 @@ def _is_in(host: str, networks: tuple[Network, ...]) -> bool:
 
 @frozen
 class TlsFiles:
-    """PEM files for mutual TLS on the HA port (trioha.haTlsCert, haTlsKey, haTlsCa)."""
+    """PEM files for mutual TLS at the HA port (trioha.haTlsCert, haTlsKey, haTlsCa)."""
 
     certificate: Path
     """The node's own certificate, with its chain."""
     key: Path
     authority: Path
-    """Certificates that the peer's must come from."""
+    """Certificates of the authorities that may have signed the peer's certificate."""
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS for the side that listens: shows its certificate and wants the peer's. Raises ConfigError."""
+    """TLS of the listening side, which requires the peer's certificate. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.verify_mode = ssl.CERT_REQUIRED
     _load(context, files)
@@ -108,10 +108,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS for the side that dials: the peer's certificate must name the host that was dialled.
-
-    Raises ConfigError.
-    """
+    """TLS of the connecting side: the peer's certificate must name the host. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     _load(context, files)
     return context
@@ -145,7 +142,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def identity_of(certificate: dict[str, object] | None) -> str | None:
-    """Who a certificate is for: its common name, else its first DNS name; None if it names nobody."""
+    """The subject of a certificate: its common name, else its first DNS name; None without either."""
     if not certificate:
         return None
     subject = certificate.get("subject", ())

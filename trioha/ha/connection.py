@@ -252,7 +252,7 @@ class HaConnection:
                 replica=self.peer.replica,
                 ack_offset=offset,
                 is_stable_identity=self.peer.is_stable,
-                is_behind=progress.sent_offset < max_offset,
+                has_unsent=progress.sent_offset < max_offset,
                 lag_clock=self._meter.lag_clock,
             )
         elif report is HEARTBEAT:

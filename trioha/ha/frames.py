@@ -6,7 +6,7 @@
 | master to slave, data | 12 + size | i64 offset, i32 size > 0, `size` bytes of commit log |
 | master to slave, heartbeat | 12 | i64 next offset, i32 0 |
 
-The first report is the request. There is no handshake, and nothing else on this wire.
+The first report is the request. The wire carries no handshake and nothing else.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HEADER = Struct(">qi")
 HEADER_BYTES = 12
 
 OFFSET_END = 1 << 56
-"""No log is so long (64 PiB): a first report from here on is text or another protocol, whose first byte is
-not zero, and not a slave's."""
+"""Longer than any log (64 PiB). A first report from here on is not a slave's, but text or another protocol:
+its first byte is not zero."""
 
 BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES
-"""Longest body that fits a RocketMQ slave's 4 MiB buffer; a longer one would hang it (spec ha 2.3)."""
+"""Longest body that fits the 4 MiB buffer of a RocketMQ slave, which hangs at a longer one (spec ha 2.3)."""
 
 
 def encode_report(max_offset: int) -> bytes:
@@ -42,21 +42,21 @@ def encode_header(offset: int, body_bytes: int) -> bytes:
 
 
 def last_report(data: bytes) -> int | None:
-    """The last of one or more whole reports, None if `data` is anything else."""
+    """The last of one or more complete reports; None if `data` is anything else."""
     if not data or len(data) % REPORT_BYTES:
         return None
     return int(REPORT.unpack_from(data, len(data) - REPORT_BYTES)[0])
 
 
 class ReportDecoder:
-    """A slave's reports, from bytes cut anywhere."""
+    """Decodes a slave's reports from a stream that may be cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     @property
     def is_between_reports(self) -> bool:
-        """Whether no part of a report is kept until its rest comes."""
+        """Whether no incomplete report is buffered."""
         return not self._rest
 
     def feed(self, data: bytes) -> int | None:
@@ -68,7 +68,7 @@ class ReportDecoder:
 
 
 class FrameHeader(NamedTuple):
-    """Start of a master's frame; a heartbeat if `body_bytes` is 0. A tuple: made 30,000 times for each GB."""
+    """Header of a master's frame; a heartbeat if `body_bytes` is 0. A tuple, since a GB has 30,000 frames."""
 
     offset: int
     body_bytes: int
@@ -76,51 +76,50 @@ class FrameHeader(NamedTuple):
 
 @frozen
 class BodyPart:
-    """Some bytes of the current frame's body."""
+    """A part of a body, or of several joined ones."""
 
     data: memoryview
-    """A slice of what was fed: use it before the next `feed`."""
+    """A slice of the fed buffer: use it before the next `feed`."""
     ended: tuple[FrameHeader, ...]
-    """The frames that end in it: none, the current one, or that and others whose bodies were joined to it."""
+    """The frames that end in it: none, the current one, or also others whose bodies were joined to it."""
 
 
 class TransferDecoder:
-    """A master's frames, from bytes cut anywhere, without copying their bodies.
+    """Decodes a master's frames from a stream that may be cut anywhere, without copying their bodies.
 
-    `feed` bytes, then ask `next_event` until it says None. Every header is checked before its body is
-    waited for: after a RemoteProtocolError the connection is of no use any more.
+    `feed` bytes, then call `next_event` until it returns None. Each header is checked before its body
+    arrives; after a RemoteProtocolError the connection cannot be used further.
 
-    Bodies can be joined. A RocketMQ master sends frames of 32 KiB, and whoever takes 1 MiB at once would have
-    to do 32 times what one append costs. In a buffer that can be written to, the bodies of frames that
-    continue each other are moved together, over the headers between them, and come as one part: as if the
-    master had sent one long frame.
+    Bodies can be joined. A RocketMQ master sends frames of 32 KiB, so that a buffer of 1 MiB would cost 32
+    appends. In a writable buffer, the bodies of frames that continue each other are moved together, over the
+    headers between them, and returned as one part, as if the master had sent one long frame.
     """
 
     def __init__(self, *, body_bytes_max: int = BODY_BYTES_MAX, joined_within_bytes: int = 0) -> None:
-        """Bodies are joined within stretches of `joined_within_bytes`, a log's files; 0 joins none."""
+        """Bodies are joined within files of `joined_within_bytes`; 0 joins none."""
         self._body_bytes_max = body_bytes_max
         self._joined_within_bytes = joined_within_bytes
         self._data = memoryview(b"")
         self._at = 0
-        """Index of the first byte that was not taken."""
+        """Index of the first byte that is not decoded yet."""
         self._header = b""
-        """First bytes of a header that is not complete."""
+        """First bytes of an incomplete header."""
         self._frame = FrameHeader(0, 0)
-        """The current frame, of which `_body_left_bytes` are not taken."""
+        """The current frame; `_body_left_bytes` of its body are to come."""
         self._body_left_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes; all events of the bytes before must have been taken.
+        """Decode `data` next; `next_event` must have returned None for the bytes before.
 
-        `data` must not change before they are; with `joined_within_bytes` this changes it, if it can be.
+        Do not change `data` before it does so again. With `joined_within_bytes` a writable `data` is changed.
         """
         if self._at < len(self._data):
-            raise LocalProtocolError(f"{len(self._data) - self._at} bytes were fed before and not taken")
+            raise LocalProtocolError(f"{len(self._data) - self._at} bytes of the last feed are left")
         self._data = memoryview(data)
         self._at = 0
 
     def next_event(self) -> FrameHeader | BodyPart | None:
-        """The next header or piece of a body, None when more bytes are needed.
+        """The next header or part of a body; None if more bytes are needed.
 
         Raises RemoteProtocolError for a negative offset or size, or a body longer than allowed.
         """
@@ -129,7 +128,7 @@ class TransferDecoder:
         if not left_bytes:
             return None
         if self._body_left_bytes:
-            return self._take_body()
+            return self._next_body_part()
         missing = HEADER_BYTES - len(self._header)
         self._at = at + min(missing, left_bytes)
         self._header += bytes(self._data[at : self._at])
@@ -147,10 +146,10 @@ class TransferDecoder:
         self._body_left_bytes = body_bytes
         return self._frame
 
-    def _take_body(self) -> BodyPart:
-        """What is there of the current frame's body, and of those that are joined to it.
+    def _next_body_part(self) -> BodyPart:
+        """The buffered part of the current frame's body, and of those joined to it.
 
-        A RocketMQ master's log comes in 30,000 frames for each GB: the loop is kept short for their sake.
+        The loop is kept short for the 30,000 frames of a RocketMQ master's GB.
         """
         data = self._data
         start = self._at
@@ -159,17 +158,17 @@ class TransferDecoder:
         left_bytes = self._body_left_bytes - (stop - start)
         frame = self._frame
         ended = [] if left_bytes else [frame]
-        stretch_bytes = 0 if left_bytes or data.readonly else self._joined_within_bytes
+        file_bytes = 0 if left_bytes or data.readonly else self._joined_within_bytes
         next_offset = frame.offset + frame.body_bytes
-        while stretch_bytes and end - at >= HEADER_BYTES:
+        while file_bytes and end - at >= HEADER_BYTES:
             offset, body_bytes = HEADER.unpack_from(data, at)
-            place = offset % stretch_bytes
+            place = offset % file_bytes
             if (
                 offset != next_offset
                 or not 0 < body_bytes <= self._body_bytes_max
-                or not 0 < place <= stretch_bytes - body_bytes
+                or not 0 < place <= file_bytes - body_bytes
             ):
-                # Not the same stretch of the log, or nothing that can be: for `next_event` to judge.
+                # Not a continuation in the same file, or not a valid header: `next_event` decides.
                 break
             next_offset += body_bytes
             at += HEADER_BYTES
@@ -177,7 +176,7 @@ class TransferDecoder:
             if body_bytes > end - at:
                 left_bytes = body_bytes - (end - at)
                 body_bytes = end - at
-                stretch_bytes = 0
+                file_bytes = 0
             else:
                 ended.append(frame)
             data[stop : stop + body_bytes] = data[at : at + body_bytes]

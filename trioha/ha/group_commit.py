@@ -1,12 +1,13 @@
-"""Group commit: what a put waits for after it was appended (design section 4, spec ha 4).
+"""Group commit: what a put waits for after its append (design section 4, spec ha 4).
 
-`need` is the number of copies beyond the master's own: fixed (inSyncReplicas), all that are in sync
-(allAckInSyncStateSet), or what there is (enableAutoInSyncReplicas). With fewer in sync than minInSyncReplicas
-asks for, nothing is stored: IN_SYNC_REPLICAS_NOT_ENOUGH. Fewer eligible replicas than that:
-SLAVE_NOT_AVAILABLE at once, the message stays stored. Otherwise the put waits for the need-th largest
-acknowledged offset to reach its end, at most slaveTimeout: FLUSH_SLAVE_TIMEOUT. With SYNC_FLUSH it also waits
-for the disk, at most syncFlushTimeout: FLUSH_DISK_TIMEOUT. Both waits run side by side, each put has its own
-deadlines, and if both fail the replicas' status is the answer.
+`need` is the number of copies beyond the master's own: a fixed one (inSyncReplicas), all replicas in sync
+(allAckInSyncStateSet), or as many as are in sync (enableAutoInSyncReplicas). With fewer in sync than
+minInSyncReplicas the put is refused before its append: IN_SYNC_REPLICAS_NOT_ENOUGH. With fewer eligible
+replicas than `need` the put is answered at once, its message stays stored: SLAVE_NOT_AVAILABLE. Otherwise it
+waits until the need-th largest acknowledged offset reaches its end, at most slaveTimeout:
+FLUSH_SLAVE_TIMEOUT. With SYNC_FLUSH it also waits for the disk, at most syncFlushTimeout: FLUSH_DISK_TIMEOUT.
+Both waits run side by side, each put has its own deadlines, and if both fail the replicas' status is the
+answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trioha.recording.events import EventSink, Kind
 from trioha.store.put_status import PutStatus
 from trioha.watermark import REACHED, Wait, Watermark
 
-# Plain numbers: to look up a member of an enum costs more than the rest of a call that ignores it.
+# Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_BEGIN = int(Kind.WAIT_BEGIN)
 _WAIT_END = int(Kind.WAIT_END)
 _I32_MAX = 2**31 - 1
@@ -33,16 +34,16 @@ class GroupCommitSettings:
     """What puts of this master wait for."""
 
     copies_needed: int
-    """Replicas that must hold a put before it is answered PUT_OK; 0 for an ASYNC_MASTER."""
+    """Replicas that must hold a put before PUT_OK; 0 for an ASYNC_MASTER."""
     slave_timeout_s: float
     sync_flush: bool
     sync_flush_timeout_s: float
     copies_min: int = 0
-    """minInSyncReplicas less the master's own: with fewer replicas in sync nothing is stored."""
+    """minInSyncReplicas less the master's own copy: with fewer replicas in sync puts are refused."""
     lowers_need: bool = False
-    """enableAutoInSyncReplicas: needs no more copies than are in sync, but at least `copies_min`."""
+    """enableAutoInSyncReplicas: a put needs no more copies than are in sync, but at least `copies_min`."""
     all_in_sync: bool = False
-    """allAckInSyncStateSet: needs every replica that is in sync, at least `copies_needed`."""
+    """allAckInSyncStateSet: a put needs every replica in sync, at least `copies_needed`."""
 
 
 class GroupCommit:
@@ -58,8 +59,8 @@ class GroupCommit:
         push: Callable[[], None] | None = None,
         poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """`push` sends a record on at once: called for a put that waits while no other does. `poll_acks`
-        then looks for a moment for the acks that end that put's wait."""
+        """With one put waiting, `push` sends its record to slaves at once, and `poll_acks` polls for a moment
+        for the acks that end its wait."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
@@ -68,14 +69,14 @@ class GroupCommit:
         self._push = push
         self._poll_acks = poll_acks
         self._waiting = 0
-        """Puts that wait, those that were released and have not had their turn included."""
+        """Waiting puts, including released ones whose task has not run yet."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
     def refusal(self, max_offset: int) -> PutStatus | None:
-        """Why a put must not even be stored while the log ends at `max_offset`; None if it may be.
+        """Why a put may not be appended while the log ends at `max_offset`; None if it may.
 
-        IN_SYNC_REPLICAS_NOT_ENOUGH where minInSyncReplicas asks for more copies than there are.
+        IN_SYNC_REPLICAS_NOT_ENOUGH with fewer replicas in sync than minInSyncReplicas requires.
         """
         if self._settings.copies_min and self._replicas.in_sync_count(max_offset) < self._settings.copies_min:
             return PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
@@ -95,11 +96,11 @@ class GroupCommit:
         return need
 
     def must_wait(self, *, wait_store_ok: bool) -> bool:
-        """Whether a put waits at all; one with the property WAIT=false (`wait_store_ok` False) never does."""
+        """Whether a put waits; one with the property WAIT=false (`wait_store_ok` False) never does."""
         return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)
 
     async def wait(self, *, start_offset: int, end_offset: int, request_id: int) -> PutStatus:
-        """Wait until the record from `start_offset` to `end_offset` is as safe as the settings ask.
+        """Wait until the record from `start_offset` to `end_offset` is as safe as the settings require.
 
         Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling leaves
         nothing behind.
@@ -123,26 +124,26 @@ class GroupCommit:
         if settings.sync_flush:
             disk = self._flushed.wait_for(end_offset)
             self._disk_timeouts.add(disk, started_s)
-        # Puts that come together go together, with the connection's next frame. A single one need not wait
-        # for that.
+        # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
+        # nothing to batch: it is sent at once.
         is_alone = copies is not None and not self._waiting
         if is_alone and self._push is not None:
             self._push()
         self._waiting += 1
         try:
             if is_alone and copies is not None and self._poll_acks is not None:
-                # While the slave works, it is the others' turn: if none of them puts, nobody is kept waiting.
+                # Other tasks run while the slave works. If none of them has put, polling delays no put.
                 await trio.lowlevel.checkpoint()
                 if self._waiting == 1 and copies.result is None:
                     self._poll_acks(copies)
             if copies is not None and await copies.wait() is not REACHED:
                 status = PutStatus.FLUSH_SLAVE_TIMEOUT
-            # A log that was cut meanwhile does not hold the record any more: not flushed, whatever comes.
+            # After a cut the log does not hold the record any more: it will not be flushed.
             if disk is not None and await disk.wait() is not REACHED and status is PutStatus.PUT_OK:
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
             self._waiting -= 1
-            # Where a wait was cancelled before it, or between them.
+            # For a cancellation before or between the two waits.
             if copies is not None:
                 copies.end()
             if disk is not None:
@@ -152,7 +153,7 @@ class GroupCommit:
         return status
 
     async def run(self) -> None:
-        """Keep the deadlines of all waits, for ever: without it no put would ever time out."""
+        """End waits at their deadlines, until cancelled: without it no put times out."""
         async with trio.open_nursery() as deadlines:
             deadlines.start_soon(self._replica_timeouts.run)
             deadlines.start_soon(self._disk_timeouts.run)

@@ -1,9 +1,8 @@
-"""The master's side of replication: accepts slaves and keeps what they acknowledged (spec ha 3.1).
+"""The master's side of replication: accepts the connections of slaves and serves them the log (spec ha 3.1).
 
-Theory of operation. Every connection runs within the border of HA connections: what its peer causes ends that
-connection at most. It is a slave's from its first valid request on; before that it is nobody's, and if it
-ends so it was a probe (`ha.probes`). A place that such a connection holds is given to the next one that comes
-when all places are taken.
+Theory of operation. Each connection runs within the border of HA connections: what its peer causes ends that
+connection at most. A connection is a slave's from its first valid request on. One that ends before is a probe
+(`ha.probes`), and while it lasts the next peer gets its slot if all slots are in use.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 OWN_ENDS = frozenset((CloseReason.SHUTDOWN, CloseReason.LOG_RESTARTED))
-"""Ends that say nothing of the peer: it may have been about to ask."""
+"""Ends by this node: a peer without a request is not counted as a probe then."""
 LOOPBACK_PREFIXES = ("127.", "::1", "::ffff:127.")
 
 
@@ -52,12 +51,12 @@ class MasterStatistics:
     closed: dict[str, int] = field(factory=dict)
     """Connections of slaves that ended, by `CloseReason` name."""
     probes: tuple[ProbeCount, ...] = ()
-    """Connections that ended without a valid request, refused ones included."""
+    """Connections that ended without a valid request, and peers that were not admitted."""
 
 
 @frozen
 class ConnectionChange:
-    """A slave's connection entered a state: HANDSHAKE with its request, SHUTDOWN when it has ended."""
+    """A slave's connection entered a state: HANDSHAKE with its request, SHUTDOWN at its end."""
 
     connection_id: int
     address: str
@@ -68,7 +67,7 @@ class ConnectionChange:
 
 
 class HaMaster:
-    """Serves the log to every slave that connects."""
+    """Serves the log to slaves."""
 
     def __init__(
         self,
@@ -82,9 +81,9 @@ class HaMaster:
         tls: ssl.SSLContext | None = None,
         connection_ids: Iterator[int] | None = None,
     ) -> None:
-        """`distinct_by_connection`: each connection is a replica of its own, for several on one host.
+        """`distinct_by_connection`: each connection is a replica of its own, for several slaves on one host.
 
-        `connection_ids` numbers connections; a node that is a slave too has one for both sides.
+        `connection_ids` numbers connections: share it with the node's `HaSlave`, so that no two are alike.
         """
         self._log = commit_log
         self._replicas = replicas
@@ -96,7 +95,7 @@ class HaMaster:
         self._ids = connection_ids or count(1)
         self._connections: dict[int, HaConnection] = {}
         self.probes = Probes(sink)
-        """Counts connections that are no slave's."""
+        """Counts connections that ended without a valid request."""
         self._border = ConnectionBorder("HA connection")
         self._closed: Counter[str] = Counter()
         self._accepted = 0
@@ -107,30 +106,26 @@ class HaMaster:
         commit_log.on_restart(self._end_connections)
 
     def connections(self) -> list[ConnectionStatus]:
-        """Every slave's connection that is open now, oldest first."""
+        """Open connections of slaves, oldest first."""
         return [one.status() for one in self._connections.values() if one.progress.is_slave]
 
     def changes(self) -> AbstractContextManager[Subscription[ConnectionChange]]:
-        """Of all connections, from now on: `with master.changes() as changes: async for change in changes`.
-
-        RocketMQ's notification (spec ha 3.3) knows one who waits, and tells connections apart by their
-        address alone.
-        """
+        """States of slaves' connections: `with master.changes() as changes: async for change in changes`."""
         return self._changes.subscribe()
 
     def _end_connections(self) -> None:
-        """The log begins anew: slaves connect again and ask for what they need of the new one."""
+        """End all connections, since the log begins anew: slaves connect again and request the new one."""
         for connection in self._connections.values():
             connection.log_restarted()
 
     def push(self) -> None:
-        """Send what was appended to slaves that have acknowledged all before, without their writers' turns.
+        """Send what was appended to slaves that have acknowledged all before, without waking writer tasks.
 
-        For a put that waits alone; see `HaConnection.push`.
+        For a single waiting put; see `HaConnection.push`.
         """
         self._pushed = pushed = []
         connection = None
-        # A put calls this, and must not fail with a slave's connection.
+        # Called by a put, which must not fail with a slave's connection.
         with self._border.around("a push") as crossing:
             for connection in self._connections.values():
                 if connection.push():
@@ -139,30 +134,30 @@ class HaMaster:
             connection.end(CloseReason.INTERNAL_ERROR)
 
     def poll_acks(self, wait: Wait) -> None:
-        """Look for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
+        """Poll for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
         pushed = self._pushed
         if self._busy_poll is None or not pushed:
             return
 
         connection = pushed[0]
 
-        def look() -> bool:
+        def poll() -> bool:
             nonlocal connection
             for connection in pushed:
                 connection.poll_acks()
             return wait.result is not None
 
-        with self._border.around("a look for acks") as crossing:
-            self._busy_poll.until(look)
+        with self._border.around("a poll for acks") as crossing:
+            self._busy_poll.until(poll)
         if crossing.error is not None:
             connection.end(CloseReason.INTERNAL_ERROR)
 
     def retention_floor(self) -> int:
-        """Lowest offset that a connected slave still needs; beyond every log if there is none.
+        """Lowest offset that a connected slave still needs; beyond every log without one.
 
-        A replica may ask again for what it has not acknowledged. Where an acknowledgement has been due for
-        haMaxTimeSlaveNotCatchup (an observer never gives one, a slave may be stuck), only bytes that were not
-        sent yet are kept for it: they are bounded, since a slave that takes nothing is disconnected.
+        A slave may request again what it has not acknowledged. If its ack is overdue by
+        haMaxTimeSlaveNotCatchup (an observer never acknowledges, a slave may be stuck), only its unsent bytes
+        are kept: they are bounded, since a slave that does not read is disconnected.
         """
         return min(
             (
@@ -176,7 +171,7 @@ class HaMaster:
         )
 
     def statistics(self) -> MasterStatistics:
-        """What happened since the start."""
+        """Counts since the start."""
         return MasterStatistics(
             accepted=self._accepted, closed=dict(self._closed), probes=self.probes.counts()
         )
@@ -188,9 +183,9 @@ class HaMaster:
         gate: Gate | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept slaves for ever; cancelling closes every connection.
+        """Accept slaves until cancelled, which closes every connection.
 
-        Connections wait in the kernel's backlog while `gate` is closed; without one it is always open.
+        Connections wait in the kernel's backlog while `gate` is closed; None is always open.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.probes.run)
@@ -206,11 +201,11 @@ class HaMaster:
             task_status.started()
 
     async def _serve_socket(self, stream: trio.SocketStream) -> None:
-        """One accepted connection, from its first moment on; the accept loop closes `stream`."""
+        """Serve one accepted connection within the border; the accept loop closes `stream`."""
         try:
             host, port = stream.socket.getpeername()[:2]
         except OSError:
-            # Gone before it was served.
+            # The peer has closed it already.
             return
         self._accepted += 1
         with self._border.around(_address(host, port)) as crossing:
@@ -220,12 +215,12 @@ class HaMaster:
 
     async def _serve_peer(self, stream: trio.SocketStream, *, host: str, port: int) -> None:
         refusal = self._admission.refusal(host)
-        if refusal is not None and refusal.is_for_want_of_places:
-            refusal = self._take_place(refusal, host)
+        if refusal is not None and refusal.is_limit and self._end_unknown_peer(refusal, host):
+            refusal = None
         if refusal is not None:
             self.probes.add(host, CloseReason.NOT_ALLOWED, detail=refusal.reason)
             return
-        with self._admission.place(host):
+        with self._admission.slot(host):
             transport = SocketTransport.from_stream(stream)
             try:
                 if self._tls is None:
@@ -235,22 +230,22 @@ class HaMaster:
             finally:
                 await trio.aclose_forcefully(transport)
 
-    def _take_place(self, refusal: Refusal, host: str) -> Refusal | None:
-        """End the oldest connection that has not asked for anything, for one that comes when all are taken.
+    def _end_unknown_peer(self, refusal: Refusal, host: str) -> bool:
+        """End the oldest connection without a request, for a peer that `refusal` keeps out at the limit.
 
-        Returns the refusal if there is none. Its place is free when its task has had its turn.
+        Returns whether there was one. Its slot is released when its task has run.
         """
         for connection in self._connections.values():
-            is_of_peer = connection.peer.host == host or not refusal.is_of_peer
-            if is_of_peer and not connection.progress.is_slave and connection.progress.is_open:
+            counts = connection.peer.host == host or not refusal.is_peer_limit
+            if counts and not connection.progress.is_slave and connection.progress.is_open:
                 connection.end(CloseReason.NO_REQUEST)
-                return None
-        return refusal
+                return True
+        return False
 
     async def _serve_tls(
         self, transport: SocketTransport, context: ssl.SSLContext, *, host: str, port: int
     ) -> None:
-        """Shake hands first: a peer without a certificate of the authority is counted and gets no more."""
+        """Serve a peer once its handshake has shown a certificate of the authority; else count a probe."""
         stream = trio.SSLStream(transport, context, server_side=True)
         try:
             with trio.fail_after(min(self._settings.first_report_timeout_s, TLS_HANDSHAKE_TIMEOUT_S)):
@@ -271,10 +266,10 @@ class HaMaster:
     async def serve_stream(
         self, stream: trio.abc.Stream, *, host: str, port: int, identity: str | None = None
     ) -> CloseReason:
-        """Serve one slave over any stream until its connection ends; says why it did.
+        """Serve one slave over any stream until its connection ends; returns why.
 
-        `identity` is what its certificate says it is. A fault of this program ends the connection, with
-        INTERNAL_ERROR and its traceback in the log.
+        `identity` is the subject of its certificate. A bug ends the connection, with INTERNAL_ERROR and the
+        traceback in the log.
         """
         connection_id = next(self._ids)
         replica, is_stable = self._replica_name(host=host, connection_id=connection_id, identity=identity)
@@ -324,9 +319,9 @@ class HaMaster:
         )
 
     def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> tuple[str, bool]:
-        """What makes a replica distinct, and whether it is known by that on its next connection, too.
+        """The name of a peer's replica, and whether its next connection will have the same name.
 
-        Its certificate, its address, or on one host each connection (design section 4).
+        By certificate, else by address; on loopback by connection (design section 4).
         """
         if identity is not None:
             return f"certificate of {identity}", True

@@ -1,4 +1,4 @@
-"""Small measures of a connection: its speed, and how old its oldest unacknowledged byte is."""
+"""Meters of HA connections: speed, lag in seconds, ack latency, frame sizes; flow control."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from trioha.distribution import Distribution, distribution_of
 WINDOW_S = 1.0
 DISTRIBUTION_WINDOW_S = 2.0
 VALUES_MAX = 1024
-NOTE_INTERVAL_S = 0.01
-NOTES_MAX = 8192
+SAMPLE_INTERVAL_S = 0.01
+SAMPLES_MAX = 8192
 
 
 class RateMeter:
@@ -41,63 +41,63 @@ class RateMeter:
 
 
 class LagClock:
-    """When bytes were seen at the log's end, to tell the age of the oldest one that is not acknowledged.
+    """Lag in seconds: the age of the oldest byte that is not acknowledged.
 
-    Notes closer than 10 ms are one note; whenever there are 8192, that interval doubles until half of them
-    are left: notes stay even in time, ages exact to that spacing, and memory bounded however long a replica
-    is behind.
+    Keeps samples of the log's end over time. Samples closer than 10 ms are joined; whenever there are 8192,
+    that interval doubles until half of them are left. So samples stay even in time, ages are exact to that
+    interval, and memory is bounded however long a replica lags.
     """
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[int, float]] = deque()
-        """End offset of bytes and when the first of them was seen, oldest first."""
-        self._interval_s = NOTE_INTERVAL_S
-        """Notes are no closer than this."""
+        self._samples: deque[tuple[int, float]] = deque()
+        """End offset of bytes, and when the first of them was appended; oldest first."""
+        self._interval_s = SAMPLE_INTERVAL_S
+        """Least time between samples."""
 
     def appended(self, end_offset: int, now_s: float) -> None:
         """The log now ends at `end_offset`."""
-        notes = self._notes
-        if notes:
-            last_end, last_s = notes[-1]
+        samples = self._samples
+        if samples:
+            last_end, last_s = samples[-1]
             if end_offset <= last_end:
                 return
             if now_s - last_s < self._interval_s:
-                notes[-1] = (end_offset, last_s)
+                samples[-1] = (end_offset, last_s)
                 return
-        notes.append((end_offset, now_s))
-        if len(notes) > NOTES_MAX:
+        samples.append((end_offset, now_s))
+        if len(samples) > SAMPLES_MAX:
             self._thin()
 
     def acknowledged(self, offset: int) -> None:
         """Everything before `offset` is acknowledged."""
-        notes = self._notes
-        while notes and notes[0][0] <= offset:
-            notes.popleft()
-        if not notes:
-            self._interval_s = NOTE_INTERVAL_S
+        samples = self._samples
+        while samples and samples[0][0] <= offset:
+            samples.popleft()
+        if not samples:
+            self._interval_s = SAMPLE_INTERVAL_S
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest byte that is not acknowledged was seen, None if all are."""
-        return self._notes[0][1] if self._notes else None
+        """When the oldest unacknowledged byte was appended; None if all are acknowledged."""
+        return self._samples[0][1] if self._samples else None
 
     def age_s(self, now_s: float) -> float:
-        """Age of the oldest byte that is not acknowledged, 0 if all are."""
-        return now_s - self._notes[0][1] if self._notes else 0.0
+        """Age of the oldest unacknowledged byte; 0 if all are acknowledged."""
+        return now_s - self._samples[0][1] if self._samples else 0.0
 
     def _thin(self) -> None:
-        """Join notes that are closer than a longer interval: the later end, the earlier time."""
-        notes = list(self._notes)
-        while len(notes) > NOTES_MAX // 2:
+        """Join samples closer than a longer interval: the later end, the earlier time."""
+        samples = list(self._samples)
+        while len(samples) > SAMPLES_MAX // 2:
             self._interval_s *= 2
-            kept = notes[:1]
-            for end_offset, seen_s in notes[1:]:
+            kept = samples[:1]
+            for end_offset, seen_s in samples[1:]:
                 if seen_s - kept[-1][1] < self._interval_s:
                     kept[-1] = (end_offset, kept[-1][1])
                 else:
                     kept.append((end_offset, seen_s))
-            notes = kept
-        self._notes = deque(notes)
+            samples = kept
+        self._samples = deque(samples)
 
 
 class DistributionMeter:
@@ -159,9 +159,9 @@ class ConnectionMeter:
 
 
 class FlowControl:
-    """So many bytes in each second and no more: RocketMQ's flow monitor, but with bodies counted.
+    """Limits the bytes of each second, like RocketMQ's flow monitor, but with bodies counted.
 
-    RocketMQ counts only headers, and where nothing is left sends empty frames in a tight loop (spec ha 2.8).
+    RocketMQ counts only headers, and at the limit sends empty frames in a tight loop (spec ha 2.8).
     """
 
     def __init__(self, bytes_per_s: int, *, now_s: float) -> None:
@@ -175,12 +175,12 @@ class FlowControl:
         return self._window_start_s + WINDOW_S
 
     def allowed_bytes(self, now_s: float) -> int:
-        """What may still go in the current second."""
+        """Bytes that may still be sent in the current second."""
         if now_s >= self.next_window_s:
             self._window_start_s = now_s
             self._spent_bytes = 0
         return self._bytes_per_s - self._spent_bytes
 
     def spend(self, count: int) -> None:
-        """`count` bytes go now."""
+        """`count` bytes are sent now."""
         self._spent_bytes += count

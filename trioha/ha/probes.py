@@ -1,11 +1,11 @@
-"""Connections at the HA port that never asked for anything: load balancers, monitoring, port scanners.
+"""Probes: connections at the HA port that ended without a valid request.
 
-They connect, perhaps send bytes of another protocol, and are gone: every few seconds, for months. Each of
-them as a slave that came and went would bury the one slave that matters. So a connection that ended before
-its first valid request is a probe: it is counted here by host and reason, and is not an event, a row of the
-status or a line of the log of its own. The log has one line for the first probe of a host, and at most one a
-minute for those that followed; a recording gets a fact `probes` for each count that has changed, at most once
-a minute. The number of hosts that are told apart is bounded; the others are counted together.
+Load balancers, monitoring and port scanners connect, perhaps send bytes of another protocol, and disconnect:
+every few seconds, for months. Shown as slaves, they would bury the one slave that matters. So a probe is only
+counted, by host and reason: it is no event, no row of the status, and no line of the log of its own. The log
+has one line for the first probe of a host, and at most one a minute for all that follow; a recording gets a
+fact `probes` for each count that has changed, at most once a minute. The number of hosts is bounded; probes
+of further hosts are counted together.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trioha.recording.events import CloseReason, EventSink
 log = structlog.get_logger(__name__)
 
 HOSTS_MAX: Final = 64
-"""Hosts that are told apart."""
+"""Hosts that are counted each for itself."""
 OTHER_HOSTS: Final = "other"
-"""Stands for all others."""
+"""Host name under which all others are counted."""
 REPORT_INTERVAL_S: Final = 60.0
 
 
 @frozen
 class ProbeCount:
-    """How many probes of one host ended for one reason since the start."""
+    """Probes of one host that ended for one reason, since the start."""
 
     host: str
     """IP address, or `OTHER_HOSTS`."""
@@ -46,11 +46,11 @@ class Probes:
         self._counts: dict[str, Counter[CloseReason]] = {}
         """By host, in the order of their first probe."""
         self._reported: Counter[tuple[str, CloseReason]] = Counter()
-        """The counts that the recording has."""
+        """Counts in the recording."""
         self._unlogged = 0
-        """Probes that the log has no line of."""
-        self._noted = trio.Event()
-        """Set when there is something to report."""
+        """Probes since the last log line."""
+        self._changed = trio.Event()
+        """Set when a count has changed since the last report."""
 
     def add(self, host: str, reason: CloseReason, *, detail: str = "") -> None:
         """A connection from `host` ended without a valid request; `detail` goes to the first log line."""
@@ -59,7 +59,7 @@ class Probes:
         reasons = self._counts.get(host)
         if reasons is None:
             reasons = self._counts[host] = Counter()
-            # Who is refused wanted to be served, perhaps: somebody should know.
+            # A refused peer may be a slave by intention: the operator should see that.
             level = log.warning if reason is CloseReason.NOT_ALLOWED else log.info
             level(
                 "probe at the HA port; further ones of this host are only counted",
@@ -70,7 +70,7 @@ class Probes:
         else:
             self._unlogged += 1
         reasons[reason] += 1
-        self._noted.set()
+        self._changed.set()
 
     def counts(self) -> tuple[ProbeCount, ...]:
         """All counts since the start, by host in the order of their first probe."""
@@ -81,11 +81,11 @@ class Probes:
         )
 
     async def run(self) -> None:
-        """Report what has changed, at once and then at most once a minute; the rest when cancelled."""
+        """Report changed counts, at once and then at most once a minute; the last ones when cancelled."""
         try:
             while True:
-                await self._noted.wait()
-                self._noted = trio.Event()
+                await self._changed.wait()
+                self._changed = trio.Event()
                 self._report()
                 await trio.sleep(REPORT_INTERVAL_S)
         finally:

@@ -12,9 +12,9 @@ class HaSettings:
     """Timers and limits of the HA protocol, for both sides."""
 
     heartbeat_interval_s: float
-    """haSendHeartbeatInterval: silence on the own sending side after which a heartbeat goes out."""
+    """haSendHeartbeatInterval: time without sending after which a heartbeat is sent."""
     housekeeping_interval_s: float
-    """haHousekeepingInterval: silence of the peer after which the connection is closed."""
+    """haHousekeepingInterval: time without receiving after which the connection is closed."""
     transfer_batch_bytes: int
     """haTransferBatchSize: longest body of a frame to a slave in step."""
     flow_bytes_per_s: int | None = None
@@ -23,7 +23,7 @@ class HaSettings:
     first_report_timeout_s: float = math.inf
     """trioha.haFirstReportTimeout: how long a master waits for a connection's first report."""
     transfer_batch_bytes_max: int = 0
-    """trioha.haTransferBatchMax: longest body of a frame to a slave that is behind; below
-    `transfer_batch_bytes` nothing grows."""
+    """trioha.haTransferBatchMax: longest body of a frame to a slave that lags; frames do not grow
+    if it is below `transfer_batch_bytes`."""
     busy_poll_s: float = 0.0
-    """trioha.haBusyPoll: how long each side may look for the other's next bytes before it sleeps on them."""
+    """trioha.haBusyPoll: how long each side may poll for the other's next bytes before it waits for them."""

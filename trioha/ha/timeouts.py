@@ -1,11 +1,10 @@
-"""Deadlines of waits that all may take equally long: one task for all of them.
+"""Deadlines of waits with the same timeout, kept by one task.
 
 Theory of operation. A trio cancel scope for each waiting put costs more than the wait itself. Here each wait
-still has its own exact deadline, but since all have the same timeout, their deadlines are in the order in
-which they began: a deque, whose first one is what the task of `run` sleeps for. A wait that ended is dropped
-from the front for nothing; behind one that is stuck they are swept out once they are the greater part. The
-task sleeps on while waits end and others begin, so it wakes at most once in a timeout for a put that did not
-need it.
+still has its own exact deadline, but since all have the same timeout, deadlines are ordered by when the waits
+began: a deque, and the task of `run` sleeps until the first deadline. Ended waits are dropped from the front
+as waits are added; those after one that is stuck are removed once they are the greater part. The task does
+not wake when waits end or begin, so it wakes at most once in a timeout for a put that has ended.
 """
 
 from __future__ import annotations
@@ -20,23 +19,18 @@ _ENDED_MAX = 64
 
 
 class Timeouts:
-    """Gives up each wait that was added once it has lasted `timeout_s` seconds. Run it."""
+    """Gives up each added wait after `timeout_s` seconds, while `run` runs."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._waits: deque[tuple[float, Wait]] = deque()
-        """Deadline and wait, earliest first; those in front have not ended, when it was last looked."""
+        """Deadline and wait, earliest first."""
         self._waits_max = _ENDED_MAX
         self._filled: trio.Event | None = None
-        """What `run` waits for when there is nothing to sleep for."""
-
-    @property
-    def kept(self) -> int:
-        """How many waits are remembered, ended ones that stand behind a stuck one included."""
-        return len(self._waits)
+        """`run` waits for this while there are no waits."""
 
     def add(self, wait: Wait, now_s: float) -> None:
-        """`wait` began now, at `now_s` of trio's clock, which never goes back."""
+        """Give up `wait`, which begins now (`now_s` of trio's clock), after the timeout."""
         waits = self._waits
         while waits and waits[0][1].result is not None:
             waits.popleft()
@@ -49,9 +43,9 @@ class Timeouts:
             self._filled = None
 
     async def run(self) -> None:
-        """End what is over, for ever."""
+        """End waits at their deadlines, until cancelled."""
         while True:
-            # Looked up anew each time: a sweep makes another deque.
+            # Looked up anew each time: `add` may have made another deque.
             while self._waits and self._waits[0][1].result is not None:
                 self._waits.popleft()
             if not self._waits:
