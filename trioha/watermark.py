@@ -1,21 +1,20 @@
-"""The one primitive that everything waits on: an offset that moves, and those who wait for it.
+"""Watermark: an offset that moves, with waits for offsets. All waiting in a node is built on it.
 
-Theory of operation. A log is bytes `[min, max)`, and everything anyone waits for is "offset X has reached
-stage S": appended, flushed, sent, replicated, dispatched. A `Watermark` is one such stage. `advance(offset)`
-moves it forward and wakes exactly the waiters at or below it. There is no polling, no list that is swapped,
-and no waiter behind another: a heap keeps the waits by their offset, so each costs O(log n) however many
-there are.
+Theory of operation. A log is bytes `[min, max)`, and every wait is for "offset X has reached stage S":
+appended, flushed, sent, replicated, dispatched. A `Watermark` is one such stage. `advance(offset)` moves it
+forward and wakes exactly the waits at or below it. There is no polling and no queue of waits: a heap orders
+them by offset, so each costs O(log n).
 
-A mark moves back for one of two reasons, and what waiters have to do differs:
+A mark moves back for one of two reasons, which waits handle differently:
 
-- `rewind`: the bytes that it counts were cut (a log that begins anew). An offset of the old bytes says
-  nothing about the new ones, so every wait ends with REWOUND, and its task looks again at what it follows.
-- `lower`: the bytes are the same, but fewer copies of them are known (a replica left). Another replica may
-  still bring the mark to the offset, so waits go on.
+- `rewind`: the counted bytes were cut (a log that begins anew). Offsets of the old bytes mean nothing for the
+  new ones, so every wait ends with REWOUND, and its task starts again from the mark.
+- `lower`: the bytes are the same, but fewer copies of them are known (a replica disconnected). Another
+  replica may still bring the mark to the offset, so waits continue.
 
-`await reached(offset)` is a wait with the deadline of its caller's cancel scope. `wait_for(offset)` gives a
-`Wait` to await later, which another task may end before: what the thousands of waiting puts use, for which a
-cancel scope each would be a sixth of their cost (see `ha.timeouts`).
+`await reached(offset)` is a wait with the deadline of its caller's cancel scope. `wait_for(offset)` returns a
+`Wait` to await later, which another task may end: for the thousands of waiting puts, where a cancel scope
+each would be a sixth of their cost (see `ha.timeouts`).
 
 Like a trio `Event`, a watermark belongs to one trio thread.
 """
@@ -30,24 +29,24 @@ from typing import Final
 import trio
 
 _ENDED_MAX = 32
-"""Waits that ended early are looked for when there are more than this, and twice what was left last time."""
+"""Ended waits are removed when there are more waits than this, and than twice those left the last time."""
 
 
-class Outcome(Enum):
+class WaitResult(Enum):
     """How a wait ended."""
 
     REACHED = auto()
     """The mark was at or beyond the offset."""
     REWOUND = auto()
-    """The bytes before the offset were cut: look again at what the mark counts."""
+    """The bytes before the offset were cut."""
     GIVEN_UP = auto()
     """It was cancelled, or its deadline has passed."""
 
 
-# A member of an enum costs more to look up than the rest of what ends a wait.
-REACHED: Final = Outcome.REACHED
-REWOUND: Final = Outcome.REWOUND
-GIVEN_UP: Final = Outcome.GIVEN_UP
+# Looking up a member of an enum costs more than the rest of ending a wait.
+REACHED: Final = WaitResult.REACHED
+REWOUND: Final = WaitResult.REWOUND
+GIVEN_UP: Final = WaitResult.GIVEN_UP
 
 
 class Wait:
@@ -57,21 +56,21 @@ class Wait:
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
-        """For the caller: where the bytes start for whose end it waits."""
-        self.result: Outcome | None = None
-        """How the wait ended; None while it has not."""
+        """For the caller: start of the bytes whose end it waits for."""
+        self.result: WaitResult | None = None
+        """How the wait ended; None before."""
         self._event: trio.Event | None = None
-        """What the task waits on, from the moment on that it does."""
+        """The waiting task's event; None before it waits."""
 
-    def end(self, result: Outcome = GIVEN_UP) -> None:
+    def end(self, result: WaitResult = GIVEN_UP) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
         if self.result is None:
             self.result = result
             if self._event is not None:
                 self._event.set()
 
-    async def wait(self) -> Outcome:
-        """The result as soon as there is one, without a checkpoint if there is. Cancelling gives it up."""
+    async def wait(self) -> WaitResult:
+        """Wait for the result, without a checkpoint if there is one. Cancelling gives the wait up."""
         if self.result is None:
             self._event = trio.Event()
             try:
@@ -83,7 +82,7 @@ class Wait:
 
 
 class Watermark:
-    """An offset in bytes, and the waiters for it. See the module's docstring for how it moves."""
+    """An offset in bytes, with waits for it. The module's docstring says how it moves."""
 
     __slots__ = ("_offset", "_order", "_waits", "_waits_max")
 
@@ -103,18 +102,18 @@ class Watermark:
 
     @property
     def waits(self) -> list[Wait]:
-        """Those who wait for an offset beyond the mark, in no order."""
+        """Unended waits, in no order."""
         return [wait for _, _, wait in self._waits if wait.result is None]
 
     @property
     def waiting(self) -> int:
-        """How many wait for an offset beyond the mark."""
+        """Number of unended waits."""
         return len(self.waits)
 
     def advance(self, offset: int) -> None:
-        """Move the mark forward to `offset` and wake every waiter at or below it.
+        """Move the mark forward to `offset` and end every wait at or below it.
 
-        An offset at or below the mark changes nothing: whoever reports progress twice is not wrong.
+        An offset at or below the mark changes nothing.
         """
         if offset <= self._offset:
             return
@@ -124,9 +123,9 @@ class Watermark:
             heappop(waits)[2].end(REACHED)
 
     def rewind(self, offset: int) -> None:
-        """Move the mark back to `offset`, since what lies beyond was cut. Every wait ends with REWOUND.
+        """Move the mark back to `offset`, since the bytes beyond were cut. Every wait ends with REWOUND.
 
-        Waits end also where the mark is at `offset` already: what is before it may be other bytes now.
+        Waits end also if the mark is at `offset` already: the bytes before it may be others now.
         """
         assert offset <= self._offset, f"rewind goes back only: {self._offset} -> {offset}"
         self._offset = offset
@@ -135,7 +134,7 @@ class Watermark:
             wait.end(REWOUND)
 
     def lower(self, offset: int) -> None:
-        """Move the mark back to `offset`, since fewer copies of the same bytes are known. Waits go on."""
+        """Move the mark back to `offset`, since fewer copies of the same bytes are known. Waits continue."""
         assert offset <= self._offset, f"lower goes back only: {self._offset} -> {offset}"
         self._offset = offset
 
@@ -149,7 +148,7 @@ class Watermark:
     async def reached(self, offset: int) -> bool:
         """Return True as soon as the mark has been at or beyond `offset`, False as soon as it is rewound.
 
-        Returns without a checkpoint if it is there already. A cancelled wait leaves nothing behind.
+        Returns without a checkpoint if it is there already. A cancelled wait is removed.
         """
         return offset <= self._offset or await self.wait_for(offset).wait() is REACHED
 
@@ -169,7 +168,7 @@ class Watermark:
         return wait
 
     def _drop_ended(self) -> None:
-        """Forget waits that ended before their offset was reached: amortised O(1) for each of them."""
+        """Remove waits that ended before their offset was reached: amortised O(1) for each of them."""
         self._waits = [entry for entry in self._waits if entry[2].result is None]
         heapify(self._waits)
         self._waits_max = max(_ENDED_MAX, 2 * len(self._waits))
@@ -178,9 +177,9 @@ class Watermark:
 class ReplicatedWatermarks:
     """For each number of copies `k`: the k-th largest acknowledged offset over distinct replicas.
 
-    One computation serves the classic one-slave rule (k = 1), `inSyncReplicas` (any k) and "all in sync".
-    A replica that is forgotten takes its acknowledgements with it, so a mark can be lowered; waiters that
-    were released stay released, and the others wait on for another replica.
+    One computation serves the classic one-slave rule (k = 1), `inSyncReplicas` (any k) and "all in sync". The
+    acks of a forgotten replica are removed, so a mark can be lowered; waits that ended stay ended, and the
+    others continue for another replica.
     """
 
     def __init__(self) -> None:
@@ -196,7 +195,7 @@ class ReplicatedWatermarks:
         return mark
 
     def waits(self) -> list[Wait]:
-        """All that wait, for any number of copies."""
+        """Unended waits, for any number of copies."""
         return [wait for mark in self._marks.values() for wait in mark.waits]
 
     def acknowledge(self, replica: str, offset: int) -> None:
@@ -205,7 +204,7 @@ class ReplicatedWatermarks:
         self._update()
 
     def forget(self, replica: str) -> None:
-        """`replica` is gone, and so is what it acknowledged."""
+        """Remove the ack of `replica`."""
         if self._acks.pop(replica, None) is not None:
             self._update()
 

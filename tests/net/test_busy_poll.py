@@ -11,7 +11,7 @@ from tests.ha.test_push import in_step, slave_of
 from tests.store.support import message, open_log
 from trioha.ha.frames import REPORT
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
-from trioha.net.busy_poll import IN_VAIN_MAX, PASSED_OVER_MAX, BusyPoll
+from trioha.net.busy_poll import FAILURES_MAX, SKIPPED_MAX, BusyPoll
 from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.put_status import PutStatus
@@ -55,11 +55,11 @@ def test_a_success_ends_it_at_once():
 def test_where_it_is_in_vain_it_becomes_rare_and_a_success_makes_it_usual_again():
     poll = BusyPoll(3.0, clock=Clock())
     attempts = [looks(poll) > 0 for _ in range(3000)]
-    assert attempts[:IN_VAIN_MAX] == [True] * IN_VAIN_MAX
-    assert sum(attempts[-PASSED_OVER_MAX - 1 :]) == 1
+    assert attempts[:FAILURES_MAX] == [True] * FAILURES_MAX
+    assert sum(attempts[-SKIPPED_MAX - 1 :]) == 1
     while not looks(poll, succeeds=True):
         pass
-    assert all(looks(poll) for _ in range(IN_VAIN_MAX))
+    assert all(looks(poll) for _ in range(FAILURES_MAX))
 
 
 @pytest.fixture

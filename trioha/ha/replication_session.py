@@ -1,29 +1,28 @@
-"""What a slave takes from its master, decided without I/O.
+"""The rules by which a slave replicates its master's log, without I/O.
 
-Theory of operation. A slave asks its master for bytes from `begin()` on and hands over what comes. Three
-stretches follow each other:
+Theory of operation. A slave requests bytes from `begin()` on and passes frames to the session. A connection
+has three phases:
 
-1. The tail check. A slave that has a log asks from a record up to `tail_check_bytes` before its own end, or
-   from its last record, and compares what comes with what it holds: a master that was restored from
-   elsewhere, or that lost its tail in a crash and went on, is found out before anything new is taken.
-   Nothing is acknowledged here beyond what was asked from. Unmodified masters serve this: to them it is a
-   slave that is a little behind.
-2. New bytes, appended as whole records, each checked as `verify` says.
-3. Heartbeats, when there is nothing more.
+1. Tail check. A slave that has a log requests from a record up to `tail_check_bytes` before its own end, or
+   from its last record, and compares the frames with its own bytes: so a master that was restored from
+   elsewhere, or that lost its tail in a crash and went on, is found before any new byte is appended. Nothing
+   beyond the request is acknowledged in this phase. An unmodified master sees a slave that lags a little.
+2. New bytes, appended as whole records, each checked as `verify` requires.
+3. Heartbeats, while there are no new bytes.
 
-An empty slave takes the log as `start` says. RocketMQ serves an empty slave (report 0) from the last file
-only, but serves any offset above 0 (spec ha 2.2). So `EARLIEST` asks from offset 1 and puts back byte 0, a
-zero in every first record below 16 MiB; the first record is checked like every other before anything is
-acknowledged. Where the master's first files are gone nothing comes from there: then the slave looks for the
-first file that is served, halving the range with each connection (PROBED), and begins at its start.
+An empty slave starts as `start` requires. RocketMQ serves an empty slave (report 0) from the last file only,
+but serves any offset above 0 (spec ha 2.2). So `EARLIEST` requests from offset 1 and restores byte 0, which
+is zero in every first record below 16 MiB; the first record is checked like any other before anything is
+acknowledged. A master without its first files sends nothing from there: then the slave searches for the first
+file that is served, halving the range with each connection (PROBED), and starts there.
 
-What does not fit raises `ReplicationError` with a `CloseReason`:
+A frame that does not continue the own log raises `ReplicationError` with a `CloseReason`:
 
-| reason | how it shows |
+| reason | evidence |
 |---|---|
 | DIVERGED | a byte of the tail differs |
-| AHEAD | the master's log ends before the own end or start: it says a lower offset, or twice nothing |
-| GAP | the master's log begins behind what was asked for: it says a higher offset, or twice nothing at all |
+| AHEAD | the master's log ends before the own end or start: a heartbeat at a lower offset, or two in a row |
+| GAP | the master's log starts after the request: a heartbeat at a higher offset, or two before any byte |
 | OFFSET_MISMATCH, BAD_SIZE, BAD_RECORD | the peer does not speak the protocol, or sends damaged records |
 """
 
@@ -43,13 +42,13 @@ from trioha.store.record import RecordError
 from trioha.store.replica import ReplicaAppender
 
 EMPTY_HEARTBEATS_MAX = 2
-"""So many heartbeats without the bytes that must be there prove that they are not."""
+"""So many heartbeats where bytes must follow prove that the master does not have the bytes."""
 FIRST_BYTE = b"\0"
 """Byte 0 of a log whose first record is shorter than 16 MiB."""
 
 
 class ReplicationError(TriohaError):
-    """The master's log does not continue the own one; `offset` is where that shows."""
+    """The master's log does not continue the own one, as seen at `offset`."""
 
     def __init__(self, reason: CloseReason, message: str, *, offset: int) -> None:
         self.reason = reason
@@ -59,43 +58,43 @@ class ReplicationError(TriohaError):
 
 @frozen
 class ReplicationSettings:
-    """How a slave begins."""
+    """How a slave starts and what it checks."""
 
     tail_check_bytes: int = 64 * 1024
-    """trioha.haTailCheck: how much of the own end is compared at most, but the last record always; 0 compares
+    """trioha.haTailCheck: how much of the own end is compared, but always the last record; 0 compares
     nothing."""
     start: StartFrom | int = StartFrom.LAST_FILE
-    """trioha.haStartFrom: for an empty log; an offset is rounded down to its file's start."""
+    """trioha.haStartFrom, for an empty log; an offset is rounded down to its file's start."""
     verify: HaVerify = HaVerify.RECORD
     """trioha.haVerify: what is checked before bytes are appended."""
 
 
 @define
 class _FirstFileSearch:
-    """Where the log of a master begins that serves any offset from its first byte on and does not tell it.
+    """Binary search for the first file of a master that does not report it (a RocketMQ master).
 
-    Each connection asks for one file start: its data shows that the file is there, a heartbeat that it is
-    not. Before that, report 0 gives the last file. What showed before does not count: a master that had
-    nothing may have its first file by now: it is asked for again (from offset 1, since 0 means the last).
+    Report 0 gives the last file. Then each connection requests one file start: data shows that the file is
+    there, a heartbeat that it is not. A master that sent nothing from file 0 before may have it by now, so it
+    is requested again (from offset 1, since 0 requests the last file).
     """
 
     file_bytes: int
     found_offset: int | None = None
-    """Start of the first file that is there, None while it is looked for."""
+    """Start of the first file, None during the search."""
     _missing: int = -1
-    """Highest file number known to be gone."""
+    """Highest number of a file that is known to be gone."""
     _served: int | None = None
-    """Lowest file number known to be there."""
+    """Lowest number of a file that is known to be there."""
 
     @property
-    def ask_offset(self) -> int:
-        """What to ask for on the next connection."""
+    def request_offset(self) -> int:
+        """What to request on the next connection."""
         if self._served is None:
             return 0
         return max((self._missing + self._served) // 2 * self.file_bytes, 1)
 
-    def learn(self, header: FrameHeader) -> None:
-        """The answer to `ask_offset`."""
+    def handle_answer(self, header: FrameHeader) -> None:
+        """Narrow the range by the first header after `request_offset`."""
         number = header.offset // self.file_bytes
         if self._served is None or header.body_bytes:
             self._served = number
@@ -106,49 +105,49 @@ class _FirstFileSearch:
 
 
 class ReplicationSession:
-    """One connection's worth of a master's log, taken into the own one."""
+    """Replicates a master's log into the own one, over one connection after the other."""
 
     def __init__(self, commit_log: CommitLog, settings: ReplicationSettings) -> None:
         self._log = commit_log
         self._settings = settings
         self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
-        self._asked_offset = 0
-        """What the first report said; nothing before it was promised by this connection's master."""
+        self._request_offset = 0
+        """The first report of the connection: until the tail check is over only this may be acknowledged."""
         self._compared_offset = 0
         """Next byte of the tail check; the log's end when it is over."""
         self._empty_heartbeats = 0
         self._restores_first_byte = False
         self._search: _FirstFileSearch | None = None
-        """Looks for the master's first file; kept from connection to connection."""
-        self._probes = False
+        """For the master's first file; lasts over connections."""
+        self._is_searching = False
 
     def begin(self, *, at_most: int | None = None) -> int:
-        """The first report of a new connection: the offset to go on from, if given not beyond `at_most`."""
+        """Begin a new connection; returns its first report, which is at most `at_most` if that is given."""
         log = self._log
         self._appender.discard()
         self._empty_heartbeats = 0
         self._restores_first_byte = False
-        self._probes = False
-        self._asked_offset = self._empty_start() if log.is_empty else self._tail_start()
+        self._is_searching = False
+        self._request_offset = self._empty_start() if log.is_empty else self._tail_start()
         if at_most is not None:
-            # Byte 1 is not 0, which would ask for the last file, and behind no record's end; what comes
-            # before the own log cannot be compared, and the master may not have it either.
-            self._asked_offset = max(min(self._asked_offset, at_most), log.min_offset, 1)
-        self._compared_offset = min(self._asked_offset, log.max_offset)
-        return self._asked_offset
+            # Not 0, which would request the last file; not before the own log, where nothing can be compared
+            # and the master may have nothing either.
+            self._request_offset = max(min(self._request_offset, at_most), log.min_offset, 1)
+        self._compared_offset = min(self._request_offset, log.max_offset)
+        return self._request_offset
 
     def _empty_start(self) -> int:
         start = self._settings.start
         log = self._log
         if log.max_offset:
-            # It began at a file start before, and got nothing yet.
+            # An earlier connection started at a file start and received nothing.
             return log.max_offset
         if start is StartFrom.LAST_FILE:
             return 0
         if self._search is not None:
             if self._search.found_offset is None:
-                self._probes = True
-                return self._search.ask_offset
+                self._is_searching = True
+                return self._search.request_offset
             log.start_at(self._search.found_offset)
             return self._search.found_offset
         if start is StartFrom.EARLIEST or start < log.file_bytes:
@@ -159,26 +158,27 @@ class ReplicationSession:
         return offset
 
     def _tail_start(self) -> int:
-        """A record near the log's end, in its last file, and not at 0, which would ask for the last file."""
+        """Start of a record near the log's end, in its last file; not 0, which would request the last
+        file."""
         log = self._log
         end_offset = log.max_offset
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         wanted = max(end_offset - self._settings.tail_check_bytes, file_start, 1)
-        # A log that is compared whole is compared from byte 1: its first record counts, too.
+        # From byte 1 the whole log is compared, its first record included.
         start = wanted if wanted == 1 else log.first_record_from(wanted)
         if start == end_offset and self._settings.tail_check_bytes:
-            # The last record or blank is longer than the check: without it nothing would be compared.
+            # The last record or blank is longer than the check, which would compare nothing else.
             return max(log.last_record_offset(), 1)
         return start
 
     @property
     def ack_offset(self) -> int:
-        """What may be acknowledged now: during the tail check no more than what was asked from."""
-        return self._log.max_offset if self.is_checked else self._asked_offset
+        """What may be acknowledged now: during the tail check only the request."""
+        return self._log.max_offset if self.is_checked else self._request_offset
 
     @property
     def is_checked(self) -> bool:
-        """Whether the own tail was found to be the master's, or there is none."""
+        """Whether the tail check is over: the own tail equals the master's, or the own log is empty."""
         return self._compared_offset >= self._log.max_offset or self._log.is_empty
 
     @property
@@ -186,27 +186,29 @@ class ReplicationSession:
         """Offset that the next frame must have."""
         if self._restores_first_byte:
             return 1
-        if self._probes:
-            return self._asked_offset
+        if self._is_searching:
+            return self._request_offset
         return self._appender.next_offset if self.is_checked else self._compared_offset
 
     def receive_header(self, header: FrameHeader) -> None:
-        """A frame begins; raises ReplicationError if it cannot be taken."""
+        """Check the header of the next frame. Raises ReplicationError if the frame does not continue the
+        log."""
         log = self._log
-        if self._probes:
+        if self._is_searching:
             assert self._search is not None
-            self._search.learn(header)
+            self._search.handle_answer(header)
             if self._search.found_offset == 0:
-                # It has its first file after all, or nothing at all yet: report 0 would ask for the last one.
+                # The first file is there after all, or the log is empty: report 0 would request the last
+                # file.
                 self._search = None
             raise ReplicationError(
                 CloseReason.PROBED,
-                f"looked for the master's first file at {self._asked_offset}",
+                f"looked for the master's first file at {self._request_offset}",
                 offset=header.offset,
             )
         file_bytes = log.file_bytes
         if header.offset > I64.high - 2 * file_bytes:
-            # The end of its file would be no offset that a report can say.
+            # A report cannot hold the end offset of that file.
             raise ReplicationError(
                 CloseReason.BAD_SIZE, f"frame at {header.offset}: no log is so long", offset=header.offset
             )
@@ -221,27 +223,28 @@ class ReplicationSession:
         if header.body_bytes:
             self._empty_heartbeats = 0
         elif not self.is_checked or self._restores_first_byte:
-            self._take_empty_heartbeat(header.offset)
+            self._handle_missing_bytes(header.offset)
 
     def _handle_other_offset(self, header: FrameHeader) -> None:
-        """Another offset than the next one: an empty log may begin there; a heartbeat may say why not."""
+        """Handle another offset than the next one: an empty log may start there, or it shows what is
+        wrong."""
         log = self._log
         expected = self.next_offset
         if self._restores_first_byte and header.body_bytes == 0 and header.offset % log.file_bytes == 0:
-            # A trioha master says where its log begins.
+            # A trioha master answers with the start of its log.
             self._search = _FirstFileSearch(log.file_bytes, found_offset=header.offset)
             raise ReplicationError(
                 CloseReason.PROBED, f"the master's log begins at {header.offset}", offset=header.offset
             )
         if log.is_empty and not self._restores_first_byte and self._appender.next_offset == log.max_offset:
             if header.body_bytes == 0 and header.offset < expected:
-                self._take_end_before_start(header.offset)
+                self._handle_end_before_start(header.offset)
             if header.offset % log.file_bytes == 0 and header.offset > expected:
                 log.start_at(header.offset)
                 self._compared_offset = header.offset
                 return
         elif header.body_bytes == 0 and header.offset < expected:
-            # A trioha master says where its log ends before it sends away who asks for more.
+            # A trioha master answers a request beyond its log with the end of its log.
             raise ReplicationError(
                 CloseReason.AHEAD,
                 f"own log ends at {log.max_offset}, the master's at {header.offset}",
@@ -260,8 +263,8 @@ class ReplicationSession:
             offset=header.offset,
         )
 
-    def _take_end_before_start(self, master_end_offset: int) -> NoReturn:
-        """The master's log ends before the empty own one begins."""
+    def _handle_end_before_start(self, master_end_offset: int) -> NoReturn:
+        """The master's log ends before the start of the empty own one."""
         log = self._log
         start = self._settings.start
         if isinstance(start, int) and start - start % log.file_bytes == log.max_offset:
@@ -270,8 +273,8 @@ class ReplicationSession:
                 f"told to begin at {start}, the master's log ends at {master_end_offset}",
                 offset=master_end_offset,
             )
-        # It was given that start before it got anything. Nothing is lost by asking anew; to go on from here
-        # on this connection would make the reports go back.
+        # That start is of an earlier connection, and nothing was received since: a new request loses nothing.
+        # To continue on this connection would make reports go back.
         log.start_at(0)
         raise ReplicationError(
             CloseReason.PROBED,
@@ -279,8 +282,8 @@ class ReplicationSession:
             offset=master_end_offset,
         )
 
-    def _take_empty_heartbeat(self, offset: int) -> None:
-        """Nothing where bytes must be: the own tail is not in the master's log."""
+    def _handle_missing_bytes(self, offset: int) -> None:
+        """Handle a heartbeat where bytes must follow: the own tail may be missing in the master's log."""
         self._empty_heartbeats += 1
         if self._empty_heartbeats < EMPTY_HEARTBEATS_MAX:
             return
@@ -289,7 +292,7 @@ class ReplicationSession:
             raise ReplicationError(
                 CloseReason.PROBED, "the master's first file is gone, or it is empty", offset=1
             )
-        if offset == self._asked_offset:
+        if offset == self._request_offset:
             raise ReplicationError(
                 CloseReason.GAP,
                 f"the master has nothing at {offset}, where the own log goes on to {self._log.max_offset}: "
@@ -303,10 +306,8 @@ class ReplicationSession:
         )
 
     def receive_body(self, data: memoryview) -> None:
-        """Some bytes of the frame; raises ReplicationError where they differ from the own ones or are no
-        records.
-
-        StoreError if the own disk refuses them.
+        """Compare or append bytes of the frame. Raises ReplicationError if they differ from the own ones or
+        are not records, StoreError if the own disk refuses them.
         """
         if self._restores_first_byte:
             self._restores_first_byte = False
@@ -324,13 +325,13 @@ class ReplicationSession:
         self._compared_offset = self._log.max_offset
 
     def _compare(self, data: memoryview) -> int:
-        """Compare with the own tail; returns how many bytes of `data` belonged to it."""
+        """Compare with the own tail; returns the number of bytes compared."""
         offset = self._compared_offset
-        taken = 0
-        while taken < len(data) and offset < self._log.max_offset:
-            with self._log.read(offset, len(data) - taken) as slice_:
+        compared = 0
+        while compared < len(data) and offset < self._log.max_offset:
+            with self._log.read(offset, len(data) - compared) as slice_:
                 own = bytes(slice_)
-            theirs = bytes(data[taken : taken + len(own)])
+            theirs = bytes(data[compared : compared + len(own)])
             if own != theirs:
                 differs_at = next(index for index in range(len(own)) if own[index] != theirs[index])
                 raise ReplicationError(
@@ -339,6 +340,6 @@ class ReplicationSession:
                     offset=offset + differs_at,
                 )
             offset += len(own)
-            taken += len(own)
+            compared += len(own)
         self._compared_offset = offset
-        return taken
+        return compared

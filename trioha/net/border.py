@@ -1,13 +1,14 @@
 """The border of a connection: the one place where its exceptions end.
 
-Theory of operation. Whatever a peer sends or does ends its own connection at most. Inside the border a
-connection's tasks raise as they like; expected ends (end of stream, idle, a broken protocol) are values or
-are caught by the connection itself. What still arrives here is either a shortage of this process
-(descriptors, memory: one line, counted) or a bug of ours: counted, and logged with its traceback once per
-kind and minute, so that a peer that repeats it cannot fill the log. Cancellation and KeyboardInterrupt pass.
+Theory of operation. What a peer sends or does ends its own connection at most. Inside the border the tasks of
+a connection may raise anything; expected ends (end of stream, idle, a broken protocol) are values, or the
+connection catches them. An exception that reaches the border is either a shortage of this process
+(descriptors, memory), which is counted and logged in one line, or a bug, which is counted and logged with its
+traceback once per kind and minute, so that a peer that repeats it cannot fill the log. Cancellation and
+KeyboardInterrupt pass.
 
-A border is made once for each kind of connection (remoting server, HA master, HA slave, remoting client,
-monitor feed) and used by all connections of that kind.
+There is one border for each kind of connection (remoting server, HA master, HA slave, remoting client,
+monitor feed).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from attrs import define
 log = structlog.get_logger(__name__)
 
 REPORT_INTERVAL_S: Final = 60.0
-"""One kind of bug is logged with its traceback once in so long."""
+"""Least time between two log entries of one kind of bug."""
 KINDS_MAX: Final = 256
-"""Kinds of bugs that are told apart; beyond them the oldest is forgotten."""
+"""Kinds of bugs that are remembered; the oldest is dropped first."""
 SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
-"""Errors of the system that say that this process or machine is short of something."""
+"""System errors that mean a shortage of this process or machine."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether `error` says that descriptors, memory or threads ran out; nothing about peer, disk or code."""
+    """Whether `error` means that descriptors, memory or threads ran out."""
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
     return isinstance(error, MemoryError) or is_thread_shortage(error)
 
 
 def find_shortage(error: BaseException) -> Exception | None:
-    """The shortage that `error` is, or that caused it, however deep in groups; None if there is none."""
+    """The shortage that `error` is, or that caused it, at any depth of groups; None without one."""
     if isinstance(error, Exception) and is_shortage(error):
         return error
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
@@ -58,10 +59,10 @@ def is_thread_shortage(error: BaseException) -> bool:
 
 @define
 class Crossing:
-    """What became of one passage of the border."""
+    """The result of one connection within the border."""
 
     error: Exception | None = None
-    """The exception that ended the connection, None if it ended by itself."""
+    """The exception that ended the connection; None without one."""
 
 
 class ConnectionBorder:
@@ -71,17 +72,17 @@ class ConnectionBorder:
         """`kind` names the connections in log lines; `clock` gives seconds."""
         self.kind = kind
         self.bugs = 0
-        """Connections that a bug of ours ended."""
+        """Connections and requests that a bug ended."""
         self.shortages = 0
-        """Connections that ended because descriptors or memory ran out."""
+        """Connections and requests that a shortage ended."""
         self._clock = clock
         self._reported_s: dict[tuple[str, str, int], float] = {}
-        """When a kind of bug (exception type, file, line) was last logged."""
+        """When each kind of bug (exception type, file, line) was last logged."""
         self._unreported: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
     def around(self, peer: str) -> Iterator[Crossing]:
-        """Run one connection's life. No `Exception` leaves; the `Crossing` says which one came, if any."""
+        """Run a connection inside the `with`. No `Exception` leaves it; the `Crossing` gets the first one."""
         crossing = Crossing()
         try:
             yield crossing
@@ -90,9 +91,9 @@ class ConnectionBorder:
             self.report(crossing.error, peer)
 
     def report(self, error: Exception, peer: str, *, what: str = "", **facts: object) -> None:
-        """Count and log an exception that ended the connection of `peer`, or one request of it.
+        """Count and log an exception that ended the connection of `peer`, or one of its requests.
 
-        `what` says in the log line what it ended, if not the connection; `facts` are logged with it.
+        `what` is the text of the log line, if not the connection ended; `facts` are logged with it.
         """
         if is_shortage(error):
             self.shortages += 1
@@ -122,7 +123,7 @@ class ConnectionBorder:
 
 
 def _first(error: BaseException) -> Exception:
-    """The first exception of a group, however deep."""
+    """The first exception of a group, at any depth."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     assert isinstance(error, Exception), "except* Exception selects nothing else"

@@ -1,9 +1,9 @@
-"""A connection's tasks, which live and die together, and how long its peer may be silent (spec ha 2.4).
+"""The tasks of a connection, which live and die together, and its idle timeout (spec ha 2.4).
 
-Theory of operation. A connection is a nursery: the first of its tasks that ends, ends all. Beside them a
-watch sleeps until the peer would have been silent too long. Whoever hears the peer only notes until when that
-buys it time, which costs nothing; the watch looks again when it wakes, and so the limit is exact although no
-timer is moved with every read.
+Theory of operation. A connection is a nursery: the first of its tasks to end ends all. Beside them a timer
+task sleeps until the deadline. The reader task only moves `deadline_s`, which costs nothing; when the timer
+wakes, it sleeps again if the deadline has moved. So the timeout is exact although no timer is reset with
+every read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Housekeeping:
     """Runs a connection's tasks until one ends or the peer is silent for too long."""
 
     def __init__(self, *, idle_timeout_s: float) -> None:
-        """`idle_timeout_s`: how long the peer may be silent from now on."""
+        """`idle_timeout_s`: until the first deadline, from now."""
         self.deadline_s = trio.current_time() + idle_timeout_s
-        """When the connection ends unless this is moved; on trio's clock, and never moved back."""
+        """When the connection ends unless this is moved, never back; on trio's clock."""
         self.is_expired = False
-        """Whether the peer's silence ended the connection."""
+        """Whether the idle timeout ended the connection."""
         self._scope = trio.CancelScope()
 
     async def run(self, *tasks: Callable[[], Awaitable[None]]) -> None:

@@ -1,16 +1,16 @@
-"""An accept loop that leaves descriptors to others, and that no connection ends.
+"""An accept loop that keeps descriptors free, and that a connection cannot end.
 
-trio's `serve_listeners` accepts as long as the kernel gives descriptors, logs a traceback ten times a second
-when it gives none, and raises what a handler or an unusual error of accept(2) raises. For a node that is
-wrong in all three: strangers who only connect would use up the descriptors that the store needs, and one
-connection could end the node.
+trio's `serve_listeners` accepts as long as the kernel grants descriptors, logs a traceback ten times a second
+when it grants none, and raises the exceptions of handlers and unusual errors of accept(2). For a node all
+three are wrong: peers that only connect would use up the descriptors that the store needs, and one connection
+could end the node.
 
-Theory of operation. A listener waits until a connection is there, asks its gate, and accepts. While the gate
-is closed, connections wait in the kernel's backlog: they are not lost, they cost no descriptor here, and the
-peer sees a connection that is not served yet; those beyond the backlog see none. That is for shortages, which
-pass. (A server with as many connections as it may have is no shortage: it accepts the next one and closes it
-at once, so that the peer learns of it. That is the handler's affair.) Each accepted connection gets a task in
-`handler_nursery`; cancelling the loop closes the listeners and leaves the connections to that nursery.
+Theory of operation. A listener waits until a connection arrives, checks its gate, and accepts. While the gate
+is closed, connections wait in the kernel's backlog: they are not lost, they use no descriptor here, and the
+peer sees a connection that is not served yet; beyond the backlog connecting fails. That is for shortages,
+which pass. (A server at its limit of connections accepts the next one and closes it at once, so that the peer
+notices. That is up to the handler.) Each accepted connection gets a task in `handler_nursery`; cancelling the
+loop closes the listeners and leaves the connections to that nursery.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[trio.SocketStream], Awaitable[object]]
 
 RECHECK_S: Final = 0.1
-"""Between two looks at a closed gate, and before accepting again after an error."""
+"""Time between two checks of a closed gate, and before accepting again after an error."""
 REPORT_INTERVAL_S: Final = 60.0
-"""A listener logs that it does not accept at most once in so long."""
+"""Least time between two log lines of a listener that does not accept."""
 PEER_ERRORS: Final = frozenset(
     getattr(errno, name)
     for name in (
@@ -43,7 +43,7 @@ PEER_ERRORS: Final = frozenset(
     )
     if hasattr(errno, name)
 )  # fmt: skip
-"""Errors of accept(2) that concern the connection that was about to be accepted, and no other."""
+"""Errors of accept(2) that concern only the connection that was about to be accepted."""
 
 
 async def serve_listeners(
@@ -59,9 +59,9 @@ async def serve_listeners(
 
     Resource handling: the listeners are closed when the loop ends, each stream when its handler does.
 
-    Error handling: what a handler raises ends at `border` (one of the loop's own, if None), which counts and
-    logs it. Errors of accept(2) never leave the loop: those of the connection are ignored, shortages and all
-    others are logged at most once a minute, and accepting goes on after `RECHECK_S`.
+    Error handling: exceptions of a handler end at `border` (one of the loop's own, if None), which counts and
+    logs them. Errors of accept(2) never leave the loop: those of the connection are ignored, shortages and
+    all others are logged at most once a minute, and accepting continues after `RECHECK_S`.
 
     Connections run in `handler_nursery`, so that they may outlive the loop; if None, they end with it.
     """
@@ -109,7 +109,7 @@ async def _run_handler(handler: Handler, stream: trio.SocketStream, border: Conn
 
 
 class _Report:
-    """Says that a listener does not accept, not too often."""
+    """Logs that a listener does not accept, at most once in `REPORT_INTERVAL_S`."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -133,10 +133,10 @@ def _local_address(listener: trio.SocketListener) -> str:
 
 
 def _peer(stream: trio.SocketStream) -> str:
-    """Where the connection comes from, for a log line."""
+    """The peer's address, for a log line."""
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError as error:
-        # Gone already; the handler finds that, too.
+        # Closed already; the handler will find that, too.
         return f"unknown ({os.strerror(error.errno or 0)})"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

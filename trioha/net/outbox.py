@@ -1,10 +1,9 @@
-"""The bytes that a connection sends, in the order in which its tasks put them: one owner of the sending side.
+"""The send buffer of a connection, which keeps the bytes of several tasks in order.
 
-Theory of operation. Several tasks have bytes for one stream: a writer with frames and heartbeats, a put that
-sends its record in its own turn. What a socket does not take at once has to be kept and sent before anything
-else; where each task kept its own rest, one would overwrite the other's. Here `put` sends at once what the
-socket takes and keeps the rest behind what is kept already, and `flush` waits until all of it was sent. Any
-task may `put`, one task flushes.
+Theory of operation. Several tasks send on one stream: a writer task frames and heartbeats, a put its own
+record. Bytes that the socket does not accept at once must be sent before any later ones, so there is one
+buffer for all tasks: `put` sends at once what the socket accepts and appends the rest to the buffer, `flush`
+waits until the buffer is empty. Any task may `put`, one task flushes.
 """
 
 from __future__ import annotations
@@ -19,54 +18,54 @@ from trioha.net.transport import SocketTransport
 class Outbox:
     """Outgoing bytes of one stream."""
 
-    __slots__ = ("_kept", "_stream", "_timeout_s", "_transport")
+    __slots__ = ("_chunks", "_stream", "_timeout_s", "_transport")
 
     def __init__(self, stream: trio.abc.Stream, *, timeout_s: float) -> None:
-        """`timeout_s`: how long `flush` waits for the peer to take one piece that was put."""
+        """`timeout_s`: how long `flush` waits for one chunk (of one `put`) to be sent."""
         self._stream = stream
         self._transport = stream if isinstance(stream, SocketTransport) else None
         self._timeout_s = timeout_s
-        self._kept: deque[memoryview] = deque()
-        """What was put and not yet sent, oldest first; the first one may be on its way."""
+        self._chunks: deque[memoryview] = deque()
+        """Unsent chunks, oldest first; of the first one a part may be sent."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put was handed to the stream."""
-        return not self._kept
+        """Whether all bytes were handed to the stream."""
+        return not self._chunks
 
     @property
     def sends_at_once(self) -> bool:
-        """Whether what is put now goes to a socket without waiting for another task."""
-        return self._transport is not None and not self._kept
+        """Whether `put` would hand bytes to a socket at once."""
+        return self._transport is not None and not self._chunks
 
     def put(self, data: bytes | memoryview) -> None:
-        """Send `data` after everything that was put before: what the socket takes at once, else by `flush`.
+        """Send `data` after everything put before: at once as far as the socket accepts it, else by `flush`.
 
-        On streams other than a `SocketTransport` all of it is left to `flush`. `data` must not change before
-        it was sent; if it is a view, the caller may release it. Raises BrokenResourceError if the connection
-        is gone.
+        On streams other than a `SocketTransport` all of it is left to `flush`. Do not change `data` before it
+        is sent; a view may be released. Raises BrokenResourceError if the connection is gone.
         """
         with memoryview(data) as whole:
             sent_bytes = 0
-            if self._transport is not None and not self._kept:
+            if self._transport is not None and not self._chunks:
                 sent_bytes = self._transport.send_now(whole)
             if sent_bytes < len(whole):
-                self._kept.append(whole[sent_bytes:])
+                self._chunks.append(whole[sent_bytes:])
 
     async def flush(self) -> None:
-        """Return when all that was put, also meanwhile, was handed to the stream.
+        """Return when all bytes, also those put meanwhile, were handed to the stream.
 
-        Raises TooSlowError if the peer takes a piece too slowly, BrokenResourceError if the connection is
-        gone. After an exception, or if cancelled, an unknown part was sent: the stream is of no use.
+        Raises TooSlowError if a chunk is not sent in time, BrokenResourceError if the connection is gone.
+        After an exception or cancellation an unknown part was sent: the stream cannot be used further.
         """
-        kept = self._kept
-        while kept:
-            # The piece stays in its place until it was sent: what is put meanwhile goes behind it.
+        chunks = self._chunks
+        while chunks:
+            # The chunk stays first until it is sent, so that later ones follow it.
             with trio.fail_after(self._timeout_s):
-                await self._stream.send_all(kept[0])
-            kept.popleft().release()
+                await self._stream.send_all(chunks[0])
+            chunks.popleft().release()
 
     def close(self) -> None:
-        """Release what was not sent, once nothing flushes any more: a slice keeps a deleted file on disk."""
-        while self._kept:
-            self._kept.popleft().release()
+        """Release unsent chunks, once no task flushes any more: a slice of a log keeps a deleted file on
+        disk."""
+        while self._chunks:
+            self._chunks.popleft().release()

@@ -1,9 +1,9 @@
-"""Worker threads that the system may not have at the moment.
+"""Worker threads under a shortage of threads.
 
-A node starts few threads and keeps them while it uses them, but after some quiet seconds the next blocking
-call needs a new one. Where the system has none (a limit of processes or of memory), `trio.to_thread.run_sync`
-raises RuntimeError, which would end the node for what may pass in a moment. `run_in_thread` waits instead: a
-put that waits for its sync runs into its own timeout and is answered so, and the node serves whom it has.
+trio keeps worker threads only while they are used, so after some idle seconds the next blocking call starts a
+new one. Where the system has none (a limit of processes or of memory), `trio.to_thread.run_sync` raises
+RuntimeError, which would end the node for a passing shortage. `run_in_thread` waits instead: a put that waits
+for its sync runs into its own timeout, and the node continues to serve.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 RETRY_S: Final = 0.1
-"""Between two attempts to start a thread."""
+"""Time between two attempts to start a thread."""
 REPORT_INTERVAL_S: Final = 60.0
-"""A shortage of threads is logged at most once in so long."""
+"""Least time between two log lines about a shortage of threads."""
 
 
 class _Report:
-    """When the shortage was last logged, by the clock of the current run."""
+    """When the shortage was last logged; one for each run of trio, which has a clock of its own."""
 
     def __init__(self) -> None:
         self.at_s = -math.inf
@@ -40,9 +40,9 @@ _report: trio.lowlevel.RunVar[_Report] = trio.lowlevel.RunVar("thread shortage r
 async def run_in_thread(
     call: Callable[[], T], *, abandon_on_cancel: bool = False, limiter: trio.CapacityLimiter | None = None
 ) -> T:
-    """`trio.to_thread.run_sync`, but waits for as long as no thread can be started.
+    """`trio.to_thread.run_sync`, but waits while no thread can be started.
 
-    Cancelled while it waits, it has not called `call`.
+    If cancelled while waiting, `call` was not called.
     """
     while True:
         try:

@@ -1,9 +1,9 @@
-"""A TCP stream for the node's connections: trio's, less the detours that cost latency.
+"""A TCP stream with fewer checkpoints than trio's, for latency.
 
-trio's own `SocketStream` yields to the scheduler after every call, also when nothing had to be waited for.
-That is right for most programs and costs a node 10-20 us a step, on a path of eight steps from a put to
-its ack. This stream tries the socket first and yields only when it must wait, or after every
-`CALLS_PER_TURN` calls, so that a connection that always has more cannot starve the others.
+trio's own `SocketStream` yields to the scheduler after every call, also if the call did not wait. That is
+right for most programs, but costs a node 10-20 us a step, on a path of eight steps from a put to its ack.
+This stream tries the socket first and yields only when it must wait, or after every `CALLS_PER_TURN` calls,
+so that a busy connection cannot starve the others.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ log = structlog.get_logger(__name__)
 
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
-"""Receiving so much more than once counts as another call: it costs the others as long."""
+"""Each further part of so many bytes in one call counts as another call: it takes as long."""
 IN_STEP_BYTES_MAX = 16 * 1024
-"""Whoever receives more at once is catching up: its next bytes are no answer that somebody waits for."""
+"""A slave that receives more at once is catching up: no put waits for its next bytes, so it does not poll."""
 UNSENT_BYTES_MAX = 1 << 20
-"""How much unsent data the kernel holds before the writer waits: trio's 16 KiB is meant for chat between
-peers, a log transfer wants the socket full."""
+"""Unsent data in the kernel above which the writer waits. trio's 16 KiB suit short messages, a log transfer
+needs more."""
 
 
 @runtime_checkable
 class DirectStream(Protocol):
-    """A stream that says at once what it has: nothing is received before its reader is ready for it."""
+    """A stream that can be read without waiting, so that no buffer is needed before bytes arrive."""
 
     async def checkpoint_if_due(self) -> None:
-        """Let other tasks run, if it is their turn."""
+        """Yield to the scheduler if a checkpoint is due."""
         ...
 
     def receive_now(self, max_bytes: int) -> bytes | None:
-        """Bytes that have come, at most `max_bytes`; none at the end of the stream, None for none yet."""
+        """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
         ...
 
     async def wait_readable(self) -> None:
-        """Return when bytes have come, or the end of the stream, or a fault."""
+        """Return when bytes, the end of the stream or an error have arrived."""
         ...
 
 
@@ -56,23 +56,23 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         except OSError as error:
-            # macOS refuses options of a socket whose peer has reset it. The next send or receive says so,
-            # too, as the end of a connection that it is.
+            # macOS refuses options of a socket that the peer has reset. The next send or receive reports that
+            # as the end of the connection.
             log.debug("socket options refused", reason=error.strerror)
         self._socket = sock
         self._calls = 0
         self.busy_poll: BusyPoll | None = None
-        """How `receive_into` looks for bytes before it waits for them; None for not at all."""
+        """With it `receive_into` polls for bytes before it waits for them."""
         self._received_bytes = 0
-        """How much was received the last time."""
+        """Bytes of the last receive."""
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
     @classmethod
     def from_stream(cls, stream: trio.SocketStream) -> SocketTransport:
-        """The socket of a trio stream, which must not be used any more.
+        """A transport for the socket of `stream`, which must not be used any more.
 
-        Raises OSError where the peer is gone already and the system says so; the socket is closed then.
+        Raises OSError, with the socket closed, where the system reports that the peer is gone.
         """
         sock = socket.socket(fileno=stream.socket.detach())
         try:
@@ -83,7 +83,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
     @property
     def local_address(self) -> str | None:
-        """Our own end, `host:port` as a peer writes it; None if it is gone."""
+        """The own end, `host:port` as a peer writes it; None if the connection is gone."""
         try:
             host, port = self._socket.getsockname()[:2]
         except OSError:
@@ -91,7 +91,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """Send what the socket takes without waiting, and say how many bytes that were.
+        """Send what the socket accepts without waiting; returns the number of bytes.
 
         Raises BrokenResourceError if the connection is gone, ClosedResourceError after `aclose`.
         """
@@ -103,7 +103,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             raise self._translated(error) from error
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`; if cancelled, an unknown part of it was sent and the stream is of no use."""
+        """Send all of `data`. If cancelled, an unknown part was sent: the stream cannot be used further."""
         await self.checkpoint_if_due()
         with memoryview(data) as whole:
             sent = 0
@@ -115,21 +115,21 @@ class SocketTransport(trio.abc.HalfCloseableStream):
                     await self.wait_send_all_might_not_block()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the socket takes bytes again."""
+        """Return when the socket accepts bytes again."""
         try:
             await trio.lowlevel.wait_writable(self._socket)
         except OSError as error:
             raise self._translated(error) from error
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Some bytes, at most `max_bytes`; none at the end of the stream."""
+        """Some bytes, at most `max_bytes`; b"" at the end of the stream."""
         await self.checkpoint_if_due()
         while (data := self.receive_now(65536 if max_bytes is None else max_bytes)) is None:
             await self.wait_readable()
         return data
 
     def receive_now(self, max_bytes: int) -> bytes | None:
-        """Bytes that have come, at most `max_bytes`; none at the end of the stream, None for none yet."""
+        """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
         try:
             return self._socket.recv(max_bytes)
         except (BlockingIOError, InterruptedError):
@@ -138,26 +138,26 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             raise self._translated(error) from error
 
     def is_readable(self) -> bool:
-        """Whether receiving would not have to wait: bytes have come, the end of the stream, or a fault."""
+        """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
         return bool(self._readable.poll(0))
 
     def peek(self, max_bytes: int) -> bytes:
-        """Bytes that have come, without taking them; none if there are none, or never will be."""
+        """Received bytes, without consuming them; b"" if there are none, or after an error."""
         try:
             return self._socket.recv(max_bytes, socket.MSG_PEEK)
         except OSError:
-            # Nothing yet, or a fault, which who receives will see.
+            # Nothing yet, or an error that the next receive reports.
             return b""
 
     def consume(self, count: int) -> None:
-        """Take the first `count` bytes that `peek` showed. Raises BrokenResourceError if they are gone."""
+        """Discard the first `count` bytes that `peek` returned. Raises BrokenResourceError after an error."""
         try:
             self._socket.recv(count)
         except OSError as error:
             raise self._translated(error) from error
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream."""
+        """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""
         await self.checkpoint_if_due()
         while True:
             try:
@@ -178,14 +178,14 @@ class SocketTransport(trio.abc.HalfCloseableStream):
                 return received
 
     async def aclose(self) -> None:
-        """Close the socket; whoever waits for it gets ClosedResourceError."""
+        """Close the socket; tasks that wait for it get ClosedResourceError."""
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
         await trio.lowlevel.checkpoint()
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent; what the peer sends can still be received."""
+        """Close the sending side; receiving is still possible."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -193,14 +193,14 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     async def wait_readable(self) -> None:
-        """Return when bytes have come, or the end of the stream, or a fault."""
+        """Return when bytes, the end of the stream or an error have arrived."""
         try:
             await trio.lowlevel.wait_readable(self._socket)
         except OSError as error:
             raise self._translated(error) from error
 
     async def checkpoint_if_due(self) -> None:
-        """Let other tasks run after every `CALLS_PER_TURN` calls."""
+        """Yield to the scheduler at every `CALLS_PER_TURN`-th call."""
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
             self._calls = 0
@@ -213,15 +213,16 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
 
 def send_now(stream: trio.abc.Stream, data: bytes) -> memoryview:
-    """What is left of `data` after all was sent that goes without waiting; all of it on other streams."""
+    """Send what a `SocketTransport` accepts without waiting; returns the rest, on other streams all of
+    `data`."""
     view = memoryview(data)
     return view[stream.send_now(view) :] if isinstance(stream, SocketTransport) else view
 
 
 async def receive_into(stream: trio.abc.Stream, buffer: memoryview) -> int:
-    """Fill the start of `buffer` with some bytes and say how many; 0 at the end of the stream.
+    """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream.
 
-    Without a copy in between on a `SocketTransport`, with one on other streams (TLS).
+    Streams other than a `SocketTransport` (TLS) cost a copy.
     """
     if isinstance(stream, SocketTransport):
         return await stream.receive_into(buffer)
@@ -231,7 +232,7 @@ async def receive_into(stream: trio.abc.Stream, buffer: memoryview) -> int:
 
 
 def local_address(stream: trio.abc.Stream) -> str | None:
-    """Our own end of a connection, also one within TLS; None for a stream that is no socket."""
+    """The own end of a connection, with or without TLS; None for streams without a socket."""
     while isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream
     return stream.local_address if isinstance(stream, SocketTransport) else None
