@@ -37,7 +37,7 @@ from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import RateMeter, SeriesRecorder
 from trioha_monitor.texts import REASON_MAX, Names, clean
-from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView
+from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
 
 CONNECTIONS_MAX: Final = 256
 """Connections kept of one node; what is beyond is counted as `hidden_replicas`."""
@@ -235,7 +235,7 @@ def view_log(
     status: BrokerStatus,
     *,
     rate: RateMeter,
-    put_rates: Mapping[str, RateMeter],
+    rates: Mapping[str, RateMeter],
     append: SeriesRecorder,
     is_live: bool,
 ) -> LogView:
@@ -262,9 +262,8 @@ def view_log(
         file_bytes=file_bytes,
         files=files,
         put_messages_per_s=table.put_messages_per_s,
-        puts=tuple(
-            PutRate(name, count, put_rates[name].per_s if is_live else None)
-            for name, count in sorted(puts_of(status), key=lambda put: (put[0] != "PUT_OK", put[0]))
+        puts=put_rates(
+            PutRate(name, count, rates[name].per_s if is_live else None) for name, count in puts_of(status)
         ),
         disk_ratio=table.disk_ratio,
         disk_total_bytes=table.disk_total_bytes,
@@ -306,18 +305,13 @@ def view_slave(news: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
 
 
 def limits_of(status: BrokerStatus) -> Limits:
-    """A broker's limits where it tells them, RocketMQ's defaults else."""
-    settings, default = status.settings, Limits()
-
-    def in_s(value_ms: int | None, default_s: float) -> float:
-        return value_ms / 1000 if value_ms else default_s
-
-    return Limits(
-        gap_bytes_max=settings.gap_bytes_max or default.gap_bytes_max,
-        slave_timeout_s=in_s(settings.slave_timeout_ms, default.slave_timeout_s),
-        housekeeping_s=in_s(settings.housekeeping_ms, default.housekeeping_s),
-        heartbeat_s=in_s(settings.heartbeat_ms, default.heartbeat_s),
-        are_told=bool(settings.gap_bytes_max),
+    """A broker's limits; RocketMQ's defaults for those that it does not report."""
+    settings = status.settings
+    return Limits.of(
+        gap_bytes_max=settings.gap_bytes_max,
+        slave_timeout_ms=settings.slave_timeout_ms,
+        housekeeping_ms=settings.housekeeping_ms,
+        heartbeat_ms=settings.heartbeat_ms,
     )
 
 

@@ -24,12 +24,13 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from trioha.errors import TriohaError
+from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.faults import FaultLog
 from trioha_monitor.guest import TrioGuest
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.playback import Playback, Recording
 from trioha_monitor.rendering import DARK, LIGHT
-from trioha_monitor.replay import MonitorRecording, open_replay
+from trioha_monitor.replay import open_replay
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import ClusterView, ViewFeed
 

@@ -13,11 +13,11 @@ from attrs import define, field
 from trioha.broker_status import BrokerStatus
 from trioha.recording.reconnects import Reconnects
 from trioha_monitor.answers import Answer, Intake, limits_of, probe_counts, puts_of, view_log, view_slave
-from trioha_monitor.replicas import Replica, SlaveReport, label_of
+from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, Severity
 from trioha_monitor.texts import REASON_MAX, Names, clean, format_elapsed
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.view import EventKind, Health, Limits, NodeView, Verdict
+from trioha_monitor.view import EventKind, Health, Limits, NodeView, Verdict, node_label
 
 REFUSALS_EVERY_MS = 10_000
 """Refusals of one reason make one event in so many milliseconds: a peer may try again for ever."""
@@ -92,7 +92,7 @@ class NodeEvents:
     def answered(self, status: BrokerStatus, *, down_s: float | None, at_ms: int) -> None:
         """It answered; `down_s` is for how long it did not before, where it did not."""
         before, self._status = self._status, status
-        self.label = label_of(status) or self.label
+        self.label = node_label(status.broker_name, status.broker_id) or self.label
         self._ended = Counter()
         if before is None:
             what = " ".join(filter(None, (status.role, status.version)))
@@ -123,7 +123,10 @@ class NodeEvents:
             status.broker_name,
             status.broker_id,
         ):
-            was, now = (f"{label_of(each)} {each.role}".strip() for each in (before, status))
+            was, now = (
+                f"{node_label(each.broker_name, each.broker_id)} {each.role}".strip()
+                for each in (before, status)
+            )
             self._add(EventKind.ROLE, f"{was} is now {now}", Severity.WARNING, at_ms=at_ms)
         if status.max_offset < before.max_offset:
             self._add(
@@ -360,7 +363,7 @@ class Node:
             log=view_log(
                 status,
                 rate=self.rate,
-                put_rates=self.put_rates,
+                rates=self.put_rates,
                 append=self.append,
                 is_live=self.health is Health.UP,
             ),

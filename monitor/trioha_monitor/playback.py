@@ -118,12 +118,6 @@ class PlaybackPosition:
     """One of `SPEEDS`."""
     is_reverse: bool
 
-    @property
-    def share(self) -> float:
-        """How much of the axis lies before it, 0 to 1."""
-        span_ns = self.end_ns - self.start_ns
-        return (self.at_ns - self.start_ns) / span_ns if span_ns > 0 else 1.0
-
 
 class Player:
     """Moves along an axis from `start_ns` to `end_ns`, both included. Paused at the start of the axis at

@@ -11,12 +11,10 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
+from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, TrendMeter
 from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
-from trioha_monitor.view import Limits, ReplicaView, Verdict
-
-IN_STEP_S = 1.0
-"""A replica whose oldest missing byte is younger has caught up: what it lacks is in flight."""
+from trioha_monitor.view import Limits, ReplicaView, Verdict, node_label
 
 
 @define(eq=False)
@@ -242,23 +240,11 @@ class Replica:
             and client.last_read_ms
         ):
             last_received_s = max(0, at_ms - slave.heard_since_ms) / 1000
-        for_s = max(0, at_ms - self.since_ms) / 1000
-        facts = Facts(
-            is_connected=self.is_connected,
-            unconnected_s=for_s,
-            connected_s=for_s,
-            last_received_s=last_received_s,
-            complaint="" if client is None else client.verdict or "",
-            is_observer=None if client is None else client.is_observer,
-            state=self.state,
+        facts = self._facts(
+            client=client,
             min_offset=None if master is None else master.min_offset,
-            master_offset=self.master_offset,
-            sent_offset=self.sent_offset,
-            ack_offset=self.ack_offset,
-            in_sync=self.in_sync,
-            lag_s=self.lag_now_s,
-            unmoved_s=max(0, at_ms - self.ack_moved_ms) / 1000,
-            is_rejoining=self.is_rejoining,
+            last_received_s=last_received_s,
+            at_ms=at_ms,
         )
         shown = self.steady.shown
         judged = judge(facts, limits, shown=None if shown is None else shown.verdict)
@@ -273,6 +259,33 @@ class Replica:
         if self.lag_now_s is not None:
             self.lag_s.add(self.lag_now_s, severity, at_ms=at_ms)
 
+    def _facts(
+        self,
+        *,
+        client: SlaveStatus | None = None,
+        min_offset: int | None = None,
+        last_received_s: float | None = None,
+        at_ms: int,
+    ) -> Facts:
+        for_s = max(0, at_ms - self.since_ms) / 1000
+        return Facts(
+            is_connected=self.is_connected,
+            unconnected_s=for_s,
+            connected_s=for_s,
+            last_received_s=last_received_s,
+            complaint="" if client is None else client.verdict or "",
+            is_observer=None if client is None else client.is_observer,
+            state=self.state,
+            min_offset=min_offset,
+            master_offset=self.master_offset,
+            sent_offset=self.sent_offset,
+            ack_offset=self.ack_offset,
+            in_sync=self.in_sync,
+            lag_s=self.lag_now_s,
+            unmoved_s=max(0, at_ms - self.ack_moved_ms) / 1000,
+            is_rejoining=self.is_rejoining,
+        )
+
     def view(
         self,
         *,
@@ -283,81 +296,49 @@ class Replica:
         age_s: float,
         now_ms: int,
     ) -> ReplicaView:
-        """The row at `now_ms`; `stale` if its master does not answer, `age_s` how old its figures are."""
+        """The row at `now_ms`; `stale` if its master does not answer, `age_s` is the age of its figures."""
         shown = self.shown
         if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED}:
             shown = stale
-        eta_s, is_closing = self._closing()
         reconnects: int | None = self.reconnects
-        own_max = flushed = dispatched = slave_age_s = None
+        own = SlaveOffsets()
         label = self.address
         if slave is not None:
-            own_max = slave.status.max_offset
-            flushed, dispatched = slave.status.flushed_offset, slave.status.dispatched_offset
-            slave_age_s = max(0, now_ms - slave.answered_ms) / 1000
-            label = label_of(slave.status) or label
-            if slave.client is not None and slave.client.reconnects is not None:
-                reconnects = slave.client.reconnects
-        live = self.is_connected and stale is None
-        return ReplicaView(
-            key=self.key,
-            master=self.master,
-            master_label=master_label,
-            address=self.address,
-            node=self.node,
-            label=label,
-            verdict=shown.verdict,
-            why=shown.why,
-            state=self.state,
-            is_connected=self.is_connected,
-            for_s=max(0, now_ms - self.since_ms) / 1000,
+            status = slave.status
+            own = SlaveOffsets(
+                max_offset=status.max_offset,
+                flushed_offset=status.flushed_offset,
+                dispatched_offset=status.dispatched_offset,
+                age_s=max(0, now_ms - slave.answered_ms) / 1000,
+            )
+            label = node_label(status.broker_name, status.broker_id) or label
+            if status.client is not None and status.client.reconnects is not None:
+                reconnects = status.client.reconnects
+        return view_replica(
+            ReplicaNames(
+                key=self.key,
+                master=self.master,
+                master_label=master_label,
+                address=self.address,
+                node=self.node,
+                label=label,
+            ),
+            self._facts(at_ms=now_ms),
+            shown,
+            limits,
+            slave=own,
+            measured=Measurements(
+                diff_bytes=self.diff_bytes,
+                sent_bytes_per_s=self._sent_rate.per_s,
+                ack_bytes_per_s=self._ack_rate.per_s,
+                transferred_bytes_per_s=self.transferred_bytes_per_s,
+                shrinks_per_s=self._trend.shrinks_per_s,
+                reconnects=reconnects,
+                ack_latency_ms=in_unit(self.ack_latency_us, per=1000.0),
+                frame_bytes=in_unit(self.frame_bytes),
+                lag_history=self.lag_bytes.freeze(),
+                lag_s_history=self.lag_s.freeze(),
+            ),
             age_s=age_s,
-            master_offset=self.master_offset,
-            sent_offset=self.sent_offset,
-            ack_offset=self.ack_offset,
-            slave_max_offset=own_max,
-            flushed_offset=flushed,
-            dispatched_offset=dispatched,
-            slave_age_s=slave_age_s,
-            diff_bytes=self.diff_bytes,
-            lag_s=self.lag_now_s,
-            in_sync=self.in_sync,
-            sent_bytes_per_s=self._sent_rate.per_s if live else None,
-            ack_bytes_per_s=self._ack_rate.per_s if live else None,
-            transferred_bytes_per_s=self.transferred_bytes_per_s,
-            eta_s=eta_s if live else None,
-            is_closing=is_closing if live else None,
-            reconnects=reconnects,
-            is_rejoining=self.is_rejoining and live,
-            ack_latency_ms=in_unit(self.ack_latency_us, per=1000.0),
-            frame_bytes=in_unit(self.frame_bytes),
-            lag_history=self.lag_bytes.freeze(),
-            lag_s_history=self.lag_s.freeze(),
-            limits=limits,
+            is_current=stale is None,
         )
-
-    def _closing(self) -> tuple[float | None, bool | None]:
-        """Seconds until it has caught up, and whether its distance shrinks; None for what is not known."""
-        diff_bytes = self.diff_bytes
-        if diff_bytes is None:
-            return None, None
-        if diff_bytes <= 0 or (self.lag_now_s is not None and self.lag_now_s < IN_STEP_S):
-            return 0.0, True
-        shrinks_per_s = self._trend.shrinks_per_s
-        if shrinks_per_s is None:
-            return None, None
-        if shrinks_per_s <= 0:
-            return None, False
-        return diff_bytes / shrinks_per_s, True
-
-
-def in_unit(measured: Distribution[int] | None, *, per: float = 1.0) -> Distribution[float] | None:
-    """A node's measurement in the view's unit, of which `per` of the node's make one."""
-    return measured.divided_by(per) if measured is not None and measured.count > 0 else None
-
-
-def label_of(status: BrokerStatus) -> str:
-    """Broker name and id, `broker-a #1`; empty while they are unknown."""
-    if not status.broker_name:
-        return ""
-    return status.broker_name if status.broker_id is None else f"{status.broker_name} #{status.broker_id}"

@@ -14,11 +14,12 @@ Speeds and ages from samples of offsets. Pure; times are milliseconds on one axi
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from enum import IntEnum
 
 from attrs import define, field, frozen
+
+from trioha.recording.state import first_beyond
 
 
 class Severity(IntEnum):
@@ -256,7 +257,7 @@ class AppendClock:
 
     def acknowledged(self, offset: int) -> None:
         """Nobody will ask for the age of a byte before `offset`."""
-        passed = bisect_right(self._ends, offset)
+        passed = first_beyond(self._ends, offset)
         # In one go and seldom: what is cut off at the front of a list moves all the rest.
         if passed > len(self._ends) // 2 and passed >= 256:
             del self._ends[:passed]
@@ -265,7 +266,7 @@ class AppendClock:
 
     def age_s(self, offset: int, *, now_ms: int) -> float:
         """Age in seconds of the byte at `offset`; 0 if there is none yet."""
-        index = bisect_right(self._ends, offset)
+        index = first_beyond(self._ends, offset)
         if index == len(self._ends):
             return 0.0
         return max(0, now_ms - self._times_ms[index]) / 1000

@@ -20,7 +20,7 @@ Texts from peers were made safe for a terminal and cut to a bounded length befor
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 
 from attrs import Factory, field, frozen
@@ -152,7 +152,26 @@ class Limits:
     heartbeat_s: float = 5.0
     """haSendHeartbeatInterval: silence after which either side says something."""
     are_told: bool = False
-    """Whether the broker told them; else they are RocketMQ's defaults."""
+    """Whether the broker reports them; else they are RocketMQ's defaults."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        gap_bytes_max: float | None,
+        slave_timeout_ms: float | None,
+        housekeeping_ms: float | None,
+        heartbeat_ms: float | None,
+    ) -> Limits:
+        """Limits from a broker's settings; None or 0 stands for RocketMQ's default."""
+        default = cls()
+        return cls(
+            gap_bytes_max=int(gap_bytes_max or default.gap_bytes_max),
+            slave_timeout_s=slave_timeout_ms / 1000 if slave_timeout_ms else default.slave_timeout_s,
+            housekeeping_s=housekeeping_ms / 1000 if housekeeping_ms else default.housekeeping_s,
+            heartbeat_s=heartbeat_ms / 1000 if heartbeat_ms else default.heartbeat_s,
+            are_told=bool(gap_bytes_max),
+        )
 
 
 @frozen
@@ -165,6 +184,11 @@ class PutRate:
     """Since the node's start (live) or the session's (replay)."""
     per_s: float | None
     """Lately; None until two samples are there."""
+
+
+def put_rates(rates: Iterable[PutRate]) -> tuple[PutRate, ...]:
+    """Results of puts in their order on screens: PUT_OK first, then by name."""
+    return tuple(sorted(rates, key=lambda rate: (rate.status != "PUT_OK", rate.status)))
 
 
 @frozen
@@ -258,6 +282,13 @@ class SlaveView:
     """What keeps it from following its master, in its own words; empty if nothing does."""
 
 
+def node_label(broker_name: str | None, broker_id: int | None) -> str:
+    """Broker name and id, `broker-a #1`; empty while they are not known."""
+    if not broker_name:
+        return ""
+    return broker_name if broker_id is None else f"{broker_name} #{broker_id}"
+
+
 @frozen
 class NodeView:
     """One node. What a node that is DOWN last said stays, and is old."""
@@ -315,9 +346,7 @@ class NodeView:
     @property
     def label(self) -> str:
         """Broker name and id, `broker-a #1`; its address while they are unknown."""
-        if not self.broker_name:
-            return self.address
-        return self.broker_name if self.broker_id is None else f"{self.broker_name} #{self.broker_id}"
+        return node_label(self.broker_name, self.broker_id) or self.address
 
 
 @frozen

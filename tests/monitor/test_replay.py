@@ -22,7 +22,7 @@ from trioha.recording.session_reader import SessionReader
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_monitor.playback import Playback
 from trioha_monitor.replay import ReplaySource, open_replay
-from trioha_monitor.replay import overview as overview_module
+from trioha_monitor.replay import timeline_events as timeline_events_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
 from trioha_monitor.series import Series, Severity
@@ -581,32 +581,32 @@ def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) ->
         return (master.position.at_ns - start_ns) // MS
 
     master.player.jump(start_ns + S)
-    master.next_event()
+    master.seek_event(1)
     assert after_ms() == 20_000
-    master.next_event(EventKind.CONNECT)
+    master.run_until("event connect")
     assert after_ms() == 22_000
-    master.previous_event()
+    master.seek_event(-1)
     assert after_ms() == 20_008
-    master.go_until("event puts")
+    master.run_until("event puts")
     assert after_ms() == 22_008
-    master.next_event()
+    master.seek_event(1)
     assert after_ms() == 22_008
     assert master.notice == "not found: the next event"
-    master.go_until("begin")
-    master.go_until("lag > 100 of 10.0.0.2")
+    master.run_until("begin")
+    master.run_until("lag > 100 of 10.0.0.2")
     # The slave that hangs: nothing was recorded of it, the second put that it lacks makes it so.
     assert after_ms() == 11_000
-    master.go_until("lag <= 0 of 10.0.0.1")
+    master.run_until("lag <= 0 of 10.0.0.1")
     assert after_ms() == 11_005
-    master.go_until("lag >= 2000")
+    master.run_until("lag >= 2000")
     assert after_ms() == 29_000
     master.player.turn()
-    master.go_until("lag <= 0 of 10.0.0.1")
+    master.run_until("lag <= 0 of 10.0.0.1")
     assert after_ms() == 28_005
-    master.go_until("50%")
+    master.run_until("50%")
     assert after_ms() == 15_004
     with pytest.raises(SeekError):
-        master.go_until("nowhere")
+        master.run_until("nowhere")
 
 
 def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
@@ -617,26 +617,16 @@ def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
         return (master.position.at_ns - start_ns) // MS
 
     # The slave that hangs lacks what was put at 10 s.
-    master.go_until("lag > 3s")
+    master.run_until("lag > 3s")
     assert after_ms() == 13_100
-    master.go_until("lag >= 5000ms of 10.0.0.2")
+    master.run_until("lag >= 5000ms of 10.0.0.2")
     assert after_ms() == 15_000
-    master.go_until("lag > 1s of 10.0.0.1")
+    master.run_until("lag > 1s of 10.0.0.1")
     assert after_ms() == 15_000
     assert master.notice == "not found: lag > 1s of 10.0.0.1"
     master.player.turn()
-    master.go_until("lag > 4s")
+    master.run_until("lag > 4s")
     assert after_ms() == 14_100
-
-
-def test_steps_go_from_record_to_record(master: ReplaySource) -> None:
-    start_ns = master.position.start_ns
-    master.player.jump(start_ns + 5 * S + 5 * MS)
-    snapshot = []
-    for steps in (1, 1, 1, -1, -1, -1):
-        master.step_record(steps)
-        snapshot.append((master.position.at_ns - start_ns - 5 * S) // MS)
-    assert snapshot == [6, 7, 8, 7, 6, 5]
 
 
 def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -648,7 +638,7 @@ def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
     at_ns = source.position.end_ns
     source.player.jump(at_ns)
     segment.write_bytes(data)
-    source.look_for_growth()
+    source.check_growth()
     finish(source)
     assert source.position.at_ns == source.position.end_ns == WALL_NS + 30 * S + 8 * MS
     fresh = opened(whole)
@@ -741,7 +731,6 @@ def test_damaged_files_never_stop_a_replay(tmp_path: Path, seed: int) -> None:
     for _ in range(4):
         source.seek(lot.randrange(start_ms - 1000, end_ms + 1000))
         assert source.view().time_ms == source.state().time_ms
-    source.step_record(1)
     source.run_until("lag > 100")
     finish(source)
     assert start_ms <= source.state().time_ms <= end_ms
@@ -865,7 +854,7 @@ def test_two_slaves_of_one_host_that_come_back_are_not_guessed_in_a_replay_eithe
 def test_more_events_than_can_be_kept_become_fewer_and_the_worst_of_them_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview_module, "EVENTS_MAX", 100)
+    monkeypatch.setattr(timeline_events_module, "EVENTS_MAX", 100)
     events = [Event(0, Kind.PUT, offset=1000, size=1000)]
     for number in range(1000):
         status = PutStatus.FLUSH_SLAVE_TIMEOUT if number == 777 or number % 2 else PutStatus.PUT_OK

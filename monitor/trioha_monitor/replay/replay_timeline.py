@@ -1,10 +1,10 @@
 """Recorded sessions on one axis of time: nanoseconds since 1970 by the wall clocks of the masters.
 
-Each session has its own monotonic clock and the wall clock read together with it once, when it began: a
-wall clock that jumps later moves nothing. Where a slave's session and its master's are both there, their
-clocks are compared by the frames and acks that both recorded (`trioha.recording.clocks`): one that was
-certainly ahead or behind is corrected, so that what came later is shown later. Sessions of one node
-(cluster, broker name, broker id) are its `SessionRun`s, one for each start, and follow each other.
+A session has its own monotonic clock, and one reading of the wall clock at its start: later jumps of the
+wall clock have no effect. If the sessions of a slave and of its master are both there, their clocks are
+compared by the frames and acks that both recorded (`trioha.recording.clocks`), and a certain offset is
+corrected, so that events are shown in the order in which they happened. The sessions of one node (cluster,
+broker name, broker id) are its `SessionRun`s, one for each start, and follow each other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.session_reader import SessionReader
 from trioha_monitor.texts import REASON_MAX, clean
-from trioha_monitor.view import Limits, ProbeCount
+from trioha_monitor.view import Limits, ProbeCount, node_label
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 QUIET_HEARTBEATS = 2
 """Heartbeats without any record after which a session that has not ended looks dead."""
 LINKED_MAX = 16
-"""Connections of a session whose begins are looked at to compare its clock."""
+"""Connections of a session that are used to compare its clock."""
 
 
 @define(eq=False)
@@ -36,7 +36,7 @@ class SessionRun:
     """One session: one start of a node."""
 
     number: int
-    """Index among all takes of the reel."""
+    """Index among all runs of the timeline."""
     reader: SessionReader
     limits: Limits
     addresses: dict[int, str] = field(factory=dict)
@@ -44,20 +44,20 @@ class SessionRun:
     certificates: dict[int, str] = field(factory=dict)
     """Name in the peer's certificate of each connection with TLS."""
     begin_seqs: dict[int, int] = field(factory=dict)
-    """Where each connection begins."""
+    """Seq of the first record of each connection."""
     probes: list[tuple[int, ProbeCount]] = field(factory=list)
-    """Where the count of probes of a host is told, in order."""
+    """Probe counts by the seq of their facts, in order."""
     clock_ahead_ns: int = 0
-    """How far its wall clock was ahead of its master's; 0 where that is not known, or may be none."""
+    """How far its wall clock was ahead of its master's; 0 if that is not certain."""
     clock_of: str = ""
-    """Whose session says so."""
+    """Label of the master whose session the clock was compared with; empty without one."""
     samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
-    """What a monitor noted of what moves slowly: monotonic time and what it was from then on."""
+    """Facts that a monitor sampled: monotonic time, and the values from then on."""
     _begins_ns: dict[int, int] = field(factory=dict)
 
     @property
     def quiet_ns(self) -> int:
-        """So long after its last record a session that did not end in order has broken off."""
+        """A session without an end that has no record for longer than this has broken off."""
         return round(QUIET_HEARTBEATS * self.limits.heartbeat_s * NS_PER_S)
 
     @property
@@ -77,12 +77,12 @@ class SessionRun:
 
     @property
     def start_ns(self) -> int:
-        """When it begins, on the axis."""
+        """Start of the session, on the axis."""
         return self.wall_of(self.reader.first_ts_ns)
 
     @property
     def end_ns(self) -> int:
-        """Its last record, or what a monitor noted last, on the axis."""
+        """Time of the last record or sample, on the axis."""
         last_ns = self.samples[-1][0] if self.samples else 0
         return self.wall_of(max(self.reader.last_ts_ns, last_ns))
 
@@ -96,13 +96,22 @@ class SessionRun:
         return at_ns + self.clock_ahead_ns - session.wall_ns + session.monotonic_ns
 
     def position_at(self, at_ns: int) -> int:
-        """The position behind the last record that is not later."""
+        """The position after the last record that is not later."""
         return self.reader.position_at(self.ts_of(at_ns))
 
     def sample_at(self, at_ns: int) -> Mapping[str, object]:
-        """What a monitor noted last at a moment; empty for a node's own recording."""
+        """The last sample of a monitor at a moment; empty in a node's own recording."""
         index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
         return self.samples[index - 1][1] if index else {}
+
+    def min_offset_at(self, at_ns: int) -> int | None:
+        """Start of the node's log as a monitor sampled it; None if it is not known."""
+        min_offset = self.sample_at(at_ns).get("min_offset")
+        return min_offset if isinstance(min_offset, int) else None
+
+    def age_s(self, ts_ns: int, at_ns: int) -> float | None:
+        """How long before `at_ns` a time of the session was, seconds; None for UNKNOWN."""
+        return None if ts_ns < 0 else max(0, at_ns - self.wall_of(ts_ns)) / NS_PER_S
 
     def begin_ns(self, conn: int) -> int | None:
         """When a connection began, on the axis; None if that is not recorded."""
@@ -114,8 +123,8 @@ class SessionRun:
         return known
 
     def probes_at(self, position: int) -> dict[tuple[str, str], int]:
-        """How many probes there were of a host and for a reason before a position, as facts tell it."""
-        index = bisect_left(self.probes, position, key=_told_seq)
+        """Probes before a position, by host and reason, as facts count them."""
+        index = bisect_left(self.probes, position, key=_seq_of)
         return {(one.host, one.reason): one.count for _, one in self.probes[:index]}
 
     def address_of(self, conn: int) -> str:
@@ -123,14 +132,14 @@ class SessionRun:
         return self.addresses.get(conn, f"connection {conn}")
 
     def refresh(self) -> bool:
-        """Take in what was recorded since; whether there is anything."""
+        """Read records that were added to the session; returns whether there are any."""
         if not self.reader.refresh():
             return False
         self.read_facts()
         return True
 
     def read_facts(self) -> None:
-        """Learn of connections, and what a monitor noted."""
+        """Read connections, probes and a monitor's samples."""
         self.samples, self.probes = [], []
         for fact in self.reader.facts:
             ts_ns = fact.fields.get("ts_ns")
@@ -145,7 +154,7 @@ class SessionRun:
             host, reason, count = (fact.fields.get(name) for name in ("host", "reason", "count"))
             if fact.type_ == "probes" and isinstance(count, int):
                 self.probes.append((fact.seq, ProbeCount(clean(str(host)), clean(str(reason)), count)))
-        self.probes.sort(key=_told_seq)
+        self.probes.sort(key=_seq_of)
 
 
 @define(eq=False)
@@ -155,15 +164,15 @@ class RecordedNode:
     key: str
     """`NodeView.address`."""
     runs: list[SessionRun]
-    """In the order of their begin; at least one."""
+    """In the order of their starts; at least one."""
 
     def run_at(self, at_ns: int) -> SessionRun:
-        """The last one that has begun at `at_ns`, else the first one."""
+        """The last run that has started at `at_ns`, else the first run."""
         begun = [run for run in self.runs if run.start_ns <= at_ns]
         return begun[-1] if begun else self.runs[0]
 
     def next_start_ns(self, run: SessionRun) -> int | None:
-        """When the session after `run` begins."""
+        """Start of the session after `run`; None without one."""
         following = self.runs[self.runs.index(run) + 1 :]
         return following[0].start_ns if following else None
 
@@ -183,7 +192,8 @@ class ReplayTimeline:
         self.nodes: list[RecordedNode] = []
         number = 0
         for (cluster, name, broker_id), own in sorted(by_node.items()):
-            label = clean(f"{name} #{broker_id}" if len(clusters) == 1 else f"{cluster}/{name} #{broker_id}")
+            prefix = "" if len(clusters) == 1 else f"{cluster}/"
+            label = clean(prefix + node_label(name, broker_id))
             runs = []
             for reader in sorted(own, key=_begins_ns):
                 run = SessionRun(number, reader, limits_of(reader))
@@ -191,15 +201,15 @@ class ReplayTimeline:
                 runs.append(run)
                 number += 1
             self.nodes.append(RecordedNode(label, runs))
-        assert self.nodes, "a reel has a session at least"
+        assert self.nodes, "a timeline has at least one session"
         self._compare_clocks()
 
     @classmethod
     def open(cls, paths: Iterable[Path | str]) -> ReplayTimeline:
         """The sessions that `paths` name: session folders, or folders of them.
 
-        One that cannot be opened beside others that can is left out of a folder only if it is not a session
-        at all. Raises StoreError for a path that is neither, and for a session that cannot be read.
+        A folder may hold other folders that are not sessions. Raises StoreError for a path that is neither,
+        and for a session that cannot be read.
         """
         found = find_sessions(map(Path, paths))
         if not found:
@@ -207,12 +217,12 @@ class ReplayTimeline:
         return cls(SessionReader.open(path) for path in found)
 
     def _compare_clocks(self) -> None:
-        """Find out how far the clocks of slaves were ahead of their masters'."""
+        """Compare the clocks of slaves with those of their masters."""
         runs = {id(run.reader): run for run in self.runs if not run.is_sampled}
         found = links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
         certain = [(link, link.clock_error_ns) for link in found if link.clock_error_ns is not None]
         for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
-            # Of several connections the last one counts: the most certain one.
+            # The last connection counts: it is the most certain one.
             run, ahead_ns = runs[id(link.slave)], link.clock_offset_ns or 0
             is_apart = abs(ahead_ns) > uncertain_ns
             run.clock_ahead_ns = ahead_ns if is_apart else 0
@@ -225,44 +235,42 @@ class ReplayTimeline:
 
     @property
     def start_ns(self) -> int:
-        """Begin of the first session."""
+        """Start of the first session."""
         return min(run.start_ns for run in self.runs)
 
     @property
     def end_ns(self) -> int:
-        """Last record of all."""
+        """End of the last session."""
         return max(run.end_ns for run in self.runs)
 
     def refresh(self) -> bool:
-        """Take in what was recorded since; whether there is anything."""
+        """Read records that were added to the sessions; returns whether there are any."""
         return sum(run.refresh() for run in self.runs) > 0
 
     def node_of(self, run: SessionRun) -> RecordedNode:
-        """Whose session it is."""
+        """The node of a run."""
         return next(node for node in self.nodes if run in node.runs)
 
 
 def limits_of(reader: SessionReader) -> Limits:
-    """The limits that a session's settings name; RocketMQ's defaults for what they do not."""
+    """The limits in a session's settings; RocketMQ's defaults for those that are missing."""
     settings = reader.session.identity.settings
-    default = Limits()
 
-    def number(name: str, otherwise: float, per: float = 1.0) -> float:
+    def number(name: str) -> float | None:
         value = settings.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value / per if is_number and value > 0 else otherwise  # type: ignore[operator]
+        return value if is_number and value > 0 else None  # type: ignore[operator,return-value]
 
-    return Limits(
-        gap_bytes_max=int(number("haMaxGapNotInSync", default.gap_bytes_max)),
-        slave_timeout_s=number("slaveTimeout", default.slave_timeout_s, 1000),
-        housekeeping_s=number("haHousekeepingInterval", default.housekeeping_s, 1000),
-        heartbeat_s=number("haSendHeartbeatInterval", default.heartbeat_s, 1000),
-        are_told="haMaxGapNotInSync" in settings,
+    return Limits.of(
+        gap_bytes_max=number("haMaxGapNotInSync"),
+        slave_timeout_ms=number("slaveTimeout"),
+        housekeeping_ms=number("haHousekeepingInterval"),
+        heartbeat_ms=number("haSendHeartbeatInterval"),
     )
 
 
-def _told_seq(told: tuple[int, ProbeCount]) -> int:
-    return told[0]
+def _seq_of(counted: tuple[int, ProbeCount]) -> int:
+    return counted[0]
 
 
 def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:

@@ -1,7 +1,4 @@
-"""What a master's session says of the last seconds before a moment: latencies, frames, worst lag.
-
-Replicas of a replay at a moment, from their masters' sessions, and from their own where there is none.
-"""
+"""Replicas of a replay at a moment, from their masters' sessions, or from their own where there is none."""
 
 from __future__ import annotations
 
@@ -11,14 +8,15 @@ import numpy as np
 
 from trioha.distribution import Distribution
 from trioha.recording.aggregate import aggregate
-from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.events import CloseReason, HaState, Kind, code_name
 from trioha.recording.histogram import Histogram
 from trioha.recording.lags import lags
 from trioha.recording.snapshot import ConnectionState, connection_state
+from trioha.recording.state import known, lag_bytes
 from trioha.recording.sync import SyncRule
 from trioha.recording.time_series import TimeGrid
-from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, Row, Twins, age_s, ended_ns, known
-from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, side_of
+from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, ReplicaRow, SlaveConnections, ended_ns
+from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, slave_view
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import (
     NS_PER_MS,
@@ -27,56 +25,279 @@ from trioha_monitor.replay.replay_timeline import (
     ReplayTimeline,
     SessionRun,
 )
-from trioha_monitor.replay.timeline_events import GAP_REASONS, name_of
+from trioha_monitor.replay.timeline_events import GAP_REASONS
+from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
 from trioha_monitor.verdict import Facts, is_rejoining, judge
 from trioha_monitor.view import Health, ReplicaView
 
-LATELY_NS: Final = 10 * NS_PER_S
-"""Latencies and frame sizes are those of this time."""
-LATELY_STEP_NS: Final = NS_PER_S // 2
-"""They change once in this time."""
-LATELY_RECORDS_MAX: Final = 8192
-"""And of so many records at most."""
+TREND_NS: Final = 5 * NS_PER_S
+"""Whether a distance shrinks is judged over this time."""
+ROWS: Final = 1 << 31
+"""Key of a row: number of the run times this, plus the row's first connection."""
+RECENT_NS: Final = 10 * NS_PER_S
+"""Latencies and frame sizes are those of this time before the moment."""
+RECENT_STEP_NS: Final = NS_PER_S // 2
+"""They are computed anew once in this time."""
+RECENT_RECORDS_MAX: Final = 8192
+"""Records that one computation reads at most."""
 
 Distributions = tuple[Distribution[float] | None, Distribution[float] | None]
 """Of ack latencies in ms, and of frame sizes in bytes."""
 
 
-class Recent:
-    """Keeps what was read last: the rows of one moment ask one after the other."""
+class ReplicaViews:
+    """Makes the views of replicas from `moments`; histories are those of `overview`."""
+
+    def __init__(self, timeline: ReplayTimeline, moments: Moments, overview: Overview) -> None:
+        self._timeline, self._moments, self._overview = timeline, moments, overview
+        self._slave_connections = SlaveConnections(timeline)
+        self._recent = RecentFigures()
+
+    def view(self, node: RecordedNode, moment: Moment, row: ReplicaRow) -> ReplicaView:
+        """One replica of the master `node`."""
+        run, at_ns, conn, limits = moment.run, moment.at_ns, row.conn, moment.run.limits
+        if row.ended is None:
+            connection = moment.connections[conn]
+            began_ns = run.begin_ns(conn)
+            since_ns = run.start_ns if began_ns is None else began_ns
+        else:
+            connection = connection_state(row.ended.records, is_slave=False)
+            since_ns = ended_ns(run, row.ended)
+        slave_node, slave_moment = self._slave_of(run, conn, at_ns)
+        facts = self._facts(node, moment, row, connection, since_ns=since_ns, slave=slave_moment)
+        diff_bytes = (
+            None if facts.ack_offset is None or moment.log_end is None else moment.log_end - facts.ack_offset
+        )
+        worst_now = self._recent.worst_lag(moment, row, bucket_ms=self._overview.bucket_ms)
+        conns = tuple(row.conns)
+        lag_history = self._overview.lag_series(run, conns, at_ns=at_ns, now=worst_now, limits=limits)
+        lag_s_now = facts.lag_s if facts.is_connected else None
+        lag_s_history = self._overview.age_series(run, conns, at_ns=at_ns, now_s=lag_s_now, limits=limits)
+        sent_rate, ack_rate = self._rates(moment, conn)
+        latency, frames = self._recent.distributions(moment, conn) if facts.is_connected else (None, None)
+        address = run.address_of(conn)
+        return view_replica(
+            ReplicaNames(
+                key=run.number * ROWS + row.first_conn,
+                master=node.key,
+                master_label=node.key,
+                address=address,
+                node=None if slave_node is None else slave_node.key,
+                label=address if slave_node is None else slave_node.key,
+            ),
+            facts,
+            judge(facts, limits),
+            limits,
+            slave=SlaveOffsets() if slave_moment is None else _own_offsets(slave_moment),
+            measured=Measurements(
+                diff_bytes=diff_bytes,
+                sent_bytes_per_s=sent_rate,
+                ack_bytes_per_s=ack_rate,
+                shrinks_per_s=self._shrinks_per_s(moment, conn, diff_bytes),
+                reconnects=row.reconnects,
+                ack_latency_ms=latency,
+                frame_bytes=frames,
+                lag_history=lag_history,
+                lag_s_history=lag_s_history,
+            ),
+        )
+
+    def _slave_of(self, run: SessionRun, conn: int, at_ns: int) -> tuple[RecordedNode | None, Moment | None]:
+        """The slave of a master's connection and its own session at the moment, where there is one."""
+        found = self._slave_connections.of(run, conn)
+        if found is None:
+            return None, None
+        node = self._timeline.node_of(found[0])
+        return node, self._moments.at(node.run_at(at_ns), at_ns)
+
+    def _facts(
+        self,
+        node: RecordedNode,
+        moment: Moment,
+        row: ReplicaRow,
+        connection: ConnectionState,
+        *,
+        since_ns: int,
+        slave: Moment | None,
+    ) -> Facts:
+        run, at_ns, limits = moment.run, moment.at_ns, moment.run.limits
+        is_connected = row.ended is None
+        for_s = max(0, at_ns - since_ns) / NS_PER_S
+        ack = known(connection.ack_offset)
+        lag_s = moment.lag_s(ack)
+        acked_ns = moment.acked_ns.get(row.conn)
+        complaint = ""
+        if not is_connected and connection.close_reason in GAP_REASONS:
+            reason = CloseReason(connection.close_reason)
+            complaint = f"{COMPLAINTS[reason]}: the master ended it with {reason.name}"
+        elif slave is not None:
+            complaint = complaint_of(self._moments, slave)
+        return Facts(
+            is_connected=is_connected,
+            unconnected_s=for_s,
+            connected_s=for_s,
+            is_master_heard=health_of(node, moment, is_growing=True)[0] is Health.UP
+            and (at_ns <= run.end_ns or not run.reader.ended_in_order),
+            # A monitor's session has no record of what a node received.
+            last_received_s=(
+                run.age_s(connection.last_received_ts_ns, at_ns)
+                if is_connected and not run.is_sampled
+                else None
+            ),
+            min_offset=run.min_offset_at(at_ns),
+            complaint=complaint,
+            state=code_name(HaState, connection.state) if is_connected and connection.state >= 0 else "",
+            master_offset=moment.log_end,
+            sent_offset=known(connection.sent_offset),
+            ack_offset=ack,
+            in_sync=is_connected
+            and ack is not None
+            and moment.log_end is not None
+            and SyncRule.of(run.reader.session.identity.settings).is_in_sync(
+                lag_bytes=moment.log_end - ack,
+                now_ns=at_ns,
+                acked_ns=acked_ns,
+                oldest_ns=None if lag_s is None else at_ns - round(lag_s * NS_PER_S),
+            ),
+            lag_s=lag_s,
+            unmoved_s=max(0, at_ns - (since_ns if acked_ns is None else acked_ns)) / NS_PER_S,
+            is_rejoining=is_connected
+            and ack is not None
+            and connection.request_max_offset >= 0
+            and is_rejoining(
+                ack, joined_at_offset=connection.request_max_offset, connected_s=for_s, limits=limits
+            ),
+        )
+
+    def _rates(self, moment: Moment, conn: int) -> tuple[float | None, float | None]:
+        """How fast the sent offset and the ack of an open connection move, bytes per second."""
+        before = self._moments.earlier(moment, RATE_NS)
+        now = moment.connections.get(conn)
+        earlier = None if before is None else before.connections.get(conn)
+        if now is None or earlier is None:
+            return None, None
+        rates = [
+            max(0, last - first) / (RATE_NS / NS_PER_S) if min(first, last) >= 0 else None
+            for first, last in (
+                (earlier.sent_offset, now.sent_offset),
+                (earlier.ack_offset, now.ack_offset),
+            )
+        ]
+        return rates[0], rates[1]
+
+    def _shrinks_per_s(self, moment: Moment, conn: int, diff_bytes: int | None) -> float | None:
+        """By how much the distance of an open connection shrinks in a second, over `TREND_NS`."""
+        before = self._moments.earlier(moment, TREND_NS)
+        earlier = None if before is None else before.connections.get(conn)
+        if before is None or earlier is None or earlier.ack_offset < 0:
+            return None
+        if before.log_end is None or diff_bytes is None:
+            return None
+        return (before.log_end - earlier.ack_offset - diff_bytes) / (TREND_NS / NS_PER_S)
+
+    def lone_slave(self, node: RecordedNode, moment: Moment) -> list[ReplicaView]:
+        """A slave's session as a replica, where no master's session of its group has it at the moment."""
+        run, at_ns = moment.run, moment.at_ns
+        if self._is_listed(node, moment):
+            return []
+        conn, connection = moment.connection
+        slave = slave_view(self._moments, moment)
+        since_ns = run.start_ns
+        began_ns = None if conn is None else run.begin_ns(conn)
+        if began_ns is not None:
+            since_ns = began_ns
+        elif connection is None:
+            ended = self._moments.ended(moment)
+            since_ns = ended_ns(run, ended[-1]) if ended else since_ns
+        for_s = max(0, at_ns - since_ns) / NS_PER_S
+        facts = Facts(
+            is_connected=connection is not None,
+            unconnected_s=for_s,
+            connected_s=for_s,
+            last_received_s=slave.read_age_s,
+            complaint=slave.complaint,
+            state="" if connection is None else slave.state,
+            ack_offset=moment.log_end if connection is None else slave.reported_offset,
+        )
+        master = slave.master_address or ""
+        return [
+            view_replica(
+                ReplicaNames(
+                    key=run.number * ROWS,
+                    master=master,
+                    master_label=master,
+                    address=node.key,
+                    node=node.key,
+                    label=node.key,
+                ),
+                facts,
+                judge(facts, run.limits),
+                run.limits,
+                slave=_own_offsets(moment),
+                measured=Measurements(
+                    sent_bytes_per_s=slave.received_bytes_per_s, reconnects=slave.reconnects
+                ),
+            )
+        ]
+
+    def _is_listed(self, node: RecordedNode, moment: Moment) -> bool:
+        """Whether a master's session of the slave's group has a row that is, or may be, the slave's."""
+        identity = moment.run.reader.session.identity
+        for other in self._timeline.nodes:
+            master = other.run_at(moment.at_ns)
+            theirs = master.reader.session.identity
+            if (
+                not master.is_slave
+                and master.start_ns <= moment.at_ns
+                and (theirs.cluster_name, theirs.broker_name) == (identity.cluster_name, identity.broker_name)
+                and (moment.connections or self._has_row_of(master, node, moment.at_ns))
+            ):
+                return True
+        return False
+
+    def _has_row_of(self, master: SessionRun, node: RecordedNode, at_ns: int) -> bool:
+        """Whether one of a master's rows at a moment is known to be the slave `node`."""
+        for row in self._moments.rows(self._moments.at(master, at_ns)):
+            found = self._slave_connections.of(master, row.conn)
+            if found is not None and self._timeline.node_of(found[0]) is node:
+                return True
+        return False
+
+
+class RecentFigures:
+    """Latencies, frame sizes and worst lag shortly before a moment; caches the last ones of each run."""
 
     def __init__(self) -> None:
-        self._distributions_key: dict[int, tuple[int, int]] = {}
-        self._distributions: dict[int, dict[int, Distributions]] = {}
-        """Of each take at `_distributions_key`."""
+        self._distributions: dict[int, tuple[int, dict[int, Distributions]]] = {}
+        """By run: the time that they were computed for, and those of each connection."""
         self._worst_of: tuple[Moment, int] | None = None
         self._worst: dict[int, int] = {}
 
     def distributions(self, moment: Moment, conn: int) -> Distributions:
-        """Ack latency in ms and frame sizes of a connection, in `LATELY_NS` before the last half second."""
+        """Ack latency in ms and frame sizes of a connection, in `RECENT_NS` before the last half second."""
         run = moment.run
         if run.is_sampled:
             return None, None
-        key = (run.number, moment.at_ns - moment.at_ns % LATELY_STEP_NS)
-        if self._distributions_key.get(run.number) != key:
-            self._distributions_key[run.number] = key
-            self._distributions[run.number] = _distributions_at(run, key[1])
-        return self._distributions[run.number].get(conn, (None, None))
+        at_ns = moment.at_ns - moment.at_ns % RECENT_STEP_NS
+        cached = self._distributions.get(run.number)
+        if cached is None or cached[0] != at_ns:
+            cached = self._distributions[run.number] = (at_ns, _distributions_at(run, at_ns))
+        return cached[1].get(conn, (None, None))
 
-    def worst_lag(self, moment: Moment, row: Row, *, bucket_ms: int) -> int | None:
-        """Worst lag of a row in the bucket of its history that holds the moment, up to the moment."""
+    def worst_lag(self, moment: Moment, row: ReplicaRow, *, bucket_ms: int) -> int | None:
+        """Worst lag of a row in the history's bucket that holds the moment, up to the moment."""
         if self._worst_of != (moment, bucket_ms):
             self._worst_of, self._worst = (moment, bucket_ms), _worst_lags(moment, bucket_ms)
         worst = self._worst.get(row.conn, -1)
         if row.ended is None:
-            ack = moment.connections[row.conn].ack_offset
-            worst = max(worst, (moment.own_max or 0) - ack if ack >= 0 else -1)
-        return worst if worst >= 0 else None
+            now = lag_bytes(moment.log_end or 0, known(moment.connections[row.conn].ack_offset))
+            worst = max(worst, -1 if now is None else now)
+        return known(worst)
 
 
 def _distributions_at(run: SessionRun, at_ns: int) -> dict[int, Distributions]:
     last = run.position_at(at_ns)
-    first = max(run.position_at(at_ns - LATELY_NS), last - LATELY_RECORDS_MAX)
+    first = max(run.position_at(at_ns - RECENT_NS), last - RECENT_RECORDS_MAX)
     records = run.reader.records_between(first, last)
     if not len(records):
         return {}
@@ -85,20 +306,19 @@ def _distributions_at(run: SessionRun, at_ns: int) -> dict[int, Distributions]:
     distributions = {}
     for conn, part in aggregate(records, is_slave=False, grid=grid).connections.items():
         sizes = records["size"][sent & (records["conn"] == conn)].astype(np.int64)
-        latency = part.finished(grid).latency
         distributions[conn] = (
-            _distribution(latency, per=1e6),
-            _distribution(Histogram.of(np.maximum(sizes, 0))),
+            in_unit(part.finished(grid).latency.distribution(), per=NS_PER_MS),
+            in_unit(Histogram.of(np.maximum(sizes, 0)).distribution()),
         )
     return distributions
 
 
 def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
-    """By connection, from the begin of the bucket that holds the moment."""
+    """By connection, from the start of the bucket that holds the moment."""
     run = moment.run
     bucket_ns = bucket_ms * NS_PER_MS
     begin_ns = moment.at_ns - moment.at_ns % bucket_ns
-    first = max(run.position_at(begin_ns - 1), moment.position - LATELY_RECORDS_MAX)
+    first = max(run.position_at(begin_ns - 1), moment.position - RECENT_RECORDS_MAX)
     records = run.reader.records_between(first, moment.position)
     found = lags(records, run.reader.snapshot_at(first), is_sampled=run.is_sampled)
     worst: dict[int, int] = {}
@@ -107,261 +327,9 @@ def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
     return worst
 
 
-def _distribution(histogram: Histogram, *, per: float = 1.0) -> Distribution[float] | None:
-    p50, p99 = histogram.percentile(50), histogram.percentile(99)
-    if p50 is None or p99 is None:
-        return None
-    return Distribution(p50 / per, p99 / per, histogram.max_value / per, histogram.total)
-
-
-TREND_NS: Final = 5 * NS_PER_S
-"""Whether a distance shrinks is judged over this time."""
-IN_STEP_S: Final = 1.0
-ROWS: Final = 1 << 31
-"""Keys of rows: take times this, and the first connection."""
-
-
-class ReplicaViews:
-    """Makes them of `moments`; histories are those of `overview`."""
-
-    def __init__(self, timeline: ReplayTimeline, moments: Moments, overview: Overview) -> None:
-        self._timeline, self._moments, self._overview = timeline, moments, overview
-        self._twins = Twins(timeline)
-        self._recent = Recent()
-
-    def view(self, node: RecordedNode, moment: Moment, row: Row) -> ReplicaView:
-        """One replica of the master `node`."""
-        run, at_ns, conn = moment.run, moment.at_ns, row.conn
-        is_connected = row.ended is None
-        if row.ended is None:
-            said = moment.connections[conn]
-            began_ns = run.begin_ns(conn)
-            since_ns = run.start_ns if began_ns is None else began_ns
-        else:
-            said = connection_state(row.ended.records, is_slave=False)
-            since_ns = ended_ns(run, row.ended)
-        master_offset = moment.own_max
-        ack = known(said.ack_offset)
-        diff = None if ack is None or master_offset is None else master_offset - ack
-        lag_s = _lag_s(moment, ack, diff)
-        state = name_of(HaState, said.state) if is_connected and said.state >= 0 else ""
-        limits = run.limits
-        in_sync = (
-            is_connected
-            and diff is not None
-            and SyncRule.of(run.reader.session.identity.settings).is_in_sync(
-                lag_bytes=diff,
-                now_ns=at_ns,
-                acked_ns=moment.acked_ns.get(conn),
-                oldest_ns=None if lag_s is None else at_ns - round(lag_s * NS_PER_S),
-            )
-        )
-        for_s = max(0, at_ns - since_ns) / NS_PER_S
-        slave_take, slave_moment = None, None
-        twin = self._twins.of(run, conn)
-        if twin is not None:
-            slave_node = self._timeline.node_of(twin[0])
-            slave_take = slave_node.run_at(at_ns)
-            slave_moment = self._moments.at(slave_take, at_ns)
-        complaint = ""
-        if not is_connected and said.close_reason in GAP_REASONS:
-            complaint = COMPLAINTS[CloseReason(said.close_reason)]
-            complaint += f": the master ended it with {name_of(CloseReason, said.close_reason)}"
-        if slave_moment is not None and not complaint:
-            complaint = complaint_of(self._moments, slave_moment)
-        rejoins = (
-            is_connected
-            and ack is not None
-            and said.request_max_offset >= 0
-            and is_rejoining(ack, joined_at_offset=said.request_max_offset, connected_s=for_s, limits=limits)
-        )
-        moved_ns = moment.acked_ns.get(conn, since_ns)
-        judged = judge(
-            Facts(
-                is_connected=is_connected,
-                unconnected_s=for_s,
-                connected_s=for_s,
-                is_master_heard=health_of(node, moment, is_growing=True)[0] is Health.UP
-                and (at_ns <= run.end_ns or not run.reader.ended_in_order),
-                # A monitor sees what was acknowledged, not when somebody spoke.
-                last_received_s=(
-                    age_s(run, said.last_received_ts_ns, at_ns)
-                    if is_connected and not run.is_sampled
-                    else None
-                ),
-                min_offset=_int(run.sample_at(at_ns).get("min_offset")),
-                complaint=complaint,
-                state=state,
-                master_offset=master_offset,
-                sent_offset=known(said.sent_offset),
-                ack_offset=ack,
-                in_sync=in_sync,
-                lag_s=lag_s,
-                unmoved_s=max(0, at_ns - moved_ns) / NS_PER_S,
-                is_rejoining=rejoins,
-            ),
-            limits,
-        )
-        sent_rate, ack_rate, eta_s, is_closing = self._speeds(moment, conn, said, diff, lag_s)
-        latency, frames = self._recent.distributions(moment, conn) if is_connected else (None, None)
-        first = self._recent.worst_lag(moment, row, bucket_ms=self._overview.bucket_ms)
-        return ReplicaView(
-            key=run.number * ROWS + row.root,
-            master=node.key,
-            master_label=node.key,
-            address=run.address_of(conn),
-            node=None if slave_take is None else self._timeline.node_of(slave_take).key,
-            label=(run.address_of(conn) if slave_take is None else self._timeline.node_of(slave_take).key),
-            verdict=judged.verdict,
-            why=judged.why,
-            state=state,
-            is_connected=is_connected,
-            for_s=for_s,
-            age_s=0.0,
-            master_offset=master_offset,
-            sent_offset=known(said.sent_offset),
-            ack_offset=ack,
-            slave_max_offset=None if slave_moment is None else slave_moment.own_max,
-            flushed_offset=None if slave_moment is None else slave_moment.snapshot.of_node(Kind.FLUSHED),
-            dispatched_offset=(
-                None if slave_moment is None else slave_moment.snapshot.of_node(Kind.DISPATCHED)
-            ),
-            slave_age_s=None,
-            diff_bytes=diff,
-            lag_s=lag_s,
-            in_sync=in_sync,
-            sent_bytes_per_s=sent_rate,
-            ack_bytes_per_s=ack_rate,
-            transferred_bytes_per_s=None,
-            eta_s=eta_s,
-            is_closing=is_closing,
-            reconnects=row.returns,
-            is_rejoining=rejoins,
-            ack_latency_ms=latency,
-            frame_bytes=frames,
-            lag_history=self._overview.lag_series(
-                run, tuple(row.conns), at_ns=at_ns, now=first, limits=limits
-            ),
-            lag_s_history=self._overview.age_series(
-                run, tuple(row.conns), at_ns=at_ns, now_s=lag_s if is_connected else None, limits=limits
-            ),
-            limits=limits,
-        )
-
-    def _speeds(
-        self, moment: Moment, conn: int, said: ConnectionState, diff: int | None, lag_s: float | None
-    ) -> tuple[float | None, float | None, float | None, bool | None]:
-        sent_rate = ack_rate = None
-        before = self._moments.earlier(moment, RATE_NS)
-        if before is not None and conn in moment.connections and conn in before.connections:
-            earlier = before.connections[conn]
-            if min(earlier.sent_offset, said.sent_offset) >= 0:
-                sent_rate = max(0, said.sent_offset - earlier.sent_offset) / (RATE_NS / NS_PER_S)
-            if min(earlier.ack_offset, said.ack_offset) >= 0:
-                ack_rate = max(0, said.ack_offset - earlier.ack_offset) / (RATE_NS / NS_PER_S)
-        if diff is None or conn not in moment.connections:
-            return sent_rate, ack_rate, None, None
-        if diff <= 0 or (lag_s is not None and lag_s < IN_STEP_S):
-            return sent_rate, ack_rate, 0.0, True
-        trend = self._moments.earlier(moment, TREND_NS)
-        then = None if trend is None else trend.connections.get(conn)
-        if trend is None or then is None or then.ack_offset < 0 or trend.own_max is None:
-            return sent_rate, ack_rate, None, None
-        shrinks_per_s = (trend.own_max - then.ack_offset - diff) / (TREND_NS / NS_PER_S)
-        if shrinks_per_s <= 0:
-            return sent_rate, ack_rate, None, False
-        return sent_rate, ack_rate, diff / shrinks_per_s, True
-
-    def lone_slave(self, node: RecordedNode, moment: Moment) -> list[ReplicaView]:
-        """A slave's session as a replica, where no master's session of its group is there at the moment."""
-        run, at_ns = moment.run, moment.at_ns
-        identity = run.reader.session.identity
-        for other in self._timeline.nodes:
-            master = other.run_at(at_ns)
-            theirs = master.reader.session.identity
-            if (
-                not master.is_slave
-                and master.start_ns <= at_ns
-                and (theirs.cluster_name, theirs.broker_name) == (identity.cluster_name, identity.broker_name)
-                and (moment.connections or self._row_of_slave(master, node, at_ns))
-            ):
-                return []
-        said = next(iter(moment.connections.values()), None)
-        slave = side_of(self._moments, moment)
-        is_connected = said is not None
-        since_ns = run.start_ns
-        conn = next(iter(moment.connections), None)
-        began_ns = None if conn is None else run.begin_ns(conn)
-        if began_ns is not None:
-            since_ns = began_ns
-        elif not is_connected:
-            ended = self._moments.ended(moment)
-            since_ns = ended_ns(run, ended[-1]) if ended else since_ns
-        for_s = max(0, at_ns - since_ns) / NS_PER_S
-        judged = judge(
-            Facts(
-                is_connected=is_connected,
-                unconnected_s=for_s,
-                connected_s=for_s,
-                last_received_s=slave.read_age_s,
-                complaint=slave.complaint,
-                state=slave.state,
-            ),
-            run.limits,
-        )
-        return [
-            ReplicaView(
-                key=run.number * ROWS,
-                master=slave.master_address or "",
-                master_label=slave.master_address or "",
-                address=node.key,
-                node=node.key,
-                label=node.key,
-                verdict=judged.verdict,
-                why=judged.why,
-                state=slave.state if is_connected else "",
-                is_connected=is_connected,
-                for_s=for_s,
-                age_s=0.0,
-                master_offset=None,
-                sent_offset=None,
-                ack_offset=slave.reported_offset if is_connected else moment.own_max,
-                slave_max_offset=moment.own_max,
-                flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
-                dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
-                slave_age_s=None,
-                diff_bytes=None,
-                lag_s=None,
-                in_sync=None,
-                sent_bytes_per_s=slave.received_bytes_per_s if is_connected else None,
-                ack_bytes_per_s=None,
-                transferred_bytes_per_s=None,
-                eta_s=None,
-                is_closing=None,
-                reconnects=slave.reconnects,
-                limits=run.limits,
-            )
-        ]
-
-    def _row_of_slave(self, master: SessionRun, node: RecordedNode, at_ns: int) -> bool:
-        """Whether a master's rows at a moment have one that is known to be the slave `node`."""
-        for row in self._moments.rows(self._moments.at(master, at_ns)):
-            twin = self._twins.of(master, row.conn)
-            if twin is not None and self._timeline.node_of(twin[0]) is node:
-                return True
-        return False
-
-
-def _lag_s(moment: Moment, ack: int | None, diff: int | None) -> float | None:
-    """Age of the oldest byte that was not acknowledged."""
-    if ack is None or diff is None:
-        return None
-    if diff <= 0:
-        return 0.0
-    run = moment.run
-    passed_ts_ns = run.reader.max_passed_ns(ack, moment.position)
-    return None if passed_ts_ns is None else age_s(run, passed_ts_ns, moment.at_ns)
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+def _own_offsets(moment: Moment) -> SlaveOffsets:
+    return SlaveOffsets(
+        max_offset=moment.log_end,
+        flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
+        dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
+    )

@@ -1,10 +1,13 @@
-"""The source of a replay's views: what the live feed is for nodes that run now.
+"""The source of a replay's views: what the live feed is for running nodes.
 
-`ReplaySource(...)` is a `ViewFeed` and a `trioha_monitor.playback.Playback`: called with `show`, it shows the
-view of the moment at which its player stands, again and again until it is cancelled. What a screen does with
-keys are its methods; they return at once and are called in the feed's thread. Between two views it passes
-more of the sessions (`Overview.work`), goes on with a search, and now and then looks whether the sessions
-have grown.
+`ReplaySource` is a `ViewFeed` and a `trioha_monitor.playback.Playback`: called with `show`, it shows the view
+of its player's position until it is cancelled. The screen steers it by its methods, which return at once
+and are called in the feed's thread. Between two views it reads more of the sessions (`Overview.work`),
+continues a search, and checks whether the sessions have grown.
+
+Everything of a view but histories and events is a function of the moment alone. Verdicts are those of
+`trioha_monitor.verdict.judge` for the moment, without debounce: with it, a view would depend on the views
+before it.
 """
 
 from __future__ import annotations
@@ -13,30 +16,37 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from trioha.recording.reader import Damage
 from trioha_monitor.playback import PlaybackPosition, PlaybackState, Player
+from trioha_monitor.replay.moments import Moments
+from trioha_monitor.replay.node_views import NodeViews
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
+from trioha_monitor.replay.replica_views import ReplicaViews
 from trioha_monitor.replay.search import AtEvent, AtTime, parse_seek, search_age, search_lag
-from trioha_monitor.replay.state import State
 from trioha_monitor.series import Series
-from trioha_monitor.view import ClusterView, EventKind, Show
+from trioha_monitor.view import ClusterView, EventKind, NodeView, ReplicaView, Show
 
-FRAME_S = 0.1
-"""Pause between two looks at the player."""
-WORK_S = 0.02
-"""Longest time between two looks that goes into the overview or a search; one chunk at least."""
-GROWTH_S = 1.0
-"""Pause between two looks whether sessions have grown."""
+FRAME_S: Final = 0.1
+"""Pause between two checks of the player's position."""
+WORK_S: Final = 0.02
+"""Time between two checks for the overview or a search; at least one chunk is read."""
+GROWTH_S: Final = 1.0
+"""Pause between two checks whether sessions have grown."""
+LAG_SHARE_STEP: Final = 0.05
+"""The lag under the axis is computed anew when so much more of the sessions has been read, 0 to 1."""
+REPLICAS_MAX: Final = 256
+"""Replicas of one node that are shown."""
 
 
 class ReplaySource:
     """Recorded sessions as a source of views, with a player.
 
-    `clock_s` is the monotonic clock that playing goes by.
+    `clock_s` is the monotonic clock that the player uses.
     """
 
     def __init__(self, timeline: ReplayTimeline, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -44,22 +54,24 @@ class ReplaySource:
         self._clock_s = clock_s
         self._overview = Overview(timeline)
         self._work: Iterator[None] | None = self._overview.work()
-        self._state = State(timeline, self._overview)
-        self._hunt: Iterator[int | None] | None = None
-        self._hunted = ""
+        self._moments = Moments(timeline)
+        self._nodes = NodeViews(self._moments, self._overview)
+        self._replicas = ReplicaViews(timeline, self._moments, self._overview)
+        self._search: Iterator[int | None] | None = None
+        self._goal = ""
         self._grew = False
         self._lag: Series | None = None
         self._lag_share = 0.0
         self.player = Player(timeline.start_ns, max(timeline.start_ns, timeline.end_ns), clock_s=clock_s)
-        """Plays, pauses, jumps, turns: call its methods as keys come."""
+        """The position and how it moves; keys call its methods."""
         self.notice = ""
-        """What the last search came to, for the status line; empty if there is nothing to say."""
+        """Result of the last search, for the status line; empty if there is nothing to say."""
 
-    # -- what is there -------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
 
     @property
     def position(self) -> PlaybackPosition:
-        """Where the replay stands and how it moves."""
+        """Position of the replay and how it moves."""
         return self.player.position
 
     @property
@@ -69,16 +81,16 @@ class ReplaySource:
 
     @property
     def damage(self) -> tuple[Damage, ...]:
-        """What is known to be unreadable by now."""
+        """Unreadable parts that are known so far."""
         return tuple(one for run in self._timeline.runs for one in run.reader.damage)
 
     @property
     def overview_share(self) -> float:
-        """How much was passed for lag, ticks and histories, 0 to 1; 1 when they are exact."""
+        """How much has been read for lag, ticks and histories, 0 to 1; at 1 they are exact."""
         return self._overview.share
 
     def state(self) -> PlaybackState:
-        """Where it stands, for the screens."""
+        """State for the screens."""
         position = self.player.position
         return PlaybackState(
             start_ms=position.start_ns // NS_PER_MS,
@@ -87,24 +99,54 @@ class ReplaySource:
             speed=position.speed,
             is_backward=position.is_reverse,
             is_playing=position.is_playing,
-            goal=self._hunted,
+            goal=self._goal,
             note=self.notice,
             lag=self.lag_whole(),
-            ticks=self._overview.ticks(),
+            ticks=self._overview.event_log.ticks(),
         )
 
     def view(self) -> ClusterView:
-        """The view of the moment at which the player stands. May read the disk for some milliseconds."""
+        """The view of the player's position. May read the disk for some milliseconds."""
         return self.view_at(self.player.position.at_ns)
 
     def view_at(self, at_ns: int) -> ClusterView:
         """The view of any moment, nanoseconds since 1970."""
-        return self._state.view(at_ns, is_growing=self._grew and at_ns >= self._timeline.end_ns)
+        # The sessions are still being written, and this is their end.
+        is_growing = self._grew and at_ns >= self._timeline.end_ns
+        nodes: list[NodeView] = []
+        replicas: list[ReplicaView] = []
+        for node in self._timeline.nodes:
+            run = node.run_at(at_ns)
+            if at_ns < run.start_ns:
+                nodes.append(NodeView(node.key, reason="its recording begins later"))
+                continue
+            moment = self._moments.at(run, at_ns)
+            hidden = 0
+            if run.is_slave:
+                views = self._replicas.lone_slave(node, moment)
+            else:
+                rows = self._moments.rows(moment)
+                views = [self._replicas.view(node, moment, row) for row in rows[:REPLICAS_MAX]]
+                hidden = len(rows) - len(views)
+            replicas += views
+            nodes.append(self._nodes.view(node, moment, views, hidden=hidden, is_growing=is_growing))
+        return ClusterView(
+            time_ms=at_ns // NS_PER_MS,
+            nodes=tuple(nodes),
+            replicas=tuple(replicas),
+            events=self._overview.event_log.until(at_ns),
+            interval_s=0.0,
+            is_live=False,
+        )
 
     def lag_whole(self) -> Series:
-        """Worst lag in bytes over the whole session; the same object until a good deal more is known."""
+        """Worst lag in bytes over all sessions; the same object until `LAG_SHARE_STEP` more is known."""
         share = self._overview.share
-        if self._lag is None or share - self._lag_share >= 0.05 or (share == 1.0 != self._lag_share):
+        if (
+            self._lag is None
+            or share - self._lag_share >= LAG_SHARE_STEP
+            or (share == 1.0 != self._lag_share)
+        ):
             self._lag, self._lag_share = self._overview.lag_whole(), share
         return self._lag
 
@@ -120,11 +162,11 @@ class ReplaySource:
         self.player.change_speed(steps)
 
     def turn(self) -> None:
-        """Play the other way."""
+        """Reverse the direction."""
         self.player.turn()
 
     def step(self, steps: int) -> None:
-        """Stand still so many intervals of 0.1 s farther, or back if negative."""
+        """Pause and move by intervals of 0.1 s, back if negative."""
         self.stop_search()
         self.player.step(steps)
 
@@ -133,27 +175,14 @@ class ReplaySource:
         self.stop_search()
         self.player.jump(time_ms * NS_PER_MS + NS_PER_MS - 1)
 
-    def seek_event(self, steps: int) -> None:
-        """Go to the next (1) or previous (-1) event."""
-        if steps > 0:
-            self.next_event()
-        else:
-            self.previous_event()
-
-    def run_until(self, condition: str) -> None:
-        """As `go_until`."""
-        self.go_until(condition)
-
-    def next_event(self, kind: EventKind | None = None) -> None:
-        """Go to the next event (of a kind)."""
-        self._begin(self._search_event(AtEvent(kind), forward=True), "the next event")
-
-    def previous_event(self, kind: EventKind | None = None) -> None:
-        """Go to the event before (of a kind)."""
-        self._begin(self._search_event(AtEvent(kind), forward=False), "the event before")
+    def seek_event(self, steps: int, kind: EventKind | None = None) -> None:
+        """Go to the next (1) or previous (-1) event (of a kind)."""
+        forward = steps > 0
+        goal = "the next event" if forward else "the event before"
+        self._start_search(self._search_event(AtEvent(kind), forward=forward), goal)
 
     def step_record(self, steps: int) -> None:
-        """Stand still at the next recorded event of any session, or at that before; one, if not 0."""
+        """Pause at the next (1) or previous (-1) recorded event of any session."""
         self.player.pause()
         at_ns = self.player.position.at_ns
         times = []
@@ -165,47 +194,50 @@ class ReplaySource:
         if times:
             self.player.jump(min(times) if steps > 0 else max(times))
 
-    def go_until(self, text: str) -> None:
-        """Go to where `text` says (`trioha_monitor.replay.search`), as fast as possible.
+    def run_until(self, condition: str) -> None:
+        """Go to where a seek expression (`trioha_monitor.replay.search`) says, as fast as possible.
 
-        Backward, if the player is turned. Raises UntilError.
+        Backward if the player is reversed. Raises SeekError or MomentError.
         """
         position = self.player.position
-        until = parse_seek(text, now_ns=position.at_ns, start_ns=position.start_ns, end_ns=position.end_ns)
+        goal = parse_seek(
+            condition, now_ns=position.at_ns, start_ns=position.start_ns, end_ns=position.end_ns
+        )
         forward = not position.is_reverse
-        if isinstance(until, AtTime):
+        if isinstance(goal, AtTime):
             self.stop_search()
-            self.player.jump(until.at_ns)
-        elif isinstance(until, AtEvent):
-            self._begin(self._search_event(until, forward=forward), text)
-        elif until.is_time:
+            self.player.jump(goal.at_ns)
+        elif isinstance(goal, AtEvent):
+            self._start_search(self._search_event(goal, forward=forward), condition)
+        elif goal.is_time:
             end_ns = position.end_ns if forward else position.start_ns
-            hunt = search_age(
-                self._state, self._overview, until, from_ns=position.at_ns, end_ns=end_ns, forward=forward
+            search = search_age(
+                self._moments, self._overview, goal, from_ns=position.at_ns, end_ns=end_ns, forward=forward
             )
-            self._begin(hunt, text)
+            self._start_search(search, condition)
         else:
-            self._begin(search_lag(self._timeline, until, from_ns=position.at_ns, forward=forward), text)
+            search = search_lag(self._timeline, goal, from_ns=position.at_ns, forward=forward)
+            self._start_search(search, condition)
 
     def stop_search(self) -> None:
-        """Look no further."""
-        self._hunt, self._hunted, self.notice = None, "", ""
+        """End a search."""
+        self._search, self._goal, self.notice = None, "", ""
 
-    def _begin(self, hunt: Iterator[int | None], what: str) -> None:
+    def _start_search(self, search: Iterator[int | None], goal: str) -> None:
         self.player.pause()
-        self._hunt, self._hunted, self.notice = hunt, what, ""
+        self._search, self._goal, self.notice = search, goal, ""
 
-    def _search_event(self, until: AtEvent, *, forward: bool) -> Iterator[int | None]:
+    def _search_event(self, goal: AtEvent, *, forward: bool) -> Iterator[int | None]:
         at_ms = self.player.position.at_ns // NS_PER_MS
         while not self._overview.is_complete:
-            # The work goes on beside it.
+            # `work` continues the overview between the steps of a search.
             yield None
-        events = self._overview.events()
+        events = self._overview.event_log.events()
         times_ms = [event.time_ms for event in events]
-        # An event counts as passed for the whole of its millisecond.
+        # The whole millisecond of the position counts as passed.
         found = events[bisect_right(times_ms, at_ms) :] if forward else events[: bisect_left(times_ms, at_ms)]
         for event in found if forward else reversed(found):
-            if until.kind in {None, event.kind} and until.of in f"{event.replica} {event.text}":
+            if goal.kind in {None, event.kind} and goal.of in f"{event.replica} {event.text}":
                 yield event.time_ms * NS_PER_MS + NS_PER_MS - 1 if forward else event.time_ms * NS_PER_MS
                 return
 
@@ -214,51 +246,50 @@ class ReplaySource:
     async def __call__(self, show: Show) -> None:
         """Show views until cancelled."""
         shown: tuple[object, ...] = ()
-        looked_s = self._clock_s()
+        checked_s = self._clock_s()
         while True:
             self.work(for_s=WORK_S)
-            if self._clock_s() - looked_s >= GROWTH_S:
-                looked_s = self._clock_s()
-                self.look_for_growth()
-            state = (self.player.position, self._overview.share, self._hunted, self.notice)
+            if self._clock_s() - checked_s >= GROWTH_S:
+                checked_s = self._clock_s()
+                self.check_growth()
+            state = (self.player.position, self._overview.share, self._goal, self.notice)
             if state != shown:
                 shown = state
                 show(self.view())
             await trio.sleep(FRAME_S)
 
     def work(self, *, for_s: float) -> bool:
-        """Pass more of the sessions, and go on with a search, for about that time; whether there is more."""
+        """Read more of the sessions and continue a search for about `for_s`; returns whether more is left."""
         until_s = time.perf_counter() + for_s
-        while self._work is not None or self._hunt is not None:
+        while self._work is not None or self._search is not None:
             if self._work is not None and next(self._work, _DONE) is _DONE:
                 self._work = None
-            if self._hunt is not None and (self._work is None or self._overview.is_complete or self._is_lag):
-                self._go_on()
+            if self._search is not None and (self._work is None or self._searches_lag):
+                self._continue_search()
             if time.perf_counter() >= until_s:
                 break
-        return self._work is not None or self._hunt is not None
+        return self._work is not None or self._search is not None
 
     @property
-    def _is_lag(self) -> bool:
-        return self._hunted.lower().startswith("lag")
+    def _searches_lag(self) -> bool:
+        return self._goal.lower().startswith("lag")
 
-    def _go_on(self) -> None:
-        assert self._hunt is not None
-        found = next(self._hunt, _DONE)
+    def _continue_search(self) -> None:
+        assert self._search is not None
+        found = next(self._search, _DONE)
         if found is _DONE:
-            notice = f"not found: {self._hunted}"
+            notice = f"not found: {self._goal}"
             self.stop_search()
             self.notice = notice
         elif isinstance(found, int):
             self.stop_search()
             self.player.jump(found)
 
-    def look_for_growth(self) -> None:
-        """Take in what was recorded since; a player at the end stays at the end."""
-        if not self._timeline.refresh():
-            self._grew = False
+    def check_growth(self) -> None:
+        """Read records that were added to the sessions; a player at the end stays at the end."""
+        self._grew = self._timeline.refresh()
+        if not self._grew:
             return
-        self._grew = True
         self._lag = None
         at_end = self.player.position.at_ns == self.player.position.end_ns
         self.player.extend(self._timeline.end_ns)
@@ -273,7 +304,7 @@ def open_replay(
 ) -> ReplaySource:
     """A source that replays the sessions at `paths`: session folders, or folders of them.
 
-    Raises StoreError for a path that is neither, or a session that cannot be read.
+    Raises StoreError for a path that is neither, and for a session that cannot be read.
     """
     return ReplaySource(ReplayTimeline.open(paths), clock_s=clock_s)
 

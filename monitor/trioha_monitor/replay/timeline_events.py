@@ -1,21 +1,38 @@
-"""From the marks of a session to events of the timeline."""
+"""Events of a replay's timeline: made of the marks of sessions, and kept in order and bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
+from attrs import evolve
 
-from trioha.recording.events import NO_CONNECTION, CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
+from trioha.recording.events import (
+    NO_CONNECTION,
+    CloseReason,
+    HaState,
+    Kind,
+    LinkEvent,
+    PutStatus,
+    code_name,
+)
 from trioha.recording.lags import Lags
-from trioha.recording.state_arrays import Array
+from trioha.recording.state_arrays import Array, shows_request
+from trioha_monitor.playback import Tick
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, SessionRun
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import format_bytes, format_elapsed
 from trioha_monitor.view import EventKind, TimelineEvent
 
-GAP_REASONS = frozenset(
+EVENTS_SHOWN_MAX: Final = 2000
+"""Events of a view: the last ones."""
+EVENTS_MAX: Final = 50_000
+"""Events of the whole time; beyond it events that are close together are merged."""
+THIN_MS_MIN, THIN_MS_MAX = 1000, 2**62
+"""How close together merged events are, in milliseconds: doubled from the first to the second."""
+GAP_REASONS: Final = frozenset(
     (
         CloseReason.REQUEST_ABOVE_MAX,
         CloseReason.REQUEST_BELOW_MIN,
@@ -24,10 +41,80 @@ GAP_REASONS = frozenset(
         CloseReason.DIVERGED,
     )
 )
-"""Ends after which a slave does not follow again by itself."""
-_ASKS: Final = np.zeros(256, np.bool_)
-_ASKS[[Kind.REQUESTED, Kind.TRANSFER, Kind.ACK, Kind.HEARTBEAT]] = True
-_IN_ORDER = frozenset((CloseReason.SHUTDOWN, CloseReason.PROBED, CloseReason.MASTER_CHANGED))
+"""Reasons for which a connection ends and the slave cannot replicate again by itself."""
+_IN_ORDER: Final = frozenset((CloseReason.SHUTDOWN, CloseReason.PROBED, CloseReason.MASTER_CHANGED))
+
+
+class EventLog:
+    """All events of a replay that are known so far."""
+
+    def __init__(self) -> None:
+        self._events: list[TimelineEvent] = []
+        self._times_ms: list[int] = []
+        self._is_sorted = True
+        self._thinned_ms = 0
+        """Events of one node and kind are no closer than this; 0 while all are kept."""
+        self._shown: tuple[TimelineEvent, ...] = ()
+        self._shown_key = (0, 0)
+        self._ticks: tuple[Tick, ...] = ()
+
+    def add(self, events: Iterable[TimelineEvent]) -> None:
+        """Add events, in any order."""
+        before = len(self._events)
+        self._events += events
+        self._is_sorted = self._is_sorted and len(self._events) == before
+        if len(self._events) > EVENTS_MAX:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Merge events of one node and kind that are close together, until half of `EVENTS_MAX` are left.
+
+        Of merged events the worst one stays, of equally bad ones the first.
+        """
+        while len(self._events) > EVENTS_MAX // 2:
+            self._thinned_ms = max(THIN_MS_MIN, 2 * self._thinned_ms)
+            kept: dict[tuple[int, EventKind, str], TimelineEvent] = {}
+            for event in sorted(self._events, key=_time_ms):
+                place = (event.time_ms // self._thinned_ms, event.kind, event.node)
+                earlier = kept.get(place)
+                if earlier is None:
+                    kept[place] = event
+                else:
+                    worst = event if event.severity > earlier.severity else earlier
+                    kept[place] = evolve(worst, more=earlier.more + event.more + 1)
+            self._events = list(kept.values())
+            if self._thinned_ms >= THIN_MS_MAX:
+                break
+        self._ticks = ()
+
+    def events(self) -> list[TimelineEvent]:
+        """All events, in the order of their times."""
+        if not self._is_sorted:
+            self._events.sort(key=_time_ms)
+            self._times_ms = [event.time_ms for event in self._events]
+            self._is_sorted = True
+            self._shown_key = (0, 0)
+        return self._events
+
+    def until(self, at_ns: int) -> tuple[TimelineEvent, ...]:
+        """The last events up to `at_ns`, numbered; the same object until there is another event."""
+        events = self.events()
+        count = bisect_right(self._times_ms, at_ns // NS_PER_MS)
+        if self._shown_key != (count, len(events)):
+            first = max(0, count - EVENTS_SHOWN_MAX)
+            self._shown = tuple(
+                evolve(event, number=number)
+                for number, event in enumerate(events[first:count], start=first + 1)
+            )
+            self._shown_key = (count, len(events))
+        return self._shown
+
+    def ticks(self) -> tuple[Tick, ...]:
+        """The events as marks on the axis; the same object until there are more."""
+        events = self.events()
+        if len(self._ticks) != len(events):
+            self._ticks = tuple(Tick(event.time_ms, event.severity) for event in events)
+        return self._ticks
 
 
 def timeline_events(
@@ -38,20 +125,23 @@ def timeline_events(
     *,
     was_failing: bool = False,
 ) -> Iterator[TimelineEvent]:
-    """The events that `marks` of a session are, in their order; `node` is its label, `name_of_replica` says
-    who is behind a connection, and `was_failing` whether the last wait before them failed."""
+    """The events of the `marks` of a session, in their order.
+
+    `node` is the session's label, `name_of_replica` gives the label of a connection's replica, and
+    `was_failing` says whether the last wait before the marks failed.
+    """
     names = ("ts_ns", "kind", "flags", "conn", "offset", "aux", "size")
-    putting_ok = not was_failing
+    is_failing = was_failing
     for ts_ns, kind, flags, conn, offset, aux, size in zip(
         *(marks[name].tolist() for name in names), strict=True
     ):
-        found = _timeline_event(run, kind, flags=flags, offset=offset, aux=aux, size=size)
         if kind == Kind.WAIT_END:
-            # One event for a row of failures, one for the first success behind it.
-            is_ok = flags == PutStatus.PUT_OK
-            if is_ok is putting_ok:
+            # One event for consecutive failures, and one for the first success after them.
+            failed = flags != PutStatus.PUT_OK
+            if failed is is_failing:
                 continue
-            putting_ok = is_ok
+            is_failing = failed
+        found = _timeline_event(run, kind, flags=flags, offset=offset, aux=aux, size=size)
         if found is not None:
             event_kind, text, severity = found
             replica = ""
@@ -61,22 +151,18 @@ def timeline_events(
             yield TimelineEvent(run.wall_of(ts_ns) // NS_PER_MS, event_kind, node, replica, text, severity)
 
 
-def asked_in(records: Array) -> set[int]:
-    """Connections that `records` show to have asked for the log: a replica's, not a probe's."""
-    kind = records["kind"]
-    asks = _ASKS[kind] & ((kind != Kind.HEARTBEAT) | (records["flags"] == Direction.SENT))
-    # A monitor records where a connection is sent from, though it be from nowhere yet.
-    asks &= records["offset"] >= 0
-    return set(np.unique(records["conn"][asks]).tolist())
+def requested_conns(records: Array) -> set[int]:
+    """Connections on which `records` show that the log was requested: a replica's, not a probe's."""
+    return set(np.unique(records["conn"][shows_request(records)]).tolist())
 
 
-def without_probes(marks: Array, asked: set[int]) -> Array:
-    """The `marks` of a master's session but those of connections that are not among `asked`.
+def without_probes(marks: Array, requested: set[int]) -> Array:
+    """The `marks` of a master's session without those of connections that are not in `requested`.
 
-    What a master refused stays: it was asked for something.
+    Marks of refused connections stay: they had requested something.
     """
     conn = marks["conn"]
-    is_kept = (conn == NO_CONNECTION) | np.isin(conn, list(asked)) | (marks["kind"] == Kind.REFUSED)
+    is_kept = (conn == NO_CONNECTION) | np.isin(conn, list(requested)) | (marks["kind"] == Kind.REFUSED)
     is_kept |= (marks["kind"] == Kind.CLOSED) & np.isin(marks["flags"], list(GAP_REASONS))
     kept: Array = marks[is_kept]
     return kept
@@ -91,9 +177,9 @@ def _timeline_event(
         case Kind.LINK if flags == LinkEvent.CONNECTED:
             return EventKind.CONNECT, "connected to its master", Severity.NOTICE
         case Kind.STATE if run.is_sampled and flags not in {HaState.READY, HaState.SHUTDOWN}:
-            return EventKind.CONNECT, f"seen in state {name_of(HaState, flags)}", Severity.NOTICE
+            return EventKind.CONNECT, f"seen in state {code_name(HaState, flags)}", Severity.NOTICE
         case Kind.CLOSED:
-            reason = name_of(CloseReason, flags)
+            reason = code_name(CloseReason, flags)
             lacks = f", {format_bytes(aux - offset)} behind" if not run.is_slave and aux > offset >= 0 else ""
             if flags in GAP_REASONS:
                 return EventKind.GAP, f"connection ended: {reason}", Severity.BAD
@@ -101,11 +187,11 @@ def _timeline_event(
             text = "no longer listed" if flags == CloseReason.NONE else f"connection ended: {reason}"
             return EventKind.LOST, text + lacks, severity
         case Kind.REFUSED:
-            return EventKind.REFUSED, f"refused {offset}: {name_of(CloseReason, flags)}", Severity.WARNING
+            return EventKind.REFUSED, f"refused {offset}: {code_name(CloseReason, flags)}", Severity.WARNING
         case Kind.WAIT_END if flags == PutStatus.PUT_OK:
             return EventKind.PUTS, "puts succeed again", Severity.GOOD
         case Kind.WAIT_END:
-            name = name_of(PutStatus, flags)
+            name = code_name(PutStatus, flags)
             return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.BAD
         case Kind.DROPPED:
             return EventKind.MARK, f"{aux} events were not recorded: the disk was too slow", Severity.WARNING
@@ -115,64 +201,66 @@ def _timeline_event(
 def sync_changes(
     run: SessionRun, node: str, found: Lags, name_of_replica: Callable[[int], str]
 ) -> Iterator[TimelineEvent]:
-    """Where connections came to lack haMaxGapNotInSync or more, or less again, at the events of `found`.
+    """Where the lag of connections reached haMaxGapNotInSync, or fell below it, at the events of `found`.
 
-    An event may be both: puts since the one before it took the connection over the limit, and its ack brings
+    One event may do both: puts since the event before take the connection over the limit, and its ack brings
     it back.
     """
     limit = run.limits.gap_bytes_max
     is_first = np.diff(found.conn, prepend=-1) != 0
     after = found.after >= limit
-    # Before a connection's first event here nothing is known but what stood:.
-    snapshot = np.where(is_first, found.snapshot >= limit, np.roll(after, 1))
+    # Before a connection's first event in this range, its lag is that of the snapshot.
+    earlier = np.where(is_first, found.snapshot >= limit, np.roll(after, 1))
     before = found.before >= limit
-    for place in np.flatnonzero(before & ~snapshot).tolist():
+    for place in np.flatnonzero((before | after) & ~earlier).tolist():
         yield _sync(run, node, found, place, name_of_replica, is_in=False)
-    for place in np.flatnonzero(after & ~before & ~snapshot).tolist():
-        yield _sync(run, node, found, place, name_of_replica, is_in=False)
-    for place in np.flatnonzero(~after & (before | snapshot) & ~found.closed).tolist():
+    for place in np.flatnonzero(~after & (before | earlier) & ~found.closed).tolist():
         yield _sync(run, node, found, place, name_of_replica, is_in=True)
 
 
 def _sync(
     run: SessionRun, node: str, found: Lags, place: int, name_of_replica: Callable[[int], str], *, is_in: bool
 ) -> TimelineEvent:
-    conn = int(found.conn[place])
     return TimelineEvent(
         run.wall_of(int(found.ts_ns[place])) // NS_PER_MS,
         EventKind.SYNC,
         node,
-        name_of_replica(conn),
+        name_of_replica(int(found.conn[place])),
         "in sync again" if is_in else f"not in sync: {format_bytes(int(found.worst[place]))} behind",
         Severity.GOOD if is_in else Severity.WARNING,
     )
 
 
 def session_marks(run: SessionRun, node: str, *, starts: int, end_ns: int) -> list[TimelineEvent]:
-    """Begin and end of a session, and what is missing in it; `starts` counts the node's sessions so far, and
-    `end_ns` is where the last of all nodes' sessions ends."""
+    """Start and end of a session, and what is missing in it.
+
+    `starts` counts the node's sessions up to this one; `end_ns` is the end of the last session of any node.
+    """
     reader = run.reader
+    start_ms, run_end_ms = run.start_ns // NS_PER_MS, run.end_ns // NS_PER_MS
+
+    def mark(
+        kind: EventKind, text: str, severity: Severity = Severity.NOTICE, *, time_ms: int = start_ms
+    ) -> TimelineEvent:
+        return TimelineEvent(time_ms, kind, node, "", text, severity)
+
     what = "its recording begins" if starts == 1 else f"started again: recording {starts} begins"
-    marks = [TimelineEvent(run.start_ns // NS_PER_MS, EventKind.NODE, node, "", f"{what} ({run.name})")]
+    marks = [mark(EventKind.NODE, f"{what} ({run.name})")]
     if run.clock_of:
         apart_ms = abs(run.clock_ahead_ns) / NS_PER_MS
         apart = f"{apart_ms:.1f} ms" if apart_ms < 100 else format_elapsed(apart_ms / 1000)
         way = "ahead of" if run.clock_ahead_ns > 0 else "behind"
-        text = f"its clock was {apart} {way} that of {run.clock_of}, by which it is shown"
-        marks.append(TimelineEvent(run.start_ns // NS_PER_MS, EventKind.CLOCK, node, "", text))
-    if reader.ended_in_order:
         marks.append(
-            TimelineEvent(run.end_ns // NS_PER_MS, EventKind.NODE, node, "", "its recording ends in order")
+            mark(EventKind.CLOCK, f"its clock was {apart} {way} that of {run.clock_of}, by which it is shown")
         )
+    if reader.ended_in_order:
+        marks.append(mark(EventKind.NODE, "its recording ends in order", time_ms=run_end_ms))
     elif end_ns - run.end_ns > run.quiet_ns:
         text = "its recording breaks off: killed, or cut off from its disk"
-        marks.append(TimelineEvent(run.end_ns // NS_PER_MS, EventKind.NODE, node, "", text, Severity.BAD))
+        marks.append(mark(EventKind.NODE, text, Severity.BAD, time_ms=run_end_ms))
     marks += [
-        TimelineEvent(
-            run.start_ns // NS_PER_MS,
+        mark(
             EventKind.MARK,
-            node,
-            "",
             f"recording damaged: {one.path.rpartition('/')[2]} at {one.position}: {one.reason}"
             + (f" ({one.records} records)" if one.records else ""),
             Severity.WARNING,
@@ -182,9 +270,5 @@ def session_marks(run: SessionRun, node: str, *, starts: int, end_ns: int) -> li
     return marks
 
 
-def name_of(names: type[CloseReason | HaState | PutStatus], code: int) -> str:
-    """Name of a code; its number if it has none."""
-    try:
-        return names(code).name
-    except ValueError:
-        return str(code)
+def _time_ms(event: TimelineEvent) -> int:
+    return event.time_ms
