@@ -103,7 +103,7 @@ class Master:
             return response_to(asked, ResponseCode.SUCCESS, body=TABLE)
         wanted = StatusSubscription.of(asked.ext_fields)
         if wanted is not None:
-            self.updates.want(peer.connection, wanted)
+            self.updates.subscribe(peer.connection, wanted)
         fields = None if wanted is None else wanted.to_fields()
         return response_to(asked, ResponseCode.SUCCESS, ext_fields=fields, body=self._status())
 

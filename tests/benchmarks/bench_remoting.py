@@ -26,7 +26,7 @@ from trioha.remoting.send_message import (
     send_request,
     send_response,
 )
-from trioha.remoting.server import Handler, Peer, serve
+from trioha.remoting.server import Handler, Peer, RemotingServer
 
 BODY = b"x" * 100
 
@@ -49,7 +49,9 @@ def run_server(name: str, pipe: Connection) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(
-                lambda task_status: serve(HANDLERS[name], host="127.0.0.1", port=0, task_status=task_status)
+                lambda task_status: RemotingServer(HANDLERS[name]).serve(
+                    host="127.0.0.1", port=0, task_status=task_status
+                )
             )
             cpu_start_s = time.process_time()
             pipe.send(addresses[0][1])

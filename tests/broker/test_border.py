@@ -35,7 +35,7 @@ PLACES = [
     (send_processor, "_respond", SEND),
     (BrokerProcessor, "_ha_status", STATUS),
     (StatusSubscription, "of", STATUS),
-    (StatusPublisher, "want", STATUS),
+    (StatusPublisher, "subscribe", STATUS),
     (BrokerInfo, "ha_status", STATUS),
     (BrokerProcessor, "_runtime_info", TABLE),
     (PutService, "statistics", TABLE),

@@ -477,16 +477,16 @@ async def test_a_question_for_updates_is_answered_with_what_is_promised(broker):
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
     assert answer.ext_fields == {"triohaEveryMillis": "50", "triohaUpdates": "20"}
     assert decode_ha_status(answer.body).is_trioha
-    assert broker.updates.readers == 1
+    assert broker.updates.subscribers == 1
     fields["triohaUpdates"] = "0"
     await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
-    assert broker.updates.readers == 0
+    assert broker.updates.subscribers == 0
 
 
 async def test_a_question_without_updates_is_answered_as_a_broker_does(broker):
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
     assert answer.ext_fields == {}
-    assert broker.updates.readers == 0
+    assert broker.updates.subscribers == 0
 
 
 async def test_many_who_ask_for_runtime_info_take_one_thread(broker, monkeypatch):

@@ -63,22 +63,22 @@ async def test_readers_of_one_interval_share_their_moments_and_what_is_told(
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
     await trio.sleep(0.03)
-    updates.want(1, StatusSubscription(100, 3))
+    updates.subscribe(1, StatusSubscription(100, 3))
     await trio.sleep(0.05)
-    updates.want(2, StatusSubscription(100, 3))
+    updates.subscribe(2, StatusSubscription(100, 3))
     await trio.sleep(5)
     assert push.seen == [
         (0.1, 1, b"1"), (0.1, 2, b"1"), (0.2, 1, b"2"), (0.2, 2, b"2"), (0.3, 1, b"3"), (0.3, 2, b"3"),
     ]  # fmt: skip
     assert told == [0.1, 0.2, 0.3]
-    assert updates.readers == 0
+    assert updates.subscribers == 0
 
 
 async def test_each_reader_has_its_own_interval(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
-    updates.want(1, StatusSubscription(1000, 2))
-    updates.want(2, StatusSubscription(300, 3))
+    updates.subscribe(1, StatusSubscription(1000, 2))
+    updates.subscribe(2, StatusSubscription(300, 3))
     await trio.sleep(5)
     assert [(at_s, number) for at_s, number, _ in push.seen] == [
         (0.3, 2), (0.6, 2), (0.9, 2), (1.0, 1), (2.0, 1),
@@ -88,11 +88,11 @@ async def test_each_reader_has_its_own_interval(updates, nursery, autojump_clock
 async def test_what_was_asked_for_before_is_replaced_or_ended(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
-    updates.want(1, StatusSubscription(100, 50))
-    updates.want(2, StatusSubscription(100, 50))
+    updates.subscribe(1, StatusSubscription(100, 50))
+    updates.subscribe(2, StatusSubscription(100, 50))
     await trio.sleep(0.25)
-    updates.want(1, StatusSubscription(1000, 1))
-    updates.want(2, StatusSubscription(100, 0))
+    updates.subscribe(1, StatusSubscription(1000, 1))
+    updates.subscribe(2, StatusSubscription(100, 0))
     await trio.sleep(5)
     assert [(at_s, number) for at_s, number, _ in push.seen] == [
         (0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2), (1.0, 1),
@@ -102,12 +102,12 @@ async def test_what_was_asked_for_before_is_replaced_or_ended(updates, nursery, 
 async def test_a_connection_that_is_gone_is_forgotten(updates, told, nursery, autojump_clock):
     push = Pushes(1)
     nursery.start_soon(updates.run, push)
-    updates.want(1, StatusSubscription(100, 50))
+    updates.subscribe(1, StatusSubscription(100, 50))
     await trio.sleep(0.15)
     push.connections.clear()
     await trio.sleep(5)
     assert told == [0.1, 0.2]
-    assert updates.readers == 0
+    assert updates.subscribers == 0
 
 
 async def test_a_node_that_nobody_watches_tells_nothing(updates, told, nursery, autojump_clock):
@@ -119,9 +119,9 @@ async def test_a_node_that_nobody_watches_tells_nothing(updates, told, nursery, 
 async def test_the_table_goes_along_once_a_second_and_holds_no_update_up(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
-    updates.want(1, StatusSubscription(100, 25))
+    updates.subscribe(1, StatusSubscription(100, 25))
     await trio.sleep(1.05)
-    updates.want(2, StatusSubscription(500, 2))
+    updates.subscribe(2, StatusSubscription(500, 2))
     await trio.sleep(5)
     assert push.tables == [
         # Asked for at 0.1, there at 0.25; again a second later, when something is sent.
@@ -146,10 +146,10 @@ async def test_a_status_that_cannot_be_told_ends_its_updates_and_nothing_else(nu
     nursery.start_soon(updates.run, push)
     with capture_logs() as logs:
         for _ in range(3):
-            updates.want(1, StatusSubscription(100, 1))
+            updates.subscribe(1, StatusSubscription(100, 1))
             await trio.sleep(2)
     assert [body for _, _, body in push.seen] == [b"well"]
-    status, table = "status cannot be told", "runtime table cannot be told"
+    status, table = "status cannot be collected", "runtime table cannot be collected"
     assert [entry["event"] for entry in logs] == [status, table, status, table, table]
 
 
@@ -168,7 +168,7 @@ async def served(broker):
             of_client.cancel_scope.cancel()
         await ours.aclose()
         await trio.sleep(1)
-        assert broker.updates.readers == 0
+        assert broker.updates.subscribers == 0
         nursery.cancel_scope.cancel()
 
 

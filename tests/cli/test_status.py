@@ -19,7 +19,7 @@ from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
-from trioha.remoting.server import Peer, serve
+from trioha.remoting.server import Peer, RemotingServer
 
 MASTER = BrokerStatus(
     version="1.0",
@@ -79,7 +79,7 @@ def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
         def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
             return evolve(recorded[asked.code], opaque=asked.opaque)
 
-        await serve(handler, host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+        await RemotingServer(handler).serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:

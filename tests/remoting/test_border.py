@@ -222,7 +222,7 @@ CLIENT_PLACES: list[tuple[object, str]] = [
     (FrameDecoder, "feed"),
     (FrameDecoder, "next_command"),
     (codec, "_decode_json_header"),
-    (RemotingClient, "_take"),
+    (RemotingClient, "_receive"),
 ]
 
 

@@ -28,7 +28,7 @@ from trioha.remoting.command import (
     request,
     response_to,
 )
-from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits, serve
+from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
 
 PEER_ADDRESS = Address("192.0.2.1", 4711)
@@ -399,7 +399,7 @@ async def test_an_address_in_use_is_told_in_one_line() -> None:
     async with serving(echo) as (_, address):
         port = int(address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            await serve(echo, host="127.0.0.1", port=port)
+            await RemotingServer(echo).serve(host="127.0.0.1", port=port)
 
 
 async def test_a_peer_is_named_by_its_address_and_connection() -> None:
@@ -499,7 +499,7 @@ async def test_an_answer_in_the_very_tick_of_the_timeout_is_late() -> None:
         assert asked is not None
         # Cancelled, but its task has not run yet when the answer is taken.
         scope.cancel()
-        client._take(response_to(asked, 0))
+        client._receive(response_to(asked, 0))
         await trio.testing.wait_all_tasks_blocked()
         assert client.statistics.late_responses == 1
 

@@ -1,1 +1,1 @@
-"""What remoting requests do: puts, and what a broker says of itself."""
+"""Processors of remoting requests: sends, status."""

@@ -1,4 +1,4 @@
-"""Which request is answered by whom; what nobody answers is not supported (spec remoting 1.3)."""
+"""Dispatches requests to their processors; other codes are not supported (spec remoting 1.3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BrokerProcessor:
     """The handler of the broker's remoting server."""
 
     def __init__(self, *, send: SendProcessor, info: BrokerInfo, updates: StatusPublisher) -> None:
-        """`updates` is told who wants some; whoever runs the server runs it."""
+        """`updates` gets the subscriptions; its `run` belongs to the caller."""
         self._send = send
         self._info = info
         self._updates = updates
@@ -43,7 +43,7 @@ class BrokerProcessor:
     def _ha_status(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
         updates = StatusSubscription.of(request.ext_fields)
         if updates is not None:
-            self._updates.want(peer.connection, updates)
+            self._updates.subscribe(peer.connection, updates)
         return response_to(
             request,
             ResponseCode.SUCCESS,

@@ -1,4 +1,4 @@
-"""A put from the append to its answer (design section 3)."""
+"""Puts: append, wait for disk and slaves, result (design section 3)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = tuple(status.name for status in PutStatus)
 
 @frozen
 class PutStatistics:
-    """What became of the puts since the node started."""
+    """Results of the puts since the start of the node."""
 
     statuses: dict[str, int] = field(factory=dict)
     """Puts by the name of their status."""
@@ -30,9 +30,9 @@ class PutStatistics:
     messages_refused: int = 0
     """Puts that stored nothing."""
     stored_until_today: int = 0
-    """Of `messages_stored`, those before the last local midnight."""
+    """Messages stored before the last local midnight."""
     stored_until_yesterday: int = 0
-    """And those before the midnight before it."""
+    """Messages stored before the midnight before that."""
     bytes_appended: int = 0
     """Bytes of the records that were stored."""
     messages_per_s: tuple[float, ...] = ()
@@ -41,9 +41,9 @@ class PutStatistics:
 
 @define
 class PutResult:
-    """Where a message is and how safe: `append` says the first, `status` both. Made once, never changed.
+    """Status of a put and the result of its append. Never changed.
 
-    Not frozen: attrs would set each field by a call, and there is one of these for each put.
+    Not frozen: attrs would set each field by a call, for each put.
     """
 
     status: PutStatus
@@ -77,9 +77,9 @@ class PutService:
         self._rates = RateWindows(trio.current_time())
 
     def put(self, message: Message, *, wait_store_ok: bool) -> PutResult | Awaitable[PutResult]:
-        """Append `message` now; the result, or an awaitable of it where its safety must be waited for.
+        """Append `message` now; the result, or an awaitable of it if the put waits for disk or slaves.
 
-        Every outcome is a status. Whoever drops the awaitable leaves the message stored, unanswered.
+        Every result is a status. If the awaitable is dropped, the message stays stored and unanswered.
         """
         if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
@@ -112,11 +112,11 @@ class PutService:
 
     @property
     def statuses(self) -> dict[str, int]:
-        """How many puts ended with each PutStatus, by its name; without those that none ended with."""
+        """Number of puts by the name of their status, without zeros."""
         return {name: count for name, count in zip(_NAMES, self._statuses, strict=True) if count}
 
     def statistics(self) -> PutStatistics:
-        """What became of the puts up to now: 60 us, for the rates are counted from the seconds."""
+        """Results of the puts up to now; takes 60 us, for the rates."""
         self._turn_day(datetime.now().astimezone().date())
         return PutStatistics(
             messages_stored=self._stored,
@@ -129,7 +129,7 @@ class PutService:
         )
 
     def _turn_day(self, today: date) -> None:
-        """Take the day's morning figures, exact to the first look at them after midnight."""
+        """Store the figures of midnight, exact to the first call after it."""
         if today == self._today:
             return
         one_day_later = today - self._today == timedelta(days=1)

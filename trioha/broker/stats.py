@@ -7,34 +7,34 @@ _SLOTS = WINDOWS_S[-1] + 1
 
 
 class RateWindows:
-    """Counts events and keeps for ten minutes how many there were up to each second."""
+    """Counts events, with the count at the start of each of the last 600 seconds."""
 
     def __init__(self, now_s: float) -> None:
         self._count = 0
         self._counts = [0] * _SLOTS
-        """How many there were before each second; that of the second s is at s % _SLOTS."""
+        """Count at the start of each second; that of the second s is at s % _SLOTS."""
         self._second = int(now_s)
         self._started_s = now_s
 
     def add(self, count: int, now_s: float) -> None:
-        """`count` events happened now."""
+        """Count events that happened now."""
         second = int(now_s)
         if second != self._second:
             self._roll(second)
         self._count += count
 
     def rates_per_s(self, now_s: float) -> tuple[float, ...]:
-        """Events per second over each window, the running second left out; a young counter by its age."""
+        """Events per second over each window, without the current second; over its age if that is less."""
         self._roll(int(now_s))
         age_s = max(1, self._second - int(self._started_s))
-        until_now = self._counts[self._second % _SLOTS]
+        total = self._counts[self._second % _SLOTS]
         return tuple(
-            (until_now - self._counts[(self._second - window_s) % _SLOTS]) / min(window_s, age_s)
+            (total - self._counts[(self._second - window_s) % _SLOTS]) / min(window_s, age_s)
             for window_s in WINDOWS_S
         )
 
     def _roll(self, second: int) -> None:
-        """Note how many there are at the begin of the seconds that have passed unseen."""
+        """Store the count for the seconds since the last call."""
         for passed in range(self._second + 1, min(second, self._second + _SLOTS) + 1):
             self._counts[passed % _SLOTS] = self._count
         self._second = max(self._second, second)

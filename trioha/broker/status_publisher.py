@@ -1,14 +1,14 @@
-"""Sends a node's status to those who asked for updates of it (docs/ha-status.md).
+"""Publishes a node's status to its subscribers (docs/ha-status.md).
 
-Theory of operation. Twenty monitors that ask ten times a second each are two hundred questions, and each
-wakes the node, is read, taken apart and answered: a few per cent of what it could store. So a monitor asks
-once for a number of updates. These go out at multiples of its interval on the node's clock, which all readers
-of that interval share: the status is told once for all of them, and nobody wakes the node but its own timer.
-What moves slowly (28, the runtime table) goes along once a second.
+Theory of operation. Twenty monitors with ten requests a second each cost the node a few per cent of the puts
+that it could store, since each request wakes it, is decoded and answered. So a monitor subscribes to a number
+of updates. These are sent at multiples of its interval on the node's clock: the status is encoded once for
+all subscribers of one interval, and only the node's own timer wakes it. The runtime table (28), whose figures
+change slowly, is sent along once a second.
 
-A reader that has not taken yet what it was sent before is passed over. Whoever is gone, or has had what it
-asked for, is forgotten: nothing has to be called off. Where the status cannot be told, that is logged,
-nothing is sent, and a reader finds out when it asks.
+An update is dropped for a subscriber whose earlier bytes still wait to be sent. Closed or exhausted
+subscriptions are dropped. If the status cannot be collected, that is logged, nothing is sent, and the
+subscribers get the error when they send a request.
 """
 
 from __future__ import annotations
@@ -28,97 +28,101 @@ from trioha.remoting.status_subscription import StatusSubscription
 log = structlog.get_logger(__name__)
 
 TABLE_EVERY_S = 1.0
-"""How often the runtime table goes along."""
+"""How often the runtime table is sent along."""
 
 Push = Callable[[int, bytes], bool]
-"""Sends a frame to the connection of that number; False if there is none."""
+"""Sends a frame to the connection of that number; False if there is no such connection."""
 
 
 @define
-class _Reader:
+class _Subscriber:
     every_s: float
     left: int
     due_s: float
     table: int
-    """Number of the newest table that it has, or had when it asked."""
+    """Number of the last table that it has received, or of the newest one when it subscribed."""
 
 
 class StatusPublisher:
-    """Who wants updates, and when they are due."""
+    """Holds the subscriptions and sends their updates."""
 
-    def __init__(self, tell: Callable[[], bytes], tell_table: Callable[[], Awaitable[bytes]]) -> None:
-        """`tell` gives the body of an answer to 907 as things stand now, `tell_table` that of one to 28."""
-        self._tell = tell
-        self._tell_table = tell_table
-        self._readers: dict[int, _Reader] = {}
+    def __init__(self, status: Callable[[], bytes], table: Callable[[], Awaitable[bytes]]) -> None:
+        """`status` gives the current body of an answer to 907, `table` that of an answer to 28."""
+        self._collect_status = status
+        self._collect_table = table
+        self._subscribers: dict[int, _Subscriber] = {}
         """By connection."""
         self._changed = trio.Event()
         self._table = b""
         """The newest table's frame."""
         self._tables = 0
-        """How many there were."""
+        """Number of tables so far."""
         self._table_due_s = -math.inf
 
     @property
-    def readers(self) -> int:
-        """How many connections are owed updates."""
-        return len(self._readers)
+    def subscribers(self) -> int:
+        """Number of connections with a subscription."""
+        return len(self._subscribers)
 
-    def want(self, connection: int, updates: StatusSubscription) -> None:
-        """Owe `connection` these updates, and none of those that it asked for before."""
+    def subscribe(self, connection: int, updates: StatusSubscription) -> None:
+        """Start a subscription of `connection`, which replaces its last one."""
         if updates.count:
             every_s = updates.every_ms / 1000
             due_s = _next_s(trio.current_time(), every_s)
-            self._readers[connection] = _Reader(every_s, updates.count, due_s, self._tables)
+            self._subscribers[connection] = _Subscriber(every_s, updates.count, due_s, self._tables)
             self._changed.set()
         else:
-            self._readers.pop(connection, None)
+            self._subscribers.pop(connection, None)
 
     async def run(self, push: Push) -> None:
-        """Send for ever what becomes due."""
+        """Send updates when they are due, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                due_s = min((reader.due_s for reader in self._readers.values()), default=math.inf)
+                due_s = min((subscriber.due_s for subscriber in self._subscribers.values()), default=math.inf)
                 with trio.move_on_at(due_s):
                     await self._changed.wait()
                 self._changed = trio.Event()
                 now_s = trio.current_time()
-                due = [number for number, reader in self._readers.items() if reader.due_s <= now_s]
+                due = [
+                    number for number, subscriber in self._subscribers.items() if subscriber.due_s <= now_s
+                ]
                 if due:
                     self._send(push, due, now_s)
                     if now_s >= self._table_due_s:
-                        # It may wait for a disk. StatusSubscription do not.
+                        # A task of its own: the table waits for the disk, updates do not.
                         self._table_due_s = math.inf
                         nursery.start_soon(self._renew_table)
 
     def _send(self, push: Push, due: list[int], now_s: float) -> None:
         try:
-            status = encode(request(RequestCode.GET_BROKER_HA_STATUS, body=self._tell(), oneway=True))
+            status = encode(
+                request(RequestCode.GET_BROKER_HA_STATUS, body=self._collect_status(), oneway=True)
+            )
         except Exception as error:
-            log.error("status cannot be told", exc_info=error)
+            log.error("status cannot be collected", exc_info=error)
             for connection in due:
-                del self._readers[connection]
+                del self._subscribers[connection]
             return
         with_table = self._table + status
         for connection in due:
-            reader = self._readers[connection]
-            reader.left -= 1
-            reader.due_s = _next_s(now_s, reader.every_s)
-            is_there = push(connection, status if reader.table == self._tables else with_table)
-            reader.table = self._tables
-            if not is_there or not reader.left:
-                del self._readers[connection]
+            subscriber = self._subscribers[connection]
+            subscriber.left -= 1
+            subscriber.due_s = _next_s(now_s, subscriber.every_s)
+            is_open = push(connection, status if subscriber.table == self._tables else with_table)
+            subscriber.table = self._tables
+            if not is_open or not subscriber.left:
+                del self._subscribers[connection]
 
     async def _renew_table(self) -> None:
         try:
-            body = await self._tell_table()
+            body = await self._collect_table()
             self._table = encode(request(RequestCode.GET_BROKER_RUNTIME_INFO, body=body, oneway=True))
             self._tables += 1
         except Exception as error:
-            log.error("runtime table cannot be told", exc_info=error)
+            log.error("runtime table cannot be collected", exc_info=error)
         self._table_due_s = trio.current_time() + TABLE_EVERY_S
 
 
 def _next_s(now_s: float, every_s: float) -> float:
-    """The next multiple of `every_s` after now; a moment that is now, up to rounding, is past."""
+    """The next multiple of `every_s` after now, where a multiple that equals now up to rounding is past."""
     return (math.floor(now_s / every_s + 1e-6) + 1) * every_s

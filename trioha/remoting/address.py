@@ -1,4 +1,4 @@
-"""Addresses of peers as people write them: `host:port`, IPv6 hosts in brackets."""
+"""Addresses of peers: `host:port`, with brackets around an IPv6 host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINT = "write HOST:PORT, as in 127.0.0.1:10911 or [::1]:10911"
 
 @frozen
 class Address:
-    """Where a peer listens."""
+    """Host and port of a peer."""
 
     host: str
     """Name or IP, IPv6 without brackets."""
@@ -26,10 +26,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address written as `host:port` or `[ipv6]:port`.
-
-    Raises ConfigError, one line that says what is missing.
-    """
+    """The address in `host:port` or `[ipv6]:port`. Raises ConfigError."""
     host, colon, port_text = text.strip().rpartition(":")
     shown = repr(text[:_SHOWN_CHARS_MAX])
     if not colon:

@@ -1,12 +1,11 @@
 """A client of the remoting protocol: many requests in flight over one connection (spec remoting 1.3).
 
-Theory of operation. `request` chooses an opaque, leaves its frame in the outbox and sleeps. One task writes
-whatever the outbox holds in a single send; another reads, and wakes the request that a response belongs to.
-Responses come in any order. A response that nobody waits for any more is counted and forgotten; what the
-server asks of us is counted, and handed to `on_request` if there is one. When the connection ends, every
-waiting request fails with `ConnectionLostError`, and so does every later one: a new connection is a new
-client. A fault of this program ends the connection in the same way, at its border, where it is logged: it
-never comes out of `open_client` as a group of exceptions.
+Theory of operation. `request` chooses an opaque, puts its frame into the outbox and sleeps. One task sends
+the whole outbox at once; another reads responses, in any order, and wakes their requests. A response without
+a waiting request is counted and dropped; a request of the server is counted, and passed to `on_request` if
+that is set. When the connection ends, every waiting and every later request fails with `ConnectionLostError`:
+a new connection is a new client. A bug of ours ends the connection in the same way, at its border, where it
+is logged: it never leaves `open_client` as a group of exceptions.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
 
 RECEIVE_BYTES_MAX = 256 * 1024
-"""One read from the socket."""
+"""Bytes of one read from the socket."""
 SEND_TIMEOUT_S = 10.0
-"""A server that takes nothing for so long is gone."""
+"""The connection ends when the server receives nothing for so long."""
 OPAQUE_MAX = 2**31 - 1
 BORDER = ConnectionBorder("connection to a remoting server")
-"""Of all clients of this process."""
+"""Shared by all clients of this process."""
 
 
 class RequestTimeoutError(PeerError):
@@ -39,7 +38,7 @@ class RequestTimeoutError(PeerError):
 
 
 class ConnectionLostError(PeerError):
-    """The connection ended, or could not be made; whether the request was carried out is not known."""
+    """The connection ended or could not be made; the request may have been executed."""
 
 
 @frozen
@@ -47,13 +46,13 @@ class ClientStatistics:
     """Counters of one connection since it was made."""
 
     requests: int
-    """Sent, or handed over to be sent."""
+    """Sent or in the outbox."""
     responses: int
-    """Matched to a request that waited for it."""
+    """Responses to waiting requests."""
     late_responses: int
-    """Answers that nobody waited for: too late, or with an opaque never used."""
+    """Responses without a waiting request: too late, or with an unknown opaque."""
     server_requests: int
-    """What the server asked of us."""
+    """Requests of the server."""
 
 
 @define(eq=False)
@@ -88,8 +87,8 @@ class RemotingClient:
         self._late_responses = 0
         self._server_requests = 0
         self.on_request: Callable[[RemotingCommand], None] | None = None
-        """Called with each request of the server's, while the client reads: it must not wait. Its body is
-        good during the call only."""
+        """Called with each request of the server, by the reader: it must not block. The body is valid during
+        the call only."""
 
     @property
     def address(self) -> str:
@@ -98,41 +97,41 @@ class RemotingClient:
 
     @property
     def is_connected(self) -> bool:
-        """False once the connection has ended; it does not come back."""
+        """False as soon as the connection has ended, for good."""
         return self._lost_because is None
 
     @property
     def local_address(self) -> Address | None:
-        """Our own end of the connection; None if the stream is no socket."""
+        """Our end of the connection; None if the stream is not a socket."""
         return self._local_address
 
     async def wait_lost(self) -> str:
-        """Return as soon as the connection has ended, with the reason."""
+        """Wait until the connection has ended; returns the reason."""
         await self._lost.wait()
         assert self._lost_because is not None, "the event is set with the reason"
         return self._lost_because
 
     @property
     def statistics(self) -> ClientStatistics:
-        """The counters as they are now."""
+        """The current counters."""
         return ClientStatistics(self._requests, self._responses, self._late_responses, self._server_requests)
 
     async def request(self, command: RemotingCommand, *, timeout_s: float = 3.0) -> RemotingCommand:
-        """Send `command` with an opaque of our own and return the response, whatever its code.
+        """Send `command` with a new opaque and return its response, of any code.
 
         Raises RequestTimeoutError after `timeout_s`, ConnectionLostError when the connection ends first (both
-        are PeerError), and LocalProtocolError for a command that no frame can hold. Cancelled, it leaves a
-        request that the peer may carry out and whose answer is ignored.
+        are PeerError), and LocalProtocolError for a command that no frame can hold. After a cancellation the
+        peer may still execute the request; its answer is dropped.
         """
         opaque = self._send(command)
         waiter = self._waiting[opaque] = _Waiter(trio.lowlevel.current_task())
 
         def give_up(_: object) -> trio.lowlevel.Abort:
-            # Now, not when the task runs again: an answer read in between must find nobody to wake.
+            # Before the task runs again: an answer that is read until then must not wake it twice.
             self._waiting.pop(opaque, None)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        # Sleeps here and not on an Event: with tens of thousands of requests a second each object counts.
+        # No Event: at tens of thousands of requests a second each object costs.
         with trio.move_on_after(timeout_s):
             await trio.lowlevel.wait_task_rescheduled(give_up)
         if waiter.response is not None:
@@ -144,7 +143,7 @@ class RemotingClient:
         )
 
     def send_oneway(self, command: RemotingCommand) -> None:
-        """Hand over a one-way request; it goes out with the next send.
+        """Put a one-way request into the outbox.
 
         Raises ConnectionLostError on an ended connection, LocalProtocolError if `command` is not one-way.
         """
@@ -164,7 +163,7 @@ class RemotingClient:
         return opaque
 
     async def _run(self) -> None:
-        """Read and write until the connection ends, then fail whoever waits."""
+        """Read and write until the connection ends, then fail all waiting requests."""
         try:
             with BORDER.around(self._address) as crossing:
                 async with trio.open_nursery() as nursery:
@@ -184,14 +183,14 @@ class RemotingClient:
                     break
                 self._decoder.feed(data)
                 while (command := self._decoder.next_command()) is not None:
-                    self._take(command)
+                    self._receive(command)
         except trio.BrokenResourceError as error:
             self._lose(f"the connection broke: {_reason(error)}")
         except RemoteProtocolError as error:
             self._lose(f"the peer does not speak remoting: {error}")
         connection.cancel()
 
-    def _take(self, command: RemotingCommand) -> None:
+    def _receive(self, command: RemotingCommand) -> None:
         if not command.is_response:
             self._server_requests += 1
             if self.on_request is not None:
@@ -221,7 +220,7 @@ class RemotingClient:
         connection.cancel()
 
     def _lose(self, reason: str) -> None:
-        """The first reason stays; every waiting request fails with it."""
+        """End the connection with its first reason, with which every waiting request fails."""
         if self._lost_because is not None:
             return
         self._lost_because = reason
@@ -237,13 +236,13 @@ async def open_client(
 ) -> AsyncIterator[RemotingClient]:
     """A client connected to `address` (`host:port`), closed at the end of the block.
 
-    Errors of the block come out as they are, not wrapped in a group. Raises ConfigError for an address that
-    is none, ConnectionLostError if no connection can be made within `connect_timeout_s`.
+    Errors of the block are not wrapped in a group. Raises ConfigError for an invalid address,
+    ConnectionLostError if no connection can be made within `connect_timeout_s`.
     """
-    where = parse_address(address) if isinstance(address, str) else address
-    stream = await _connect(where, connect_timeout_s)
+    peer = parse_address(address) if isinstance(address, str) else address
+    stream = await _connect(peer, connect_timeout_s)
     client = RemotingClient(
-        stream, str(where), local_address=_local_address(stream), frame_bytes_max=frame_bytes_max
+        stream, str(peer), local_address=_local_address(stream), frame_bytes_max=frame_bytes_max
     )
     async with running(client):
         yield client
@@ -251,9 +250,9 @@ async def open_client(
 
 @asynccontextmanager
 async def running(client: RemotingClient) -> AsyncIterator[None]:
-    """Let a client of a stream read and write until the end of the block, then close the stream.
+    """Run a client until the end of the block, then close its stream.
 
-    Errors of the block come out as they are, not wrapped in a group.
+    Errors of the block are not wrapped in a group.
     """
     block_error: Exception | None = None
     async with client._stream, trio.open_nursery() as nursery:
@@ -278,7 +277,7 @@ async def _connect(address: Address, timeout_s: float) -> trio.SocketStream:
     except OSError as error:
         raise ConnectionLostError(f"cannot connect: {_reason(error)}", address=str(address)) from error
     except ValueError as error:
-        # What the encoding of host names raises for a name that it cannot hold.
+        # Raised by the encoding of host names.
         raise ConnectionLostError(
             f"cannot connect: {address.host[:80]!r} is not a host name", address=str(address)
         ) from error
@@ -288,13 +287,13 @@ def _local_address(stream: trio.SocketStream) -> Address | None:
     try:
         host, port = stream.socket.getsockname()[:2]
     except OSError:
-        # Reset already; the reader finds that, too.
+        # Already reset; the reader handles that.
         return None
     return Address(host, port)
 
 
 def _reason(error: BaseException) -> str:
-    """The operating system's own words, without the wrapping that trio and happy eyeballs put around them."""
+    """The message of the operating system, without what trio and happy eyeballs wrap around it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, BaseExceptionGroup):

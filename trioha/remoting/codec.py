@@ -11,8 +11,8 @@
 Binary header: `code:i16, language:i8, version:i16, opaque:i32, flag:i32, remarkLen:i32, remark, extLen:i32,
 ext`, where ext repeats `keyLen:i16, key, valueLen:i32, value`. All numbers are big-endian, all texts UTF-8.
 
-`FrameDecoder` buffers what it is fed and cuts one command at a time. The length of a frame is judged as soon
-as its four bytes are there, before room is made for the rest.
+`FrameDecoder` buffers the bytes that it is fed and cuts one command at a time. It checks the length of a
+frame as soon as its four bytes are there, before it buffers the rest.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from trioha.remoting.fastjson import as_text, parse_json, shown
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit for a whole frame, its length field included."""
 HEADER_BYTES_MAX: Final = 1024 * 1024
-"""No header of RocketMQ's comes near; parsing a larger one would hold up everyone else."""
+"""Far more than RocketMQ's headers; parsing a larger one would delay all other connections."""
 EXT_FIELDS_MAX: Final = 256
-"""RocketMQ's own requests have fewer than 30. Each costs far more memory than the few bytes it may be written
-with."""
+"""RocketMQ's requests have fewer than 30. Each needs far more memory than its bytes in the frame."""
 
 _LENGTH = Struct(">I")
 _HEAD = Struct(">II")
@@ -47,7 +46,7 @@ _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
 _TLS_HANDSHAKE = 0x16
 _CUT_BYTES_MAX = 128 * 1024
-"""How much of a block that is cut already is kept beside the rest of it."""
+"""Bytes of commands that were already returned which are kept before the rest of their block."""
 
 _raw_decode = JSONDecoder(strict=False).raw_decode
 _languages_by_name = {language.name: language for language in LanguageCode}
@@ -56,7 +55,7 @@ _language_names = {language: language.name for language in LanguageCode}
 
 
 def encode(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
-    """The whole frame of `command`; `opaque` stands in for the command's own.
+    """The frame of `command`; `opaque` replaces the command's own.
 
     Raises LocalProtocolError for what the format cannot hold.
     """
@@ -64,7 +63,7 @@ def encode(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
 
 
 def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
-    """The frame of `command` but for its body, for whoever sends a large body without copying it.
+    """The frame of `command` without its body, to send a large body without a copy.
 
     Raises LocalProtocolError for what the format cannot hold.
     """
@@ -110,7 +109,7 @@ def _encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
 
 
 def _encode_binary_header(command: RemotingCommand, opaque: int) -> bytes:
-    # Java replaces what UTF-8 cannot say (lone surrogates) with a question mark, and so do we.
+    # Lone surrogates, which UTF-8 cannot encode, become question marks, as in Java.
     parts: list[bytes] = []
     try:
         for key, value in command.ext_fields.items():
@@ -130,8 +129,8 @@ def _encode_binary_header(command: RemotingCommand, opaque: int) -> bytes:
 class FrameDecoder:
     """Cuts a stream of bytes into commands.
 
-    `feed` only buffers; `next_command` decides. After a RemoteProtocolError the stream has no meaning any
-    more: every further call raises it again.
+    `feed` only buffers; `next_command` decodes. After a RemoteProtocolError the position in the stream is
+    lost: every further call raises it again.
     """
 
     __slots__ = (
@@ -152,17 +151,17 @@ class FrameDecoder:
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
         self._data = b""
-        """The block that is being cut, up to `_at` already."""
+        """The current block; commands before `_at` were returned."""
         self._at = 0
         self._rest = bytearray()
-        """What came after `_data`; joined to it once a whole frame is there, so none is copied often."""
+        """Bytes after `_data`, joined to it when they complete a frame, so that each is copied once."""
         self._wanted_bytes = 4
-        """What must be buffered before there is anything to decide: a length field, then a whole frame."""
+        """Bytes to buffer before the next step: a length field, then a whole frame."""
         self._error: RemoteProtocolError | None = None
         self.frame_bytes = 0
-        """Of the command that was returned last: its whole frame."""
+        """Size of the frame of the last command."""
         self.header_bytes = 0
-        """And its header."""
+        """Size of its header."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -171,11 +170,11 @@ class FrameDecoder:
 
     @property
     def wanted_bytes(self) -> int:
-        """Size of the frame that is being received, as far as is known: of its length field, or all of it."""
+        """Size of the unfinished frame if its length field is complete, else that of the length field."""
         return self._wanted_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes as they come, cut anywhere."""
+        """Buffer received bytes, cut anywhere."""
         if self._at == len(self._data) and not self._rest:
             self._data = bytes(data)
             self._at = 0
@@ -221,7 +220,7 @@ class FrameDecoder:
         header = data[start + 8 : header_end]
         body = data[header_end:end]
         if end == len(data):
-            # Not kept until the next bytes come: a connection may be silent for long after a large frame.
+            # Freed now: a connection may be silent for long after a large frame.
             self._data, self._at = b"", 0
         elif end > _CUT_BYTES_MAX:
             self._data, self._at = data[end:], 0
@@ -249,7 +248,7 @@ class FrameDecoder:
         )
 
     def _join(self) -> bool:
-        """Make one block of all that is buffered, if that is as much as is wanted."""
+        """Join the buffered bytes to one block, if that has at least the wanted size."""
         if not self._rest or self.buffered_bytes < self._wanted_bytes:
             return False
         self._data = b"".join((memoryview(self._data)[self._at :], self._rest))
@@ -281,7 +280,7 @@ def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
         and 0 <= flag <= _I32_MAX
         and 0 <= version <= _I32_MAX
     ):
-        # Not the usual case: find out what it is, one by one.
+        # The rare case: check each by itself.
         code = _header_int(code, "code")
         opaque = _header_int(opaque, "opaque")
         flag = _header_int(0 if flag is None else flag, "flag")
@@ -297,7 +296,7 @@ def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
     elif len(ext) > EXT_FIELDS_MAX:
         raise RemoteProtocolError(f"{len(ext)} ext fields; at most {EXT_FIELDS_MAX} are accepted")
     elif not is_standard:
-        # In fastjson's dialect even a key need not be a string.
+        # In fastjson's dialect a key may be an object.
         ext = _ext_fields(ext)
     else:
         for value in ext.values():
@@ -319,7 +318,7 @@ def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:
 
 
 def _header_int(value: object, name: str) -> int:
-    """A 32-bit number; like fastjson, a string of digits will do."""
+    """A 32-bit number or, as for fastjson, a string of its digits."""
     try:
         return parse_int(value, I32)
     except ValueError:
@@ -327,7 +326,7 @@ def _header_int(value: object, name: str) -> int:
 
 
 def _ext_fields(fields: dict[object, object]) -> dict[str, str]:
-    """The ext fields of a JSON header that are not all strings: as Java would see them, without nulls."""
+    """Ext fields with values other than strings, as Java reads them: as text, without nulls."""
     return {as_text(key): as_text(value) for key, value in fields.items() if value is not None}
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """Kinds of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -89,7 +89,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. For sends, 10, 11 and 12 mean that the message is stored."""
+    """Results of requests. For sends, 10, 11 and 12 mean that the message is stored."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -123,7 +123,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """Which client library speaks: the byte of the binary header, the name in JSON."""
+    """Language of a client library: the byte in the binary header, the name in JSON."""
 
     JAVA = 0
     CPP = 1
@@ -152,7 +152,7 @@ class Version(IntEnum):
 
 
 OUR_VERSION = Version.V4_9_7
-"""What trioha says it is: 4.9 clients and 5.x clients both know what that means."""
+"""The version in trioha's commands: both 4.9 and 5.x clients know it."""
 
 
 def response_code_name(code: int) -> str:

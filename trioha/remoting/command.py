@@ -15,7 +15,7 @@ ONEWAY_FLAG = 2
 
 
 class SerializeType(IntEnum):
-    """How a header is written: the byte in the frame's second word."""
+    """Format of a header: the byte in the frame's second word."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -27,12 +27,12 @@ def _size(body: bytes | memoryview) -> str:
 
 @frozen
 class RemotingCommand:
-    """A request or a response, whichever way it goes."""
+    """A request or a response."""
 
     code: int
     """Request code, or response code in a response."""
     opaque: int = 0
-    """Correlates a response with its request; chosen by whoever asks."""
+    """Correlates a response with its request; chosen by the requester."""
     flag: int = 0
     """Bit 0: response; bit 1: one-way request."""
     remark: str | None = None
@@ -40,26 +40,25 @@ class RemotingCommand:
     ext_fields: Mapping[str, str] = Factory(dict)
     """The fields of the request's or response's own header."""
     body: bytes | memoryview = field(default=b"", repr=_size)
-    """What follows the header; may be empty."""
     language: LanguageCode = LanguageCode.OTHER
     version: int = int(OUR_VERSION)
     """The sender's place in RocketMQ's table of versions."""
     serialize_type: SerializeType = SerializeType.JSON
-    """How the header came, or is to be written."""
+    """Format of the header."""
 
     @property
     def is_response(self) -> bool:
-        """Answers a request of the receiver."""
+        """Whether it answers a request of the receiver."""
         return self.flag & RESPONSE_FLAG != 0
 
     @property
     def is_oneway(self) -> bool:
-        """A request that must never be answered."""
+        """Whether it is a request that must not be answered."""
         return self.flag & ONEWAY_FLAG != 0
 
 
 class BadRequestError(TriohaError):
-    """A request that is well-formed and cannot be carried out as it is; the server answers with `code`."""
+    """A well-formed request that cannot be executed; the server answers with `code`."""
 
     def __init__(self, reason: str, *, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         self.reason = reason

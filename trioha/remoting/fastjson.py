@@ -1,9 +1,9 @@
 """JSON as Java's fastjson writes it (spec remoting 1.5).
 
-What Java sends in bodies is JSON but for two habits: integer map keys stand without quotes
+Bodies from Java are JSON with two exceptions: integer map keys have no quotes
 (`{"offsetTable":{"T@G":{0:5,1:6}}}`), and maps keyed by objects have objects as keys
 (`{{"brokerName":"b","queueId":0,"topic":"T"}:{...}}`). fastjson also reads single quotes and bare names as
-keys. `parse_json` takes the standard parser where the text is standard JSON, and reads the rest itself.
+keys. `parse_json` uses the standard parser for standard JSON and a parser of its own for the dialect.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 @frozen
 class JsonLimits:
-    """What a text may cost its reader beyond its length."""
+    """Limits of the cost of parsing a text, beside its length."""
 
     containers_max: int
-    """Objects and arrays: each costs a hundred times as much as the two characters that it takes."""
+    """Objects and arrays: each costs a hundred times as much as its two characters."""
     dialect_chars_max: int
-    """A longer text must be standard JSON: the dialect is read thirty times as slowly."""
+    """A longer text must be standard JSON: the dialect is parsed thirty times as slowly."""
 
 
 def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = None) -> object:
     """The value of a JSON text in fastjson's dialect.
 
-    Bare keys become the strings that they would be in standard JSON; an object used as a key becomes the
-    tuple of its `(name, value)` pairs, in their order. Bytes are UTF-8; what is not is replaced. A reader
-    that must not be held up by a peer sets `limits`.
+    Bare keys become strings; an object used as a key becomes the tuple of its `(name, value)` pairs, in their
+    order. Bytes are decoded as UTF-8, with replacements. A reader that a peer must not delay sets `limits`.
 
-    Raises RemoteProtocolError, which says where the text stops making sense.
+    Raises RemoteProtocolError with the position of the error.
     """
     string = text if isinstance(text, str) else str(text, "utf-8", "replace")
     string = string.strip()
@@ -60,14 +59,14 @@ def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = No
             raise RemoteProtocolError(f"bad JSON of {len(string)} characters: {str(error)[:80]}") from error
         return _Parser(string).parse()
     if end != len(string):
-        raise _error("more text behind the value", string, end)
+        raise _error("more text after the value", string, end)
     return value
 
 
 def as_text(value: object) -> str:
-    """What Java would see in a string field: numbers and booleans as they were written.
+    """The value of a string field as Java reads it: numbers and booleans as they were written.
 
-    Raises RemoteProtocolError for what cannot be written, such as levels without end.
+    Raises RemoteProtocolError for a value that cannot be written, as one nested too deeply.
     """
     if isinstance(value, str):
         return value
@@ -111,7 +110,7 @@ class _Parser:
         value = self._value()
         self._skip_space()
         if self._at != len(self._text):
-            raise _error("more text behind the value", self._text, self._at)
+            raise _error("more text after the value", self._text, self._at)
         return value
 
     def _skip_space(self) -> None:
@@ -123,7 +122,7 @@ class _Parser:
         self._skip_space()
         return self._text[self._at : self._at + 1]
 
-    def _take(self, wanted: str) -> None:
+    def _expect(self, wanted: str) -> None:
         if self._peek() != wanted:
             raise _error(f"expected {wanted!r}", self._text, self._at)
         self._at += 1
@@ -161,11 +160,11 @@ class _Parser:
         return _ESCAPE.sub(_unescape, found[1])
 
     def _object(self) -> dict[object, object]:
-        self._take("{")
+        self._expect("{")
         members: dict[object, object] = {}
         while self._peek() != "}":
             key = self._key()
-            self._take(":")
+            self._expect(":")
             members[key] = self._value()
             if self._peek() == ",":
                 self._at += 1
@@ -189,7 +188,7 @@ class _Parser:
         return found[0]
 
     def _array(self) -> list[object]:
-        self._take("[")
+        self._expect("[")
         items: list[object] = []
         while self._peek() != "]":
             items.append(self._value())
@@ -209,7 +208,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def _as_key(value: object) -> object:
-    """`value` so that it can be a key: objects and arrays as tuples."""
+    """`value` in a hashable form: objects and arrays as tuples."""
     if isinstance(value, dict):
         return tuple((name, _as_key(member)) for name, member in value.items())
     if isinstance(value, list):

@@ -1,31 +1,30 @@
-"""The memory that a server's peers may use, all connections together.
+"""The memory of a server for all its connections together.
 
-Theory of operation. A connection holds bytes of three kinds: received ones that are no whole request yet,
-requests that are being handled, and answers that wait to be written. Each connection has an account of them;
-the sum of all accounts never exceeds `bytes_max`. Nobody waits in a queue for a share of it. A connection is
-read from only while it holds less than what is free (a dynamic threshold, as switches share their buffers):
+Theory of operation. A connection holds bytes of three kinds: unfinished frames, requests that are being
+handled, and answers that wait to be written. Each connection has an account of them; the sum of all accounts
+never exceeds `bytes_max`. There is no queue for memory: a connection is read from only while it holds less
+than what is free (a dynamic threshold, as switches share their buffers):
 
     held by the connection + next read <= free - next read
 
-So reading stops first where most is held, and N greedy connections settle at `bytes_max / (N + 1)` each. Two
-parts are kept from that. One eighth is for connections that hold little: each may always hold its share, a
-`connections_max`-th of it, so that small requests are read at once whatever others do. One sixteenth is for
-requests that were read: what can be answered always is. An answer that is larger than what its request held
-is subject to the same rule as a read; where it does not fit, the server says SYSTEM_BUSY instead.
+So reading stops first from the connections that hold most, and N greedy connections settle at `bytes_max / (N
++ 1)` each. Two parts are kept from that. One eighth is for connections that hold little: each may always hold
+its share, a `connections_max`-th of it, so that small requests are read at once. One sixteenth is for
+requests that were read, so that they can be answered. An answer that is larger than what its request held is
+subject to the same rule as a read; if it does not fit, the server answers SYSTEM_BUSY instead.
 
-What is held comes free again without anybody's doing: requests end at their own deadlines, and answers are
-written or the connection is closed at the send timeout. Not so a frame of which the peer has sent a part.
-Many of them can fill the memory so that none is ever whole: each connection waits for room that only another
-could give. Therefore, when a connection has waited for room for `room_timeout_s` and most of the memory is
-held by unfinished frames, connections with one are closed, and counted, until all other frames that wait fit:
-first those whose peers were read from for `room_timeout_s` and did not complete their frame, the largest and
-oldest first; then those that wait for room themselves, the largest and newest first. The last one stays. Each
-frame that is left gets a reserve for the rest of it as soon as that is free, before anybody else may read:
-connections that come in place of the closed ones cannot take it. A frame that makes progress while the memory
-has room is never ended here; its own deadline is the connection's affair.
+Requests free their memory at their own deadlines, answers when they are written or the connection is closed
+at the send timeout. An unfinished frame does not: many of them can fill the memory so that none is ever
+complete, since each connection waits for room that only another one could free. Therefore, when a connection
+has waited for room for `room_timeout_s` and unfinished frames hold most of the memory, connections with an
+unfinished frame are closed, and counted, until the other waiting frames fit: first those that were read from
+for `room_timeout_s` and did not complete their frame, the largest and oldest first; then those that wait for
+room themselves, the largest and newest first. The last one stays. Each remaining frame gets a reserve for its
+rest as soon as that is free, before other connections may read: new connections cannot use it. A frame that
+makes progress while the memory has room is never ended here; its deadline is kept by its connection.
 
 The system may have less memory than `bytes_max`. A connection that fails to allocate its next read therefore
-asks for `make_room`: the connection with the largest unfinished frame is closed, if that frame is larger than
+calls `make_room`: the connection with the largest unfinished frame is closed, if that frame is larger than
 its own, and the read is tried again.
 
 One connection alone may hold nearly half of the memory, which must therefore be at least `bytes_max_for` the
@@ -44,54 +43,54 @@ import trio
 FRAMES_MIN: Final = 6
 BYTES_MIN: Final = 64 * 1024
 READ_BYTES_MIN: Final = 2048
-"""Less than this is not worth a read: a connection that may not receive as much waits for room."""
+"""Smallest read: a connection that may not receive so much waits for room."""
 WAKE_BYTES_MIN: Final = 8192
-"""A connection that waits to be read from goes on when it may receive as much: more than others take and give
-back with each of their requests, which would wake all that wait each time."""
+"""A connection that waits for room to read continues when it may receive so much: more than each request of
+the others holds and frees, which would otherwise wake all waiting connections."""
 
 
 def bytes_max_for(frame_bytes_max: int) -> int:
-    """The least memory for a server that accepts frames up to this size.
+    """The least memory of a server that accepts frames up to this size.
 
-    Of six frames one connection alone may read more than two, and the rest has room for what a request with
-    the largest header costs beside its frame.
+    With six frames, a single connection may read more than two, and the rest has room for the cost of a
+    request with the largest header.
     """
     return FRAMES_MIN * frame_bytes_max + BYTES_MIN
 
 
 class ClientMemory:
-    """What all connections of a server hold together, and who has to wait for room."""
+    """The memory that all connections of a server hold, and the connections that wait for room."""
 
     def __init__(self, bytes_max: int, *, connections_max: int, room_timeout_s: float) -> None:
-        """`room_timeout_s`: how long a connection waits for room before unfinished frames are given up."""
+        """`room_timeout_s`: how long a connection waits for room before unfinished frames are dropped."""
         self.bytes_max = bytes_max
         self.kept_bytes = bytes_max // 16
-        """Not for reading."""
+        """Kept from reading, for answers."""
         self.shared_bytes = bytes_max - self.kept_bytes - bytes_max // 8
-        """For reading, whatever a connection holds already."""
+        """For reading, shared by the dynamic threshold."""
         self.share_bytes = bytes_max // 8 // connections_max
         """What each connection may always hold."""
         self.held_bytes = 0
         """Sum of all accounts. Invariant: never more than `bytes_max`."""
         self.largest_held_bytes = 0
-        """The most it ever was."""
+        """Largest value of `held_bytes` so far."""
         self.waits = 0
         """How often a connection had to wait for room."""
-        self._patience_s = room_timeout_s
+        self._room_timeout_s = room_timeout_s
         self._accounts: set[MemoryAccount] = set()
         self._waiting: dict[MemoryAccount, trio.Event] = {}
         self._wake_bytes: float = math.inf
-        """As soon as so much is free, one that waits may go on: the least that any of them needs."""
+        """The least that any waiting connection needs to continue."""
         self._relieved_s = -math.inf
-        """When it was last decided who is closed for want of room."""
+        """Time of the last `_relieve`."""
         self._promises: dict[MemoryAccount, int] = {}
-        """What those that wait get for the rest of their frames before anybody else reads."""
+        """Bytes that waiting connections get for the rest of their frames before others read."""
         self._promised_bytes = 0
-        """Their sum."""
+        """Sum of `_promises`."""
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds."""
+        """Bytes that no connection holds."""
         return self.bytes_max - self.held_bytes
 
     def open_account(self, give_up: Callable[[], None]) -> MemoryAccount:
@@ -105,7 +104,7 @@ class ClientMemory:
 
     @property
     def spare_bytes(self) -> int:
-        """What is left for reading, whatever a connection holds already; may be negative."""
+        """Bytes left of the shared part; may be negative."""
         return self.shared_bytes - self.held_bytes - self._promised_bytes
 
     def _close(self, account: MemoryAccount) -> None:
@@ -119,7 +118,7 @@ class ClientMemory:
             while account.needed_bytes() > self.free_bytes:
                 event = self._waiting[account] = trio.Event()
                 self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
-                with trio.move_on_after(self._patience_s):
+                with trio.move_on_after(self._room_timeout_s):
                     await event.wait()
                 if not event.is_set():
                     self._relieve()
@@ -129,7 +128,7 @@ class ClientMemory:
             account.read_since_s = trio.current_time()
 
     def _freed(self, account: MemoryAccount) -> None:
-        """Bytes of `account` came free: wake those whose time has come."""
+        """Bytes of `account` came free: wake the connections that may continue."""
         self._keep_promises()
         if account in self._waiting:
             # It holds less, and so needs less.
@@ -142,7 +141,7 @@ class ClientMemory:
             needed_bytes = waiting.needed_bytes()
             if needed_bytes <= free_bytes:
                 event.set()
-                # It is going to use some.
+                # It will use some of them.
                 free_bytes -= WAKE_BYTES_MIN
             else:
                 self._wake_bytes = min(self._wake_bytes, needed_bytes)
@@ -156,9 +155,9 @@ class ClientMemory:
         return True
 
     def _relieve(self) -> None:
-        """Give up unfinished frames until the others fit, if it is they that fill the memory."""
+        """Drop unfinished frames until the others fit, if unfinished frames hold most of the memory."""
         now_s = trio.current_time()
-        if now_s - self._relieved_s < self._patience_s:
+        if now_s - self._relieved_s < self._room_timeout_s:
             return
         self._relieved_s = now_s
         unfinished = [account for account in self._accounts if account.unfinished_bytes]
@@ -166,17 +165,17 @@ class ClientMemory:
             2 * sum(account.unfinished_bytes + account.reserved_bytes for account in unfinished)
             < self.held_bytes
         ):
-            # Most is held by requests and answers, which end by themselves.
+            # Requests and answers hold most; they end by themselves.
             return
         waiting = [account for account in unfinished if account in self._waiting]
         slow = [
             account
             for account in unfinished
-            if account not in self._waiting and now_s - account.read_since_s >= self._patience_s
+            if account not in self._waiting and now_s - account.read_since_s >= self._room_timeout_s
         ]
         slow.sort(key=lambda account: (-account.frame_bytes, account.unfinished_since_s))
         waiting.sort(key=lambda account: (-account.frame_bytes, -account.unfinished_since_s))
-        # What is held, and what those that wait will hold in addition when their frames are whole.
+        # Bytes that are held now, and the missing bytes of the waiting frames.
         held_bytes = self.held_bytes + sum(account.missing_bytes for account in waiting)
         candidates = deque(slow + waiting)
         while held_bytes > self.shared_bytes and len(candidates) > 1:
@@ -200,7 +199,7 @@ class ClientMemory:
         self._promised_bytes -= self._promises.pop(account, 0)
 
     def _keep_promises(self) -> None:
-        """Reserve the rest of those frames for which it was promised, as far as there is room, in order."""
+        """Reserve the promised bytes, in order, as far as there is room."""
         for account, promised_bytes in list(self._promises.items()):
             if promised_bytes > self.shared_bytes - self.held_bytes:
                 return
@@ -211,7 +210,7 @@ class ClientMemory:
 
 
 class MemoryAccount:
-    """What one connection holds."""
+    """The memory that one connection holds."""
 
     __slots__ = (
         "_is_only",
@@ -233,57 +232,57 @@ class MemoryAccount:
         self.closed = trio.Event()
         """Set by `close`."""
         self.held_bytes = 0
-        """All that the connection holds. Moved by `change` only."""
+        """All bytes of the connection. Changed by `change` only."""
         self.unfinished_bytes = 0
-        """Of them: the part of a frame whose rest the peer has not sent."""
+        """Part of `held_bytes`: the received bytes of an unfinished frame."""
         self.frame_bytes = 0
-        """How many bytes that frame is going to have, as far as is known."""
+        """Size of that frame, as far as it is known."""
         self.unfinished_since_s = 0.0
-        """When that frame began, on trio's clock."""
+        """Arrival of the first bytes of that frame, on trio's clock."""
         self.read_since_s = 0.0
-        """Since when the connection is read from for it without waiting for room."""
+        """Since when the connection is read from without waiting for room."""
         self.reserved_bytes = 0
-        """Of what is held: not received yet, but nobody else may take it."""
+        """Part of `held_bytes`: reserved for the rest of that frame."""
         self._request_bytes: int | None = None
-        """What the request needs that the connection waits with; None if it waits to be read from."""
+        """Bytes that the request needs for which the connection waits; None if it waits to be read from."""
         self._is_only: Callable[[], bool] | None = None
 
     @property
     def missing_bytes(self) -> int:
-        """How much of the unfinished frame has not come, and is not reserved for it."""
+        """Bytes of the unfinished frame that are neither received nor reserved."""
         return max(0, self.frame_bytes - self.unfinished_bytes - self.reserved_bytes)
 
     def begin_frame(self, now_s: float) -> None:
-        """The first bytes of a frame have come, of which there will be more."""
+        """Note the arrival of the first bytes of an unfinished frame."""
         self.unfinished_since_s = self.read_since_s = now_s
 
     def end_frame(self) -> None:
-        """The frame that was unfinished is whole."""
+        """Note that the unfinished frame is complete, and free its reserve."""
         self.unfinished_bytes = 0
         reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
         if reserved_bytes:
             self.change(-reserved_bytes)
 
     def receive(self, received_bytes: int) -> None:
-        """Hold what was received, of the reserve as far as there is one."""
+        """Hold received bytes, from the reserve first."""
         reserved_bytes = min(received_bytes, self.reserved_bytes)
         self.reserved_bytes -= reserved_bytes
         self.change(received_bytes - reserved_bytes)
 
     def change(self, by_bytes: int) -> None:
-        """Hold so many bytes more, or less."""
+        """Hold so many more bytes; fewer if negative."""
         memory = self._memory
         self.held_bytes += by_bytes
         memory.held_bytes += by_bytes
         if by_bytes < 0:
-            # Promises are made to connections that wait.
+            # Without waiting connections there are no promises.
             if memory._waiting:
                 memory._freed(self)
         elif memory.held_bytes > memory.largest_held_bytes:
             memory.largest_held_bytes = memory.held_bytes
 
     def readable_bytes(self, wanted_bytes: int) -> int:
-        """How many bytes may be received now, at most `wanted_bytes`; 0 if the connection has to wait."""
+        """Bytes that may be received now, at most `wanted_bytes`; 0 if the connection must wait."""
         if self.reserved_bytes:
             return min(wanted_bytes, self.reserved_bytes)
         memory = self._memory
@@ -295,18 +294,18 @@ class MemoryAccount:
         return allowed_bytes if allowed_bytes >= min(READ_BYTES_MIN, wanted_bytes) else 0
 
     def fits(self, more_bytes: int) -> bool:
-        """Whether there is room for so many bytes more that are to be sent."""
+        """Whether there is room for so many more bytes to send."""
         memory = self._memory
         if self.held_bytes + more_bytes <= memory.share_bytes:
             return more_bytes <= memory.free_bytes - memory.kept_bytes
         return self.held_bytes + 2 * more_bytes <= memory.spare_bytes
 
     def try_to_hold(self, more_bytes: int, *, is_only: bool) -> bool:
-        """Hold what a request needs beside its frame while it is handled, if there is room; whether there is.
+        """Hold what a request needs beside its frame while it is handled; False if there is no room.
 
-        `is_only`: no other request of the connection is in flight; then what is kept is for it.
+        `is_only`: no other request of the connection is in flight; then it may use `kept_bytes`.
         """
-        # As `_needed_to_handle`, and as `change`, in a third of the time: this is done for each request.
+        # The rules of `_needed_to_handle` and `change`, inlined: a third of the time, for each request.
         memory = self._memory
         held_bytes = memory.held_bytes + more_bytes
         if self.held_bytes + more_bytes > memory.shared_bytes - held_bytes - memory._promised_bytes and not (
@@ -319,11 +318,11 @@ class MemoryAccount:
         return True
 
     async def wait_to_read(self) -> None:
-        """Return when the connection may be read from. Cancelled, it leaves nothing behind."""
+        """Wait until the connection may be read from. Cancellation leaves nothing behind."""
         await self._memory._wait(self)
 
     async def wait_to_handle(self, more_bytes: int, *, is_only: Callable[[], bool]) -> None:
-        """Return when a request that needs so many bytes more may be handled; see `try_to_hold`."""
+        """Wait until a request that needs so many more bytes may be handled; see `try_to_hold`."""
         self._request_bytes, self._is_only = more_bytes, is_only
         try:
             await self._memory._wait(self)
@@ -331,28 +330,28 @@ class MemoryAccount:
             self._request_bytes = self._is_only = None
 
     async def make_room(self) -> bool:
-        """Have the connection with the largest unfinished frame closed, and return when it is.
+        """Close the connection with the largest unfinished frame, and wait until it is closed.
 
-        False if no other connection has a larger unfinished frame than this one: then nothing was done.
+        False, at once, if no other connection has a larger unfinished frame than this one.
         """
         return await self._memory._make_room(self)
 
     def close(self) -> None:
-        """Give all of it back: the connection is over."""
+        """Free all bytes at the end of the connection."""
         self.closed.set()
         self.unfinished_bytes = self.reserved_bytes = 0
         self._memory._close(self)
         self.change(-self.held_bytes)
 
     def needed_bytes(self) -> int:
-        """How much must be free for the connection, which waits, to go on."""
+        """Bytes that must be free for the waiting connection to continue."""
         if self._request_bytes is not None and self._is_only is not None:
             return self._needed_to_handle(self._request_bytes, is_only=self._is_only())
         memory = self._memory
         if self.reserved_bytes:
             return 0
         if self in memory._promises:
-            # It goes on when the promise is kept.
+            # It continues when its promise is kept.
             return memory.bytes_max + 1
         if memory.share_bytes - self.held_bytes >= READ_BYTES_MIN:
             return memory.kept_bytes + READ_BYTES_MIN
@@ -364,6 +363,6 @@ class MemoryAccount:
         return self._needed_beside_shared() + self.held_bytes + 2 * more_bytes
 
     def _needed_beside_shared(self) -> int:
-        """What must be free before anything is free for this connection."""
+        """Free bytes that this connection may not use."""
         memory = self._memory
         return memory.free_bytes - memory.spare_bytes

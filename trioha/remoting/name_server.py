@@ -1,8 +1,8 @@
-"""What a name server knows of clusters and brokers, asked for as any client does (spec remoting 3).
+"""The brokers that a name server knows, requested as by any client (spec remoting 3).
 
 GET_BROKER_CLUSTER_INFO (106) lists every broker of every cluster with the addresses of master and slaves, in
-fastjson's dialect: the broker ids are bare map keys. A broker that died stays in it until its connection to
-the name server closed or it was silent for two minutes.
+fastjson's dialect: broker ids are bare map keys. A broker that died stays in the list until its connection to
+the name server is closed or it was silent for two minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trioha.remoting.command import request
 from trioha.remoting.fastjson import as_text, parse_json, shown
 
 BROKERS_MAX = 1024
-"""Addresses taken from one answer."""
+"""Addresses that are read from one answer."""
 
 
 @frozen
@@ -33,10 +33,10 @@ class BrokerGroup:
 
 
 async def fetch_broker_groups(client: RemotingClient, *, timeout_s: float = 3.0) -> tuple[BrokerGroup, ...]:
-    """Every broker that the name server behind `client` knows, by cluster, broker name and id.
+    """Every broker that the name server knows, by cluster, broker name and id.
 
-    Raises PeerError if it cannot be reached, does not answer in time or refuses (`code` says how),
-    RemoteProtocolError if what it answers makes no sense.
+    Raises PeerError if it cannot be reached, does not answer in time or refuses (`code` is its response
+    code), RemoteProtocolError if its answer makes no sense.
     """
     answer = await client.request(request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_s=timeout_s)
     if answer.code != ResponseCode.SUCCESS:
@@ -51,7 +51,7 @@ async def fetch_broker_groups(client: RemotingClient, *, timeout_s: float = 3.0)
 def parse_broker_groups(body: bytes | memoryview) -> tuple[BrokerGroup, ...]:
     """The groups of an answer to GET_BROKER_CLUSTER_INFO, by cluster and broker name.
 
-    Raises RemoteProtocolError for a body that is none.
+    Raises RemoteProtocolError for any other body.
     """
     whole = parse_json(body)
     table = whole.get("brokerAddrTable") if isinstance(whole, dict) else None

@@ -1,6 +1,6 @@
-"""The headers of sending a message, and how put statuses travel as response codes.
+"""Headers of sends, and the response codes of put statuses.
 
-SEND_MESSAGE (10) spells its fields out, SEND_MESSAGE_V2 (310) has one letter for each (spec remoting 4.1):
+SEND_MESSAGE (10) has long field names, SEND_MESSAGE_V2 (310) has one letter for each (spec remoting 4.1):
 
 | V2 | V1 | V2 | V1 |
 |---|---|---|---|
@@ -33,7 +33,7 @@ TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DEFAULT_TOPIC: Final = "TBW102"
-"""The topic that stands model for topics made by a first send."""
+"""The template of topics that a first send creates."""
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -58,26 +58,26 @@ _LONG_NAMES: Final = dict(_V1_NAMES)
 SEND_RESPONSE_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 )
-"""On every response to a send, failures too: the Java client reads them unasked (spec remoting 4.1)."""
+"""In every response to a send, also in failures: the Java client reads them unchecked (spec remoting 4.1)."""
 
 
 @frozen
 class SendMessageRequestHeader:
-    """What a producer says about the message in the body."""
+    """Header of a send; the message is the body."""
 
     producer_group: str
     topic: str
     default_topic: str
     default_topic_queue_nums: int
     queue_id: int
-    """Below zero: the broker picks one."""
+    """Below zero, the broker chooses a queue."""
     sys_flag: int
     born_timestamp_ms: int
     """The producer's wall clock, ms since 1970."""
     flag: int
-    """The user's own flag; nothing to us."""
+    """The user's own flag, stored unchanged."""
     properties: str = ""
-    """The properties string (spec store 2.3), as sent."""
+    """The properties string (spec store 2.3)."""
     reconsume_times: int = 0
     unit_mode: bool = False
     max_reconsume_times: int | None = None
@@ -88,7 +88,7 @@ class SendMessageRequestHeader:
     def of(cls, command: RemotingCommand) -> SendMessageRequestHeader:
         """The header of a request 10, 310 or 320.
 
-        Raises BadRequestError with one clear reason for a field that is missing or does not fit.
+        Raises BadRequestError for a field that is missing or invalid.
         """
         ext = command.ext_fields
         if command.code == RequestCode.SEND_MESSAGE:
@@ -145,7 +145,7 @@ class SendMessageRequestHeader:
 
 @frozen
 class SendMessageResponseHeader:
-    """What the broker says of a message that it stored."""
+    """Header of the response for a stored message."""
 
     msg_id: str
     """Offset message id: store host and physical offset in hex; of a batch, several with commas."""
@@ -168,9 +168,9 @@ class SendMessageResponseHeader:
 
     @classmethod
     def of(cls, command: RemotingCommand) -> SendMessageResponseHeader:
-        """The header of a response that says the message is stored.
+        """The header of the response for a stored message.
 
-        Raises RemoteProtocolError for a field that is missing or does not fit.
+        Raises RemoteProtocolError for a field that is missing or invalid.
         """
         ext = command.ext_fields
         try:
@@ -207,12 +207,11 @@ def send_response(
 ) -> RemotingCommand:
     """The response to a send that ended with `status`.
 
-    `header` goes along where the message is stored (PUT_OK and the three statuses that clients count as
-    such), and must be there; `remark` replaces the status's usual words.
+    `header` is required for `STORED_STATUSES`, and ignored for others; `remark` replaces the usual text.
     """
     code = PUT_STATUS_CODES[status]
     if status in STORED_STATUSES:
-        assert header is not None, f"a message that is stored has an id: {status.name}"
+        assert header is not None, f"a stored message has an id: {status.name}"
         return response_to(asked, code, remark=remark, ext_fields=header.to_ext_fields())
     return response_to(
         asked, code, remark=remark or PUT_STATUS_REMARKS[status], ext_fields=SEND_RESPONSE_FIELDS
@@ -234,7 +233,7 @@ PUT_STATUS_CODES: Final[Mapping[PutStatus, ResponseCode]] = MappingProxyType(
         PutStatus.CREATE_MAPPED_FILE_FAILED: ResponseCode.SYSTEM_ERROR,
         PutStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
         PutStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-        # 5.3 says 2 here, 4.9 says 1; producers of both versions try again after 1, those of 4.9 not after 2.
+        # 5.3 answers 2, 4.9 answers 1; producers of both versions retry after 1, those of 4.9 not after 2.
         PutStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_ERROR,
         PutStatus.UNKNOWN_ERROR: ResponseCode.SYSTEM_ERROR,
         PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH: ResponseCode.SYSTEM_ERROR,
@@ -253,7 +252,7 @@ PUT_STATUS_REMARKS: Final[Mapping[PutStatus, str]] = MappingProxyType(
         PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH: "in-sync replicas not enough",
     }
 )
-"""What the response says to people where the message is not stored."""
+"""Remarks for messages that were not stored."""
 
 STORED_STATUSES: Final = frozenset(
     {
@@ -263,7 +262,7 @@ STORED_STATUSES: Final = frozenset(
         PutStatus.SLAVE_NOT_AVAILABLE,
     }
 )
-"""The message is in the log, whatever it is that did not happen in time."""
+"""Statuses of messages that are in the log."""
 
 _STATUSES_BY_REMARK = {remark: status for status, remark in PUT_STATUS_REMARKS.items()}
 _STATUSES_BY_CODE = {
@@ -277,10 +276,10 @@ _STATUSES_BY_CODE = {
 
 
 def put_status_name(answer: RemotingCommand) -> str:
-    """The put status behind the response to a send, by RocketMQ's name.
+    """RocketMQ's name of the put status in the response to a send.
 
-    Several statuses share a code; the remark tells them apart where it is one of ours or RocketMQ's
-    `in-sync replicas not enough`. A code that stands for no put status gives the name of the code.
+    Several statuses share a code and are distinguished by trioha's remarks and RocketMQ's `in-sync replicas
+    not enough`. A code of no put status gives the name of the code.
     """
     status = _STATUSES_BY_CODE.get(answer.code)
     by_remark = _STATUSES_BY_REMARK.get(answer.remark or "")

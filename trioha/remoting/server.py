@@ -1,7 +1,7 @@
-"""A server of the remoting protocol: hands requests to one handler and writes its answers.
+"""A server of the remoting protocol: calls one handler for each request and writes the answers.
 
-Theory of operation. An accept loop and the connections have a nursery each, the loop's within that of the
-connections. So accepting can end first, and connections can be drained before they are cut:
+Theory of operation. The accept loop and the connections have a nursery each, the loop's within that of the
+connections, so that accepting ends first and connections are drained before they are cut:
 
 ```
 serve
@@ -9,17 +9,16 @@ serve
    +- accept loop       ends with `stop_accepting`
 ```
 
-`stop_accepting` closes the listeners. `drain` does so, too, and ends each connection as soon as all that it
-has in flight is answered, or at the timeout. `serve` returns when accepting has ended and the last connection
-is closed; cancelling it closes every connection at once.
+`stop_accepting` closes the listeners. `drain` also closes each connection as soon as its requests in flight
+are answered, or at the timeout. `serve` returns when accepting has ended and the last connection is closed;
+cancelling it closes every connection at once.
 
-Error handling. A handler's exception is a bug: it is logged and answered with SYSTEM_ERROR. BadRequestError
-is not: it is answered with its code and reason. A peer that breaks the protocol is closed without an answer,
-and counted. One-way requests are never answered (spec remoting 1.3). What else goes wrong with a connection
-ends at its border: it is counted and logged, and no other connection learns of it.
+Error handling. An exception of the handler is a bug: it is logged and answered with SYSTEM_ERROR, except
+BadRequestError, which is answered with its code and reason. A connection whose peer breaks the protocol is
+closed without an answer, and counted. One-way requests are never answered (spec remoting 1.3). Every other
+error of a connection ends at its border: it is counted and logged, and affects no other connection.
 
-Not all that a server says is an answer: `push` sends a frame of its own to a connection, unless bytes are
-already waiting to be sent there: a peer that does not read is not sent more.
+`push` sends a frame that is not an answer.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from trioha.remoting.memory import ClientMemory
 from trioha.remoting.server_connection import ServerConnection
 from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
 
-__all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistics", "serve"]
+__all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistics"]
 
 
 class RemotingServer:
-    """A handler, its limits, and what they have seen."""
+    """Serves connections with one handler."""
 
     def __init__(self, handler: Handler, *, limits: ServerLimits | None = None) -> None:
         self.handler = handler
@@ -61,15 +60,15 @@ class RemotingServer:
             room_timeout_s=self.limits.room_timeout_s,
         )
         self._connections: dict[int, ServerConnection] = {}
-        """Those that are served now, by their number."""
+        """Open connections by their number."""
         self._open_by_host: Counter[str] = Counter()
-        """How many of those that were accepted each address has."""
+        """Number of open connections by address."""
         self._accepting = trio.CancelScope()
         self._is_draining = False
         self._one_less = trio.Event()
         """Set when a connection has ended."""
         self.on_closed: Callable[[Peer], None] | None = None
-        """Called once for each connection that was served, when it has ended; must not wait."""
+        """Called once for each connection after its end; must not block."""
 
     def push(self, connection: int, frame: bytes) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -81,14 +80,14 @@ class RemotingServer:
             return False
         try:
             served.push(frame)
-        except Exception as error:  # noqa: BLE001 - the border of a connection, whose caller is someone else
+        except Exception as error:  # noqa: BLE001 - the border of a connection, called from another task
             self.border.report(error, str(served.peer))
             served.cut()
         return True
 
     @property
     def statistics(self) -> ServerStatistics:
-        """The counters as they are now."""
+        """The current counters."""
         counters = copy.copy(self._counters)
         counters.connections_open = len(self._connections)
         counters.bugs, counters.shortages = self.border.bugs, self.border.shortages
@@ -105,11 +104,11 @@ class RemotingServer:
         gate: Gate | None = None,
         task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen and serve; started with the `(host, port)` pairs that are listened on.
+        """Listen and serve; `started` gives the `(host, port)` pairs of the listeners.
 
-        `host` None is all interfaces; `port` 0 is a free one. A connection is accepted only while `gate` is
+        `host` None is all interfaces, `port` 0 a free port. Connections are accepted only while `gate` is
         open. Returns when accepting was stopped and the last connection has ended. Raises ConfigError if it
-        cannot listen there.
+        cannot listen on the address.
         """
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
@@ -137,15 +136,15 @@ class RemotingServer:
                     )
 
     def stop_accepting(self) -> None:
-        """Close the listeners. Connections that are open stay open."""
+        """Close the listeners; connections stay open."""
         self._accepting.cancel()
 
     async def drain(self, *, timeout_s: float = 3.0) -> None:
         """Stop accepting, read no more requests, answer those in flight, and close all connections.
 
-        A request in flight is answered when its handler is ready, which it is by its own deadline;
-        connections that are still there after `timeout_s` are cut. Returns when all are closed. Cancelled, it
-        leaves connections draining.
+        A request in flight is answered when its handler has the answer, at its own deadline at the latest;
+        connections that are still open after `timeout_s` are cut. Returns when all are closed. After a
+        cancellation the connections go on draining.
         """
         self.stop_accepting()
         self._is_draining = True
@@ -177,7 +176,7 @@ class RemotingServer:
             except OSError as error:
                 if is_shortage(error):
                     raise
-                # Gone between accept and here; some systems say so only now.
+                # The peer has closed the connection since it was accepted.
                 self._counters.broken_connections += 1
                 return
             self._open_by_host[host] += 1
@@ -190,7 +189,7 @@ class RemotingServer:
                     del self._open_by_host[host]
 
     async def serve_stream(self, stream: trio.abc.Stream, address: Address) -> None:
-        """Serve `stream`, whatever it is made of, as a connection from `address`. The caller closes it."""
+        """Serve any kind of stream as a connection from `address`. The caller closes it."""
         self._counters.connections_accepted += 1
         peer = Peer(address, self._counters.connections_accepted)
         with self.border.around(str(peer)):
@@ -211,18 +210,6 @@ class RemotingServer:
                 self._one_less.set()
                 if self.on_closed is not None:
                     self.on_closed(peer)
-
-
-async def serve(
-    handler: Handler,
-    *,
-    host: str | None,
-    port: int,
-    limits: ServerLimits | None = None,
-    task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """`RemotingServer(handler, limits=limits).serve(...)` for whoever needs no statistics."""
-    await RemotingServer(handler, limits=limits).serve(host=host, port=port, task_status=task_status)
 
 
 def _host_and_port(socket_address: tuple[object, ...]) -> tuple[str, int]:

@@ -1,23 +1,23 @@
 """One connection of a remoting server: its reader, its writer, and the requests in flight between them.
 
-Theory of operation. A connection is one nursery with a reader and a single writer; what ends one ends the
-connection. The reader cuts frames and calls the handler for each request, in the order of their arrival. A
-handler that has its answer at once returns it; one that must wait returns an awaitable, which gets a task of
-its own, so that a send that waits three seconds for a slave does not hold the request after it. Answers are
-written as they become ready, in any order, all that are ready in one send: by the reader in its own turn, as
-far as the socket takes them at once, else by the writer.
+Theory of operation. A connection is one nursery with a reader and a single writer; each of them ends the
+connection with it. The reader cuts frames and calls the handler for each request, in the order of their
+arrival. A handler that knows its answer returns it; one that must wait returns an awaitable, which gets a
+task of its own, so that a send that waits three seconds for a slave does not delay the request after it.
+Answers are written in any order, all that are ready in one send: by the reader at the end of its turn, as far
+as the socket accepts them at once, else by the writer.
 
-A request is in flight from when it is read until its answer is written. A connection with `in_flight_max`
-requests or `in_flight_bytes_max` bytes in flight is not read from until some are done; nor is one for which
-`ClientMemory` has no room. So a peer that asks and does not read what it is answered stops itself, and is
-closed when a send takes longer than `send_timeout_s`. A frame that is not whole `frame_timeout_s` after its
-first byte ends the connection; the clock of the frame stands still while the connection is not read from.
+A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
+or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
+`ClientMemory` has no room. So a peer that sends requests and does not read the answers blocks itself, and is
+closed when a send takes longer than `send_timeout_s`. A frame that is not complete `frame_timeout_s` after
+its first byte ends the connection; its clock stops while the connection is not read from.
 
-Draining. `drain` ends the reader, in the middle of a frame too, and requests that were received and not yet
-handled are dropped: the peer sees a connection that ended without an answer to them, as after a crash, and
-asks elsewhere. What is in flight is answered. Then the connection says that it sends no more and discards
-what the peer still sends, for at most `LINGER_S`: to close with unread bytes would reset the connection, and
-with it answers that the peer has not received yet.
+Draining. `drain` ends the reader, also in the middle of a frame, and drops requests that were received and
+not yet handled: for the peer the connection ends without an answer, as after a crash, and it retries
+elsewhere. Requests in flight are answered. Then the connection closes its sending side and discards what it
+still receives, for at most `LINGER_S`: closing a socket with unread bytes would reset the connection, and the
+peer would lose answers that it has not received yet.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from trioha.remoting.memory import ClientMemory
 from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
 
 REQUESTS_PER_TURN: Final = 4
-"""After so many requests their answers are sent and others get their turn. A client with 16 requests in
-flight has then answers to work on while the server works on the rest: no lockstep."""
+"""After so many requests the reader sends their answers and yields to other connections. A client with 16
+requests in flight then handles answers while the server handles the rest: no lockstep."""
 REQUEST_BYTES: Final = 4096
-"""What a request in flight costs beside its frame: its objects, and a task where it waits."""
+"""Memory of a request in flight beside its frame: its objects, and a task if it waits."""
 HEADER_FACTOR: Final = 4
-"""A header in memory may be so many times as large as its bytes: a text with one wide character takes four
-bytes for each of its characters."""
+"""Largest ratio of a header's memory to its bytes: a text with one wide character needs four bytes for each
+of its characters."""
 LINGER_S: Final = 0.5
-"""How long a drained connection waits for its peer to close it."""
+"""How long a drained connection waits until its peer closes it."""
 REMARK_CHARS_MAX: Final = 1000
-"""Of an exception's own text."""
+"""Length of an exception's text in a remark."""
 
 
 class ServerConnection:
@@ -81,31 +81,31 @@ class ServerConnection:
         self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
         self._reading = trio.CancelScope()
-        """Its deadline is the unfinished frame's."""
+        """Cancelled to stop the reader; its deadline is that of the unfinished frame."""
         self._account = memory.open_account(self._give_up)
         self._outbox: list[bytes | memoryview] = []
         self._outbox_filled = trio.Event()
         self._in_flight = 0
-        """Requests read and not yet answered on the wire."""
+        """Requests that were read and whose answers were not sent yet."""
         self._handled_bytes = 0
-        """What those of them cost that are with the handler."""
+        """Memory of the requests in flight that the handler has not answered."""
         self._answered = 0
-        """Those of them whose answers are in the outbox."""
+        """Requests in flight whose answers are in the outbox."""
         self._outbox_bytes = 0
         self._sending_bytes = 0
-        """What the writer is sending."""
+        """Bytes in the writer's current send."""
         self._less_in_flight: trio.Event | None = None
-        """Set when a request has left flight, or the outbox was written; None unless someone waits for it."""
+        """Set when answers were sent; None unless the reader waits for it."""
         self._is_turn_of_reader = False
-        """Whether the reader is at work, and will send what is in the outbox."""
+        """Whether the reader is handling requests and will send the outbox at the end of its turn."""
         self._is_sending = False
-        """Whether the writer is in the middle of a send."""
+        """Whether the writer is sending."""
         self._is_draining = False
         self._is_given_up = False
         self._is_over = False
 
     async def run(self) -> None:
-        """Serve until either side ends it."""
+        """Serve until either side ends the connection."""
         self._housekeeping = Housekeeping(idle_timeout_s=self._limits.idle_timeout_s)
         try:
             with self._life:
@@ -115,7 +115,7 @@ class ServerConnection:
             self._counters.idle_closes += self._housekeeping.is_expired
         finally:
             self._is_over = True
-            # Now, not when the garbage collector finds them.
+            # Free the buffers now, not by the garbage collector.
             self._decoder = FrameDecoder()
             self._outbox.clear()
             self._account.close()
@@ -137,7 +137,7 @@ class ServerConnection:
         try:
             left = send_now(self._stream, frame)
         except trio.BrokenResourceError:
-            # The reader finds that, too, and ends the connection.
+            # The reader gets the error, too, and ends the connection.
             return
         if left:
             self._put_in_outbox(left)
@@ -162,7 +162,7 @@ class ServerConnection:
                 self._count_unfinished()
 
     def _count_unfinished(self) -> None:
-        """The reader was stopped in the middle of a frame: say why."""
+        """Count and log why the reader was stopped in the middle of a frame."""
         size = f"a frame of which {self._decoder.buffered_bytes} bytes have come"
         if self._is_given_up:
             self._counters.memory_closes += 1
@@ -207,11 +207,11 @@ class ServerConnection:
         self._end(is_broken=False)
 
     async def _receive(self) -> bytes:
-        """Some bytes, already in the account; none at the end of the stream."""
+        """Received bytes, which are already in the account; none at the end of the stream."""
         account, wanted_bytes = self._account, self._limits.receive_bytes_max
         direct = self._direct
         if direct is None:
-            # Such a stream gives bytes whenever they come: room for them must be there before.
+            # Bytes may come at any time during the await: hold their memory before it.
             while not (allowed_bytes := account.readable_bytes(wanted_bytes)):
                 await self._paused(account.wait_to_read())
             account.receive(allowed_bytes)
@@ -230,7 +230,7 @@ class ServerConnection:
             try:
                 received = direct.receive_now(allowed_bytes)
             except MemoryError:
-                # Nothing was received. Unfinished frames of other peers must not end this connection.
+                # Nothing was received. Unfinished frames of others must not end this connection.
                 if not await account.make_room():
                     raise
                 continue
@@ -240,7 +240,7 @@ class ServerConnection:
             await direct.wait_readable()
 
     def _note_unfinished(self) -> None:
-        """Note how much of a frame is left after all whole ones were cut, and start its clock."""
+        """Account for the unfinished frame after all complete ones, and start its clock."""
         unfinished_bytes = self._decoder.buffered_bytes
         if unfinished_bytes and not self._account.unfinished_bytes:
             now_s = trio.current_time()
@@ -250,7 +250,7 @@ class ServerConnection:
         self._account.frame_bytes = self._decoder.wanted_bytes
 
     async def _paused(self, wait: Awaitable[None]) -> None:
-        """Wait while the clock of the unfinished frame stands still."""
+        """Wait with the clock of the unfinished frame stopped."""
         left_s = self._reading.deadline - trio.current_time()
         self._reading.deadline = math.inf
         try:
@@ -259,12 +259,13 @@ class ServerConnection:
             self._reading.deadline = trio.current_time() + left_s
 
     def _give_up(self) -> None:
-        """The memory is used up, and this connection is to be closed for it."""
+        """Close this connection to free memory."""
         self._is_given_up = True
         self._reading.cancel()
 
     def _end(self, *, is_broken: bool) -> None:
-        """The connection is over. Reader and writer may both find it broken: whoever ends it counts it."""
+        """Mark the connection as ended. Reader and writer may both find it broken: the first one counts
+        it."""
         self._counters.broken_connections += is_broken and not self._is_over
         self._is_over = True
 
@@ -284,7 +285,7 @@ class ServerConnection:
         )
 
     async def _wait_for_room(self, more_bytes: int, cost_bytes: int) -> None:
-        """Wait until one more request may be handled, and hold what it needs."""
+        """Wait until one more request may be handled, and hold its memory."""
         while True:
             if not self._has_room(cost_bytes):
                 await self._paused(self._wait_for_less_in_flight())
@@ -306,7 +307,7 @@ class ServerConnection:
         self._handled_bytes += cost_bytes
         try:
             answer = self._handler(command, self.peer)
-        except Exception as error:  # noqa: BLE001 - a handler's bug must not take the connection along
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection
             answer = self._answer_to_error(command, error)
         if answer is None or isinstance(answer, RemotingCommand):
             self._done(command, cost_bytes, answer)
@@ -331,7 +332,7 @@ class ServerConnection:
         return response_to(command, ResponseCode.SYSTEM_ERROR, remark=remark)
 
     def _done(self, command: RemotingCommand, cost_bytes: int, answer: RemotingCommand | None) -> None:
-        """The handler is through with `command`: queue its answer, if it is to have one."""
+        """Put the answer to `command` into the outbox, if it has one."""
         self._handled_bytes -= cost_bytes
         if command.is_oneway or answer is None:
             self._counters.oneway_requests += command.is_oneway
@@ -374,14 +375,14 @@ class ServerConnection:
         self._outbox_bytes += len(data)
         self._account.change(len(data))
 
-    def _take_answered(self) -> tuple[int, int]:
-        """The requests whose answers are in the outbox, and the bytes of the outbox."""
+    def _drain_answered(self) -> tuple[int, int]:
+        """Number of requests whose answers are in the outbox, and its bytes; resets both."""
         answered = self._answered, self._outbox_bytes
         self._answered = self._outbox_bytes = 0
         return answered
 
     def _end_turn(self) -> None:
-        """Send what is answered, as far as the socket takes it at once; the rest is the writer's."""
+        """Send the outbox as far as the socket accepts it at once; the writer sends the rest."""
         self._is_turn_of_reader = False
         if not self._outbox:
             return
@@ -390,13 +391,13 @@ class ServerConnection:
             left = send_now(self._stream, batch)
             if not left:
                 self._outbox.clear()
-                self._leave_flight(*self._take_answered())
+                self._leave_flight(*self._drain_answered())
                 return
             self._outbox = [left]
         self._outbox_filled.set()
 
     async def _write(self) -> None:
-        # One scope for all sends: a new one for each would cost as much as the rest of a small one.
+        # One scope for all sends: a new one would cost as much as the rest of a small send.
         sending = trio.CancelScope()
         try:
             with sending:
@@ -404,11 +405,11 @@ class ServerConnection:
                     await self._outbox_filled.wait()
                     self._outbox_filled = trio.Event()
                     if not self._outbox:
-                        # The reader has sent it.
+                        # The reader has sent all of it.
                         continue
                     batch = b"".join(self._outbox)
                     self._outbox.clear()
-                    answered, self._sending_bytes = self._take_answered()
+                    answered, self._sending_bytes = self._drain_answered()
                     sending.deadline = trio.current_time() + self._limits.send_timeout_s
                     self._is_sending = True
                     await self._stream.send_all(batch)
@@ -425,7 +426,8 @@ class ServerConnection:
             self._closures.closed(str(self.peer), f"it took nothing for {self._limits.send_timeout_s:g} s")
 
     async def _finish(self) -> None:
-        """Wait until all that is in flight is answered, then let the peer go."""
+        """Wait until all requests in flight are answered, then close the sending side and wait for the
+        peer."""
         while self._in_flight or self._outbox or self._is_sending:
             await self._wait_for_less_in_flight()
         self._is_over = True

@@ -1,4 +1,4 @@
-"""What a server of the remoting protocol is made of: its handler, its limits, and its counters."""
+"""Parts of a remoting server: the type of its handler, its limits, and its counters."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from trioha.remoting.memory import bytes_max_for
 
 @frozen
 class ServerLimits:
-    """How much a server gives to its peers."""
+    """Limits of a server for its peers."""
 
     connections_max: int = field(default=1024, validator=ge(1))
     """Open at a time; one more is closed as soon as it is accepted."""
     connections_per_peer_max: int = field(default=1024, validator=ge(1))
-    """Of them, from one address."""
+    """Open at a time from one address."""
     total_bytes_max: int = field(default=128 * 1024 * 1024, validator=ge(1))
     """Held for all connections together: unfinished frames, requests in flight, answers that wait to be
     written. At least `memory.bytes_max_for(frame_bytes_max)`."""
     in_flight_max: int = field(default=4096, validator=ge(1))
-    """Requests of one connection between read and answered. Each pull that waits for messages is one."""
+    """Requests of one connection that were read and not answered, pulls that wait for messages included."""
     in_flight_bytes_max: int = field(default=64 * 1024 * 1024, validator=ge(1))
-    """Those requests and their answers; a single request may be larger."""
+    """Bytes of these requests and their answers; a single request may be larger."""
     frame_bytes_max: int = field(default=FRAME_BYTES_MAX, validator=ge(8))
     """One frame, its length field included."""
     idle_timeout_s: float = field(default=120.0, validator=ge(0))
-    """Without a read or a write."""
+    """Longest time without a read or a write."""
     frame_timeout_s: float = field(default=30.0, validator=ge(0))
-    """From the first byte of a frame to its last, however the bytes come. Time in which the server did not
-    read does not count."""
+    """From the first byte of a frame to its last, without the time in which the server did not read."""
     send_timeout_s: float = field(default=10.0, validator=ge(0))
-    """For one send of whatever is ready."""
+    """For one send."""
     room_timeout_s: float = field(default=2.0, validator=ge(0))
-    """How long a connection waits for room in `total_bytes_max` before unfinished frames are given up."""
+    """How long a connection waits for room in `total_bytes_max` before unfinished frames are dropped."""
     receive_bytes_max: int = field(default=64 * 1024, validator=ge(1))
-    """One read: what is handled before other connections get their turn."""
+    """Bytes of one read, which are handled before other connections are served."""
 
     def __attrs_post_init__(self) -> None:
         if self.total_bytes_max < bytes_max_for(self.frame_bytes_max):
@@ -53,7 +52,7 @@ class ServerLimits:
 
 @frozen
 class Peer:
-    """Who asks."""
+    """The other end of a connection."""
 
     address: Address
     connection: int
@@ -66,52 +65,52 @@ class Peer:
 Handler: TypeAlias = Callable[
     [RemotingCommand, Peer], "RemotingCommand | Awaitable[RemotingCommand | None] | None"
 ]
-"""Answers a request. Returns the answer where it is known at once (much cheaper), else an awaitable of it.
-None means that there is no answer: the right thing only for one-way requests."""
+"""Handles a request. Returns the answer if it is known at once (much cheaper), else an awaitable of it, or
+None for no answer, which is right for one-way requests only."""
 
 
 @define
 class ServerStatistics:
-    """Counters since the server was made; `connections_open` and `held_bytes` are as of now.
+    """Counters since the server was created; `connections_open` and `held_bytes` are current values.
 
-    The server counts in one of its own; whoever asks for statistics gets a copy.
+    `RemotingServer.statistics` is a copy of the server's counters.
     """
 
     connections_open: int = 0
     connections_accepted: int = 0
     connections_refused: int = 0
-    """Closed at once for `connections_max` or `connections_per_peer_max`, or since it was draining."""
+    """Closed at once because of `connections_max` or `connections_per_peer_max`, or during draining."""
     requests: int = 0
     """One-way requests included."""
     oneway_requests: int = 0
     responses: int = 0
-    """Answers written or waiting to be."""
+    """Answers that were written or wait for it."""
     unexpected_responses: int = 0
-    """Responses that peers sent to a server that asks nothing. Ignored."""
+    """Responses from peers; ignored, since the server sends no requests."""
     handler_errors: int = 0
-    """Exceptions of the handler, answered with SYSTEM_ERROR."""
+    """Exceptions of the handler; answered with SYSTEM_ERROR."""
     busy_answers: int = 0
-    """Answers that no memory was left for: SYSTEM_BUSY was sent instead."""
+    """Answers replaced by SYSTEM_BUSY for lack of memory."""
     protocol_errors: int = 0
-    """Connections closed for what the peer sent."""
+    """Connections closed because the peer broke the protocol."""
     broken_connections: int = 0
     """Connections reset by the peer or the network."""
     idle_closes: int = 0
     frame_timeouts: int = 0
-    """Connections closed because a frame was not whole in time."""
+    """Connections closed because a frame was not complete in time."""
     memory_closes: int = 0
-    """Connections closed with an unfinished frame, since the memory for clients was used up."""
+    """Connections with an unfinished frame that were closed for lack of memory."""
     send_timeouts: int = 0
     """Connections closed because the peer did not read."""
     cut_connections: int = 0
-    """Connections closed at the end of draining with requests not answered."""
+    """Connections closed at the end of draining with unanswered requests."""
     bugs: int = 0
-    """Connections and requests that a fault of this program ended."""
+    """Connections and requests that a bug of ours ended."""
     shortages: int = 0
     """Connections and requests that ended because descriptors or memory of the system ran out."""
     held_bytes: int = 0
-    """What all connections hold together."""
+    """Memory that all connections hold."""
     largest_held_bytes: int = 0
-    """The most that it ever was."""
+    """Largest value of `held_bytes` so far."""
     memory_waits: int = 0
     """How often a connection had to wait for room."""

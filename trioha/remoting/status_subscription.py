@@ -1,8 +1,8 @@
-"""Updates of a status: what a reader asks for with request 907, and what a node promises (docs/ha-status.md).
+"""Subscriptions to status updates, as two fields of request 907 and of its answer (docs/ha-status.md).
 
-A question may carry two fields: how often updates are wanted, and how many. A node that knows them repeats in
-its answer what it will do, and then sends so many one-way requests 907 with the body of an answer. A broker
-that does not know them passes over them, and promises nothing.
+The request has the wanted interval and number of updates. A node that knows the fields answers with the
+interval and number that it will send, and then sends so many one-way requests 907 with the body of an answer.
+A broker that does not know the fields ignores them and answers without them.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ EVERY_FIELD = "triohaEveryMillis"
 COUNT_FIELD = "triohaUpdates"
 EVERY_MS_MIN, EVERY_MS_MAX = 50, 60_000
 COUNT_MAX = 100
-"""A reader that has gone, or stopped reading, is sent no more than these."""
+"""Largest number of updates that are sent to a reader that has ended or stopped reading."""
 
 
 @frozen
 class StatusSubscription:
-    """So many updates, so often."""
+    """Interval and number of updates."""
 
     every_ms: int
-    """One at each multiple of this on the node's clock, EVERY_MS_MIN to EVERY_MS_MAX milliseconds."""
+    """Updates are sent at its multiples on the node's clock; EVERY_MS_MIN to EVERY_MS_MAX milliseconds."""
     count: int
-    """How many, at most COUNT_MAX; 0 ends what was asked for before."""
+    """Number of updates, at most COUNT_MAX; 0 ends the subscription."""
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> StatusSubscription | None:
-        """What a command's fields say, within the limits; None if they say nothing of updates.
+        """The subscription in a command's fields, within the limits; None without these fields.
 
-        Raises BadRequestError for fields that are no whole numbers.
+        Raises BadRequestError for fields that are not whole numbers.
         """
         if EVERY_FIELD not in fields and COUNT_FIELD not in fields:
             return None
@@ -42,7 +42,7 @@ class StatusSubscription:
         return cls(max(EVERY_MS_MIN, min(every_ms, EVERY_MS_MAX)), min(count, COUNT_MAX))
 
     def to_fields(self) -> dict[str, str]:
-        """The fields of a question, or of the answer to it."""
+        """The fields of a request or of its answer."""
         return {EVERY_FIELD: str(self.every_ms), COUNT_FIELD: str(self.count)}
 
 

@@ -1,11 +1,11 @@
-"""UNIQ_KEY, the message id that a producer makes (spec store 2.8).
+"""UNIQ_KEY, the message id of a producer (spec store 2.8).
 
 | bytes | meaning |
 |---|---|
 | 4 or 16 | the producer's IP |
 | 2 | process id, low bits |
-| 4 | in Java the class loader's hash; anything that tells producers of one process apart |
-| 4 | ms since the month began |
+| 4 | in Java the class loader's hash; distinguishes producers of one process |
+| 4 | ms since the start of the month |
 | 2 | counter, which wraps |
 
 All big-endian, as upper-case hex: 32 characters, or 56 with an IPv6 address.
@@ -32,7 +32,7 @@ class UniqueKeys:
         self._next_month_ms = 0
 
     def next_key(self, now_ms: int) -> str:
-        """The key of a message made at `now_ms` (wall clock, ms since 1970)."""
+        """The key of a message created at `now_ms` (wall clock, ms since 1970)."""
         if not self._month_start_ms <= now_ms < self._next_month_ms:
             self._find_month(now_ms)
         moving = _MOVING.pack(now_ms - self._month_start_ms, next(self._counter) & 0xFFFF)
