@@ -1,7 +1,7 @@
 """A replay's result as Arrow tables and Parquet files.
 
 Columns are those of the rows in `trioha_analysis.document`; `seconds` and `events` are too long for that
-document and exist only here (docs/session-analysis.md has all of them).
+document and exist only here. docs/session-analysis.md describes all columns.
 """
 
 from __future__ import annotations

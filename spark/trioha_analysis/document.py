@@ -18,17 +18,17 @@ from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayRes
 Row = dict[str, Any]
 
 GAP_SENTENCES: Final = {
-    CloseReason.GAP: "the master has nothing at {offset}, or begins behind it; the own log ends at {own}",
-    CloseReason.AHEAD: "the master's log ends at {offset}, before the own one does, at {own}",
-    CloseReason.DIVERGED: "the own log and the master's differ at {offset}; the own one ends at {own}",
-    CloseReason.OFFSET_MISMATCH: "the master pushed {offset}, the own log ends at {own}",
-    CloseReason.BAD_RECORD: "a record at {offset} is damaged; the own log ends at {own}",
-    CloseReason.BAD_SIZE: "a size or offset makes no sense at {offset}; the own log ends at {own}",
-    CloseReason.STORE_ERROR: "the own disk took nothing at {offset}",
-    CloseReason.REQUEST_ABOVE_MAX: "the slave asked from {offset}, the log ends at {own}",
-    CloseReason.REQUEST_BELOW_MIN: "the slave needs {offset}, which is deleted; the log ends at {own}",
-    CloseReason.ACK_BEYOND_SENT: "the slave acknowledged {offset}, more than was sent; the log ends at {own}",
-    CloseReason.ACK_WENT_BACK: "the slave acknowledged {offset}, less than before",
+    CloseReason.GAP: "the master's log has no record at {offset}; the own log ends at {own}",
+    CloseReason.AHEAD: "the master's log ends at {offset}, below the end of the own log at {own}",
+    CloseReason.DIVERGED: "the own log and the master's differ at {offset}; the own log ends at {own}",
+    CloseReason.OFFSET_MISMATCH: "the master pushed offset {offset}; the own log ends at {own}",
+    CloseReason.BAD_RECORD: "the record at {offset} is damaged; the own log ends at {own}",
+    CloseReason.BAD_SIZE: "invalid size or offset at {offset}; the own log ends at {own}",
+    CloseReason.STORE_ERROR: "the own disk refused the write at {offset}",
+    CloseReason.REQUEST_ABOVE_MAX: "the slave requested {offset}; the log ends at {own}",
+    CloseReason.REQUEST_BELOW_MIN: "the slave requested {offset}, which is deleted; the log ends at {own}",
+    CloseReason.ACK_BEYOND_SENT: "the slave's ack {offset} is beyond the sent bytes; the log ends at {own}",
+    CloseReason.ACK_WENT_BACK: "the slave's ack {offset} is below its previous one",
 }
 """By reason; `offset` of the record, `own` end of the log of the node that recorded it."""
 
@@ -39,7 +39,7 @@ def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list
     return {
         "sessions": [_session_row(session) for session in sessions],
         "connections": [_connection_row(session, one) for session in sessions for one in session.connections],
-        "reconnects": [_reconnect_row(session, one) for session in sessions for one in session.returns],
+        "reconnects": [_reconnect_row(session, one) for session in sessions for one in session.reconnects],
         "probes": [
             {**session_columns(session), "host": one.host, "reason": one.reason, "count": one.count}
             for session in sessions
@@ -94,7 +94,7 @@ def _session_row(replay: SessionReplay) -> Row:
         "flushedOffset": node.flushed_offset,
         "dispatchedOffset": node.dispatched_offset,
         "connections": len(replay.connections),
-        "reconnects": replay.reconnects,
+        "reconnects": len(replay.reconnects),
         "probes": sum(one.count for one in replay.probes),
         "ackLatencyMs": _percentiles_row(latency_ns.distribution(), per_ms=1_000_000),
         "waitsOpen": node.waits_open,

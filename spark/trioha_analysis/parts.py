@@ -25,55 +25,54 @@ from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import BEFORE_RECORDS, CauseTally, tally_causes
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
-"""Records that are folded at a time: 12 MB, and whole row groups of what is packed. What is worked out of so
-many stays in a processor's cache (of 500,000 it does not: a third slower on a busy machine)."""
+"""Records of a range: 12 MB, and whole row groups of packed segments. Arrays of this length stay in a
+processor's cache (with 500,000 they do not: a third slower on a busy machine)."""
 
 EVENT_KINDS: Final = (Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED)
-"""What happens to connections and to the recording: seldom, but what an operator looks for."""
+"""Rare records about connections and the recording itself."""
 _IS_EVENT: Final = np.zeros(256, np.bool_)
 _IS_EVENT[list(EVENT_KINDS)] = True
 EVENTS_MAX: Final = 100_000
-"""So many of them are kept of a session, the first ones."""
+"""Records of these kinds that are kept of a session: the first ones."""
 
 
 @frozen
 class Range:
-    """Some records of one segment: what is folded at a time."""
+    """Records of one segment that are aggregated at a time."""
 
     session_index: int
     ordinal: int
-    """Place among the ranges of the session."""
+    """Index among the ranges of the session."""
     session: Session
     segments: tuple[Segment, ...]
     """All of the session."""
     segment_index: int
-    """Its own."""
     first: int
     count: int
     grid: TimeGrid
     is_first: bool
-    """Whether nothing came before it."""
+    """Whether it starts the session."""
 
     @property
     def segment(self) -> Segment:
-        """Its own."""
+        """The segment of its records."""
         return self.segments[self.segment_index]
 
 
 @frozen(eq=False)
 class NodePart:
-    """What a range says of the node, and what was wrong with it."""
+    """Aggregate of the node in a range or in several consecutive ones."""
 
     counters: NodeCounters
     damage: tuple[Damage, ...]
     judgement: Judgement
-    """Of all of the session's invariants, connections' too: some look at more than one."""
+    """Of all invariants; those of connections are here too, because some compare connections."""
     causes: CauseTally
     events: tuple[NDArray[np.void], ...]
-    """The records that say what happened to connections and to the recording, `EVENTS_MAX` at most."""
+    """Records of `EVENT_KINDS`, at most `EVENTS_MAX`."""
     probes: Mapping[int, int] = field(factory=dict)
-    """Connections that began and ended here and never asked for the log, with their `CloseReason`: they have
-    no part of their own, and no events."""
+    """`CloseReason` of the connections that opened and closed here and never requested the log: they have
+    neither a part nor events."""
 
 
 def ranges_of(
@@ -84,7 +83,7 @@ def ranges_of(
     *,
     range_records: int = RANGE_RECORDS,
 ) -> list[Range]:
-    """The ranges that cover all records of `segments`, at most `range_records` each."""
+    """Ranges of at most `range_records` records that cover `segments`."""
     ranges: list[Range] = []
     segments = tuple(segments)
     for segment_index, segment in enumerate(segments):
@@ -106,7 +105,7 @@ def ranges_of(
 
 
 def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
-    """What a range says of the node, and of each connection."""
+    """Aggregate a range: the node's part, and those of the connections by number."""
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
     batch = EventBatch(records.array, SessionSettings.of(work.session), work.is_first)
     part = aggregate_batch(batch, work.grid)
@@ -120,7 +119,7 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
 
 
 def join_node(parts: Sequence[NodePart]) -> NodePart:
-    """What the parts of a node, in their order, say together."""
+    """Join consecutive parts of a node."""
     return NodePart(
         reduce(NodeCounters.__add__, (part.counters for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
@@ -141,7 +140,7 @@ def _first_events(parts: Sequence[NDArray[np.void]]) -> tuple[NDArray[np.void], 
 
 
 def _before(work: Range) -> Iterator[NDArray[np.void]]:
-    """More and more of the records before a range."""
+    """Longer and longer sequences of the records before a range."""
     for wanted in BEFORE_RECORDS:
         found: list[NDArray[np.void]] = []
         index, last, missing = work.segment_index, work.first, wanted
@@ -158,5 +157,5 @@ def _before(work: Range) -> Iterator[NDArray[np.void]]:
 
 
 def join_connection(parts: Sequence[ConnectionPart], grid: TimeGrid) -> ConnectionPart:
-    """What the parts of a connection, in their order, say together."""
+    """Join consecutive parts of a connection."""
     return reduce(lambda earlier, later: earlier.followed_by(later, grid), parts)

@@ -1,4 +1,4 @@
-"""Stretches of a recorded session, by seq, across its segments and packed segments."""
+"""Ranges of seqs of a recorded session, across its segments, packed or not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from trioha.recording.records import read_segment
 
 
 def end_seq(segments: Segments) -> int:
-    """Seq behind the last record that is there, 0 if there is none."""
+    """Seq after the last record; 0 without records."""
     last = segments.segments[-1:]
     return last[0].base_seq + last[0].records if last else 0
 
 
 def count_seqs(segments: Segments, seq_from: int, seq_to: int | None) -> int:
-    """How many records `[seq_from, seq_to)` (None: to the end) are there, damaged ones included."""
+    """Number of existing records with `seq_from <= seq < seq_to` (None: to the end), damaged ones
+    included."""
     records = 0
     for segment in segments.segments:
         end = segment.base_seq + segment.records
@@ -31,17 +32,17 @@ def count_seqs(segments: Segments, seq_from: int, seq_to: int | None) -> int:
 def read_seqs(
     session: Session, segments: Segments, *, seq_from: int, seq_to: int | None
 ) -> Iterator[NDArray[np.void] | Damage]:
-    """The records with `seq_from <= seq < seq_to` (None: to the end), some at a time, without damaged ones.
+    """Blocks of the records with `seq_from <= seq < seq_to` (None: to the end), and the damage.
 
-    Raises StoreError if a segment is gone since it was listed.
+    Raises StoreError if a listed segment no longer exists.
     """
     expected = seq_from
     for segment in segments.segments:
-        # Where two segments overlap, what comes first counts.
+        # Where two segments overlap, the earlier one counts.
         first = max(expected, segment.base_seq) - segment.base_seq
         last = segment.records if seq_to is None else min(segment.records, seq_to - segment.base_seq)
         while first < last:
-            # Row groups of packed ones are read whole, each once.
+            # Each row group of a packed segment is read once, as a whole.
             end = min(last, (first // BLOCK_RECORDS + 1) * BLOCK_RECORDS)
             records = read_segment(session, segment, first=first, count=end - first)
             yield from records.damage

@@ -36,9 +36,9 @@ from trioha_analysis.causes import CauseTally
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Range, ranges_of
 
 CURVE_STEPS: Final = 1500
-"""Points that a curve has, more or less: enough for a screen's width."""
+"""Approximate number of points of a curve: enough for a screen's width."""
 SECONDS_MAX: Final = 86_400
-"""Longest session whose curves have every second, in s; of longer ones they have coarser steps."""
+"""Longest session, in s, whose time series have a step for each second; those of longer ones are coarser."""
 _STEPS_NS: Final = (
     *(10**6 * factor for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
     *(10**9 * factor for factor in (1, 2, 5, 10, 30, 60, 300, 600, 3600)),
@@ -47,73 +47,68 @@ _STEPS_NS: Final = (
 
 @frozen(eq=False)
 class ConnectionReplay:
-    """One HA connection as one node saw it."""
+    """An HA connection as one of its nodes recorded it."""
 
     peer: Peer
     figures: ConnectionResult
 
     @property
     def address(self) -> str | None:
-        """The peer, `host:port`; None if the recording does not name it."""
+        """`host:port` of the peer; None if the recording does not name it."""
         return self.peer.address
 
 
 @frozen(eq=False)
 class Reconnect:
-    """A replica that came back."""
+    """A reconnect of a replica."""
 
     connection: ConnectionReplay
-    """Its new connection."""
+    """The new connection."""
     previous: ConnectionReplay | None
-    """The lost one that it continues; None where several were lost and it is not known which."""
+    """The lost connection that it continues; None if there are several candidates."""
 
 
 @frozen(eq=False)
 class SessionReplay:
-    """One session replayed."""
+    """The result of one session."""
 
     session: Session
     node: NodeResult
     connections: tuple[ConnectionReplay, ...]
     """By connection number, without probes."""
     probes: tuple[ProbeCount, ...]
-    """Connections that never asked for the log, by host and reason."""
-    returns: tuple[Reconnect, ...]
-    """Replicas that came back, as `trioha.recording.reconnects` joins connections, by the time of the new
-    one; of a slave's session its own connections to its master after the first one."""
+    """Connections that never requested the log, by host and reason."""
+    reconnects: tuple[Reconnect, ...]
+    """By the time of the new connection, paired by `trioha.recording.reconnects`; of a slave's session its
+    own connections to its master after the first one."""
     damage: tuple[Damage, ...]
-    """What could not be read."""
+    """Unreadable parts of the recording."""
     grid: TimeGrid
-    """Time steps of the connections' curves."""
+    """Time steps of the connections' time series."""
     verdicts: tuple[Verdict, ...]
-    """On every invariant."""
+    """Of every invariant."""
     causes: CauseTally
-    """What group-commit waits waited for."""
+    """Causes of the group-commit waits."""
     events: NDArray[np.void]
-    """Records of the kinds `trioha_analysis.parts.EVENT_KINDS`, the first ones."""
+    """The first records of the kinds `trioha_analysis.parts.EVENT_KINDS`."""
     segments: tuple[Segment, ...]
 
     @property
-    def reconnects(self) -> int:
-        """How often a replica came back."""
-        return len(self.returns)
-
-    @property
     def name(self) -> str:
-        """The session's folder, without the path to it."""
+        """Name of the session's folder."""
         return self.session.path.resolve().name
 
 
 @frozen(eq=False)
 class ReplayResult:
-    """Sessions replayed, in the order in which they were named."""
+    """Results of sessions, in the order of the arguments."""
 
     sessions: tuple[SessionReplay, ...]
 
 
 @frozen(eq=False)
 class ReplayPlan:
-    """Sessions, cut into the ranges that are aggregated on their own."""
+    """Sessions, split into ranges that are aggregated in parallel."""
 
     sessions: tuple[Session, ...]
     segments: tuple[Segments, ...]
@@ -126,8 +121,8 @@ class ReplayPlan:
     def result(
         self, nodes: Mapping[int, NodePart], connections: Mapping[tuple[int, int], ConnectionPart]
     ) -> ReplayResult:
-        """The result, of the joined parts of each node (by session index) and of each connection (by session
-        index and connection number)."""
+        """The result from the joined parts: of nodes by session index, of connections by session index and
+        connection number."""
         return ReplayResult(
             tuple(
                 _session_replay(
@@ -143,8 +138,10 @@ class ReplayPlan:
 
 
 def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
-    """Open `sessions` (session folders, or folders of them) and cut them into ranges of at most
-    `range_records`. Raises StoreError if a path is no session."""
+    """Open `sessions` (session folders, or folders of them) and split them into ranges.
+
+    Raises StoreError if a path is not a session.
+    """
     opened = tuple(open_session(path) for path in find_sessions(sessions))
     found = tuple(read_segments(session) for session in opened)
     grids = tuple(_grid(session, segments) for session, segments in zip(opened, found, strict=True))
@@ -159,7 +156,7 @@ def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RE
 
 
 def _grid(session: Session, segments: Segments) -> TimeGrid:
-    """Steps from the session's first record to its last one that can be read."""
+    """Steps from the session's first record to its last readable one."""
     first_ns = segments.segments[0].base_ts_ns if segments.segments else 0
     last_ns = first_ns
     for segment in reversed(segments.segments):
@@ -171,11 +168,11 @@ def _grid(session: Session, segments: Segments) -> TimeGrid:
 
 
 def series_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> TimeGrid:
-    """Steps that make up whole seconds of the wall clock, which was `wall_ns` at `first_ns`."""
+    """Steps that divide the seconds of the wall clock, which was `wall_ns` at `first_ns`."""
     span_ns = last_ns - first_ns
     wanted_ns = max(span_ns // CURVE_STEPS, 1)
     if wanted_ns > 10**9:
-        # Tables have every second, as long as that is not too much.
+        # Tables have a row for each second, within a limit.
         wanted_ns = max(10**9, span_ns // SECONDS_MAX)
     step_ns = next((step for step in _STEPS_NS if step >= wanted_ns), _STEPS_NS[-1])
     origin_ns = first_ns - wall_ns % step_ns
@@ -191,21 +188,20 @@ def _session_replay(
 ) -> SessionReplay:
     facts, fact_damage = read_facts(session)
     peers = peers_of(facts)
-    nobody = Peer(None, None, None)
-    # Others may connect to a slave, too: it is the master there.
+    # A slave is the master of those that connect to it.
     served = {conn for conn, peer in peers.items() if peer.role == "master"}
-    # A slave's own connections are to its master: they are no probes.
+    # A slave's connections to its master are not probes.
     probes = {
         **{
             conn: max(part.counters.close_reason, CloseReason.NONE)
             for conn, part in parts.items()
             if part.counters.asked_ts_ns < 0 and (not session.is_slave or conn in served)
         },
-        # Only the last state of such a one may lie in another range.
+        # The last state of such a connection may be in the next range.
         **node_part.probes,
     }
     connections = tuple(
-        ConnectionReplay(peers.get(conn, nobody), connection_result(conn, part, grid))
+        ConnectionReplay(peers.get(conn, Peer(None, None, None)), connection_result(conn, part, grid))
         for conn, part in parts.items()
         if conn not in probes
     )
@@ -223,7 +219,7 @@ def _session_replay(
                 {conn: Connection(conn, peer.address or "").host for conn, peer in peers.items()},
             )
         ),
-        returns=tuple(_returns(own, is_slave=session.is_slave)),
+        reconnects=tuple(_reconnects(own, is_slave=session.is_slave)),
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
         verdicts=verdicts(node_part.judgement),
@@ -239,10 +235,9 @@ def _empty_node_part(session: Session) -> NodePart:
     return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseTally(), ())
 
 
-def _returns(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:
-    """Replicas that came back, by the time of the new connection."""
+def _reconnects(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:
+    """By the time of the new connection."""
     if is_slave:
-        # Its own connections to its master, one after the other.
         for previous, connection in pairwise(connections):
             yield Reconnect(connection, previous)
         return

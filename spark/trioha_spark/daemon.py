@@ -1,4 +1,4 @@
-"""What Spark's Python workers are forked from: PySpark's daemon, with all that they need imported once.
+"""PySpark's daemon, from which Python workers are forked, with their modules already imported.
 
 Spark starts it as `python -m trioha_spark.daemon pyspark.worker` (`spark.python.daemon.module`).
 """

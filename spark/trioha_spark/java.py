@@ -1,4 +1,4 @@
-"""Which Java runs Spark, and one clear line if there is none."""
+"""Find the Java that runs Spark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HINT: Final = f"install Java {JAVA_VERSION_MIN} or newer (a JRE is enough), or s
 
 
 class JavaError(TriohaError):
-    """There is no Java here that Spark can use."""
+    """No Java that Spark can use."""
 
 
 def require_java() -> Path:
-    """The `java` that Spark is to use: that of JAVA_HOME, or else the one on the PATH.
+    """The `java` of JAVA_HOME, else the one on the PATH.
 
-    Raises JavaError, which says what to install, if neither is version 17 or newer.
+    Raises JavaError with a hint what to install, if neither is version 17 or newer.
     """
     seen: list[str] = []
     for java in _candidates():
@@ -48,7 +48,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _version(java: Path) -> int | None:
-    """Feature version: 8 for "1.8.0_412", 17 for "17.0.15". None if `java` does not say one."""
+    """Feature version: 8 for "1.8.0_412", 17 for "17.0.15". None if `java` prints none."""
     try:
         answer = subprocess.run(  # noqa: S603 (the user's own Java)
             [java, "-version"],

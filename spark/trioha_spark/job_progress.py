@@ -1,4 +1,4 @@
-"""How far a Spark job is: tasks that are done, of all there are."""
+"""Progress of a Spark job in completed tasks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from uuid import uuid4
 from pyspark import SparkContext
 
 Watch = Callable[[int, int], None]
-"""Told how many tasks are done, and how many there are; called in a thread of its own."""
+"""Receives the number of completed tasks and of all tasks; called in a separate thread."""
 PAUSE_S: Final = 0.2
 _GROUP_KEYS: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 @contextmanager
 def watched(context: SparkContext, watch: Watch | None) -> Iterator[None]:
-    """Tell `watch`, several times a second, about the first stage of what is begun inside.
+    """Report the progress of the first stage of jobs inside to `watch`, several times a second.
 
-    The stages that follow only join what that one has found. Nobody is told of a job that fails.
+    Later stages only join the results of the first. A failed job is not reported.
     """
     if watch is None:
         yield
@@ -28,36 +28,36 @@ def watched(context: SparkContext, watch: Watch | None) -> Iterator[None]:
     group = f"trioha {uuid4()}"
     before = {key: context.getLocalProperty(key) for key in _GROUP_KEYS}
     context.setJobGroup(group, "trioha")
-    over = Event()
-    thread = Thread(target=_look, args=(context, group, watch, over), daemon=True)
+    finished = Event()
+    thread = Thread(target=_poll, args=(context, group, watch, finished), daemon=True)
     thread.start()
     try:
         yield
     except BaseException:
-        over.set()
+        finished.set()
         thread.join()
         raise
     else:
-        over.set()
+        finished.set()
         thread.join()
         tasks = _first_stage(context, group)
         if tasks is not None:
             watch(tasks[1], tasks[1])
     finally:
         for key, value in before.items():
-            # PySpark takes None for "unset", though its types do not say so.
+            # None unsets a property, though PySpark's types do not say so.
             context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
-def _look(context: SparkContext, group: str, watch: Watch, over: Event) -> None:
-    while not over.wait(PAUSE_S):
+def _poll(context: SparkContext, group: str, watch: Watch, finished: Event) -> None:
+    while not finished.wait(PAUSE_S):
         tasks = _first_stage(context, group)
         if tasks is not None:
             watch(*tasks)
 
 
 def _first_stage(context: SparkContext, group: str) -> tuple[int, int] | None:
-    """Tasks done and all tasks of the stage that was first, None if there is none yet."""
+    """Completed and all tasks of the first stage; None if it has not started."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in sorted(tracker.getJobIdsForGroup(group))]
     stages = [stage for job in jobs[:1] if job is not None for stage in job.stageIds]

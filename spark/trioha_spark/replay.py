@@ -25,9 +25,9 @@ def replay(
 ) -> ReplayResult:
     """Replay `sessions` (session folders, or folders of them) on Spark.
 
-    Uses `spark` if given, else the session that runs in this process, else one of its own on `master`; tells
-    `watch` how far it is. Raises StoreError if a path is no session, JavaError or SparkError if Spark cannot
-    be started.
+    Uses `spark` if given, else the active session of this process, else a new one on `master`. `watch`
+    receives the progress. Raises StoreError if a path is not a session, JavaError or SparkError if Spark does
+    not start.
     """
     plan = plan_replay(sessions, range_records=range_records)
     if not plan.ranges:

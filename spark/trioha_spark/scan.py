@@ -1,11 +1,11 @@
-"""Sessions on Spark: ranges of records are folded in parallel, and the parts joined for each connection.
+"""Sessions on Spark: ranges of records are aggregated in parallel, and their parts joined by connection.
 
-A task folds some ranges that follow each other, one after the other, and joins them as it goes: its memory
-is that of one range and of what it has found. Only that moves between processes: for each connection of a
-task counts, histograms, the frames in flight at its begin, and curves, with 16 bytes for each step of time in
-which something happened (all together 170 KB at most in a session of less than 25 minutes, 0.4 MB for each
-hour of a longer one), whatever the number of events. Probes take a few bytes each. Workers read the segments
-themselves, so on a cluster the sessions lie where every worker sees them under the same path.
+A task aggregates consecutive ranges one after the other and joins their parts: its memory is that of one
+range and its result. Only results move between processes: for each connection counts, histograms, the frames
+in flight at its start, and time series with 16 bytes for each step that has an event (at most 170 KB for a
+session of less than 25 minutes, 0.4 MB for each hour of a longer one), independent of the number of events. A
+probe takes a few bytes. Workers read the segments themselves, so on a cluster sessions have the same path on
+every worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from trioha.recording.time_series import TimeGrid
 from trioha_analysis.parts import NodePart, Range, aggregate_range, join_connection, join_node
 
 RUN_RANGES_MAX: Final = 8
-"""Ranges of one task: half a second of work or so."""
+"""Ranges of one task: about half a second of work."""
 RUNS_PER_CORE: Final = 4
-"""At least so many tasks for each core, if there are so many ranges: none waits long for the last one."""
+"""Tasks for each core, if there are enough ranges: so that cores finish at about the same time."""
 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
-"""A part: index of its session, connection (-1: the node), place of its first range there, and pickled."""
+"""A part: index of its session, connection (-1: the node), index of its first range there, and the pickled
+part."""
 JOINED_SCHEMA: Final = "session int, conn int, part binary"
 
 _PARTS: Final = pa.schema(
@@ -39,14 +40,15 @@ _JOINED: Final = pa.schema([("session", pa.int32()), ("conn", pa.int32()), ("par
 
 
 def aggregate_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
-    """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of `ranges`, which are not empty."""
+    """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of the ranges, of which there is at
+    least one."""
     runs = runs_of(ranges, wanted=spark.sparkContext.defaultParallelism * RUNS_PER_CORE)
     numbers = spark.range(0, len(runs), 1, len(runs))
     return numbers.mapInArrow(partial(_aggregate_batches, runs), PARTS_SCHEMA)
 
 
 def runs_of(ranges: Sequence[Range], *, wanted: int) -> list[list[Range]]:
-    """`ranges` in their order as about `wanted` runs or more, each of one session."""
+    """Consecutive ranges of one session as runs, about `wanted` or more in all."""
     length = min(RUN_RANGES_MAX, max(1, len(ranges) // wanted))
     runs: list[list[Range]] = []
     for work in ranges:
@@ -85,13 +87,11 @@ def _aggregate_run(run: Sequence[Range]) -> pa.RecordBatch:
 
 
 def join_parts(parts: DataFrame, grids: Mapping[int, TimeGrid]) -> DataFrame:
-    """Of a DataFrame of parts one row for each connection and node (`JOINED_SCHEMA`).
-
-    `grids`: that of each session, by its index.
-    """
+    """The parts joined to one row for each connection and node (`JOINED_SCHEMA`); `grids` by session
+    index."""
     grids = dict(grids)
 
-    # Spark goes by the type hints, which it does not find on a `partial`.
+    # Spark needs the type hints, which a `partial` does not have.
     def join(rows: pa.Table) -> pa.Table:
         return _join(grids, rows)
 
@@ -101,7 +101,7 @@ def join_parts(parts: DataFrame, grids: Mapping[int, TimeGrid]) -> DataFrame:
 def _join(grids: Mapping[int, TimeGrid], rows: pa.Table) -> pa.Table:
     rows = rows.sort_by("ordinal")
     session, conn = rows["session"][0].as_py(), rows["conn"][0].as_py()
-    # Pickled by a worker of the same job, as Spark itself does with every function that it sends.
+    # Pickled by a worker of the same job.
     parts = [pickle.loads(part) for part in rows["part"].to_pylist()]  # noqa: S301
     joined = join_node(parts) if conn == NO_CONNECTION else join_connection(parts, grids[session])
     return pa.Table.from_pydict(
@@ -110,7 +110,7 @@ def _join(grids: Mapping[int, TimeGrid], rows: pa.Table) -> pa.Table:
 
 
 def joined_rows(joined: DataFrame) -> Iterator[tuple[int, int, NodePart | ConnectionPart]]:
-    """Session index, connection and part of each row of `join_parts`, brought to the driver."""
+    """Collect session index, connection and part of each row of `join_parts`."""
     table = joined.toArrow()
     for row in table.to_pylist():
         yield row["session"], row["conn"], pickle.loads(row["part"])  # noqa: S301

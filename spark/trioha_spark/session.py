@@ -1,7 +1,7 @@
-"""A Spark session that keeps quiet and small.
+"""A Spark session with little output and memory.
 
-Spark, its Java and its Python workers talk on stderr, from before any setting of theirs is read. They are
-started with a stderr of their own, a file without a name, of which the end is shown if Spark does not start.
+Spark, its Java and its Python workers write to stderr before they read any setting. They are started with an
+unnamed temporary file as stderr, whose end is shown if Spark does not start.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from trioha_spark.java import require_java
 LOCAL: Final = "local[*]"
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java only moves rows here, the work is done in Python: a quick start counts (measured: half the time)."""
+"""Options for a fast start: Java only moves rows, the work is done in Python (measured: half the time)."""
 WORKER_ENVIRONMENT: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""Python workers make arrays of megabytes by the thousand: they keep the memory of one for the next, rather
-than give it back and take it anew, page by page (glibc's settings; measured: a quarter of their time)."""
+"""glibc settings by which Python workers reuse the memory of large arrays instead of returning it to the
+system (measured: a quarter of their time)."""
 END_TIMEOUT_S: Final = 10.0
 SHUFFLE_PARTITIONS: Final = 8
-"""What is shuffled is one small row for each connection and range of records."""
+"""The shuffle has one small row for each connection and run of ranges."""
 
 
 class SparkError(TriohaError):
-    """Spark could not be started, or is of no use."""
+    """Spark did not start."""
 
 
 @contextmanager
 def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator[SparkSession]:
-    """A Spark session: the one that runs in this process (a notebook's), which is left as it is; else one of
-    our own on `master` (`local[N]`, `spark://HOST:PORT`), stopped at the end.
+    """The active Spark session of this process (a notebook's), which keeps running; else a new one on
+    `master` (`local[N]`, `spark://HOST:PORT`), stopped at the end.
 
-    A Java process that was there before (of a session that was stopped, or spark-submit's) is used and left.
+    An existing Java process (of a stopped session, or spark-submit's) is used and keeps running.
 
-    Local Spark, and one whose master is on the loopback address, listens there only, and no user interface is
-    started. Workers of a cluster run the Python that PYSPARK_PYTHON names, or one at the path of this one. Of
-    a program that spark-submit runs, master and memory are what was said to spark-submit.
+    Local Spark, and one with a master on the loopback address, listens on loopback only, without a user
+    interface. Workers of a cluster run the Python of PYSPARK_PYTHON, else the one at the path of this one. In
+    a program run by spark-submit, master and memory are those of spark-submit.
 
-    Raises JavaError if there is no Java for it, SparkError if it does not start. While it starts (and only
-    then) this process's stderr is Spark's too.
+    Raises JavaError without a suitable Java, SparkError if Spark does not start. During the start this
+    process's stderr is redirected, too.
     """
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
@@ -66,7 +66,7 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
         environment["PYSPARK_PYTHON"] = sys.executable
     java_home = os.environ.get("JAVA_HOME")
     if java_home and java != Path(java_home) / "bin" / "java":
-        # Spark would take the one of JAVA_HOME, which it cannot use.
+        # Spark would use the unsuitable one of JAVA_HOME.
         environment["JAVA_HOME"] = str(java.resolve().parent.parent)
     builder = (
         SparkSession.builder.appName("trioha")
@@ -107,10 +107,10 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
 
 
 def use_this_python() -> None:
-    """Let local Spark start the Python that runs this program for its workers, unless another one is named.
+    """Let local Spark run its workers with this program's Python, unless another one is configured.
 
-    Spark starts `python3` of the PATH unless PYSPARK_PYTHON, or spark.pyspark.python, says otherwise: that
-    need not have what this program has. On a cluster, and of Spark Connect, nothing is changed.
+    Without PYSPARK_PYTHON or spark.pyspark.python Spark starts `python3` of the PATH, which may lack this
+    program's packages. Clusters and Spark Connect are not changed.
     """
     context = SparkContext._active_spark_context
     if context is None or not str(context.master).startswith("local"):
@@ -121,7 +121,7 @@ def use_this_python() -> None:
 
 @contextmanager
 def this_python() -> Iterator[None]:
-    """`use_this_python` for what is begun inside."""
+    """`use_this_python` for jobs inside."""
     context = SparkContext._active_spark_context
     before = None if context is None else context.pythonExec
     use_this_python()
@@ -133,14 +133,14 @@ def this_python() -> Iterator[None]:
 
 
 def _end_java() -> None:
-    """End the Java process that Spark ran in. It would end by itself, but only some time after this one."""
+    """End Spark's Java process, which would otherwise outlive this one for a while."""
     gateway = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = None
     SparkContext._jvm = None
     gateway.shutdown()
-    # Set by PySpark on a gateway that it has launched: the process ends when its stdin does.
+    # Set by PySpark on a gateway that it has launched; the process ends when its stdin closes.
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is None or process.stdin is None:
         return
@@ -180,11 +180,11 @@ def _stderr_to(log: IO[bytes]) -> Iterator[None]:
 
 
 def _reason(error: Exception, log: IO[bytes]) -> str:
-    """The first line that says something: of the Java exception, or the last one that Spark logged."""
+    """First line of the Java exception, or of the error with the last line that Spark logged."""
     java_exception = getattr(error, "java_exception", None)
     if java_exception is not None:
         return str(java_exception.getMessage() or java_exception.toString()).splitlines()[0]
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    return f"{said} ({lines[-1]})" if lines else said
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{message} ({lines[-1]})" if lines else message

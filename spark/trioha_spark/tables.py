@@ -37,7 +37,7 @@ def tables(spark: SparkSession, result: ReplayResult, links: Sequence[Link] = ()
 
 
 def create_views(found: ReplayTables, *, prefix: str = "trioha_") -> list[str]:
-    """Make a temporary view of each table (`trioha_sessions`, ...), for SQL; returns their names."""
+    """Create a temporary view of each table (`trioha_sessions`, ...) and return their names."""
     names = []
     for attribute in fields(ReplayTables):
         name = f"{prefix}{attribute.name}"

@@ -1,4 +1,4 @@
-"""Commit logs for the tests of what reads them: recorded ones, and made ones of any shape."""
+"""Commit logs to read: recorded ones and generated ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import BLANK, MAGIC_BLANK, MAGIC_V1, body_crc
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
-from trioha_analysis.commitlog.reading import LogDamage, What, read_range
+from trioha_analysis.commitlog.reading import LogDamage, ReadOptions, read_range
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
@@ -23,7 +23,7 @@ HOST = Host.parse("10.1.2.3", 10911)
 
 
 def expected_rows(store: str) -> list[dict[str, Any]]:
-    """What RocketMQ says is in a recorded store, as rows of our columns."""
+    """The messages of a recorded store as RocketMQ decoded them, as rows of our columns."""
     document = json.loads((VECTORS / store / "expected.json").read_text())
     return [_row(message) for message in document["messages"] if not message.get("blank")]
 
@@ -57,13 +57,13 @@ def _row(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_all(
-    store: Path, ranges: Iterable[OffsetRange] | None = None, *, what: What | None = None
+    store: Path, ranges: Iterable[OffsetRange] | None = None, *, options: ReadOptions | None = None
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """All rows of a store with all columns, and start and size of all damage."""
     rows: list[dict[str, Any]] = []
     damage: list[tuple[int, int]] = []
     for wanted in cut_ranges(list_files(store)) if ranges is None else ranges:
-        for found in read_range(store, wanted, what):
+        for found in read_range(store, wanted, options):
             if isinstance(found, LogDamage):
                 damage.append((found.gap.start_offset, found.gap.size_bytes))
             else:

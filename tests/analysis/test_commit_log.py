@@ -25,14 +25,17 @@ from trioha.store.record import Host
 from trioha.store.record_layout import BLANK, BORN_HOST_V6, MAGIC_BLANK
 from trioha_analysis.commitlog.bodies import decode_body
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
-from trioha_analysis.commitlog.reading import What, read_range
+from trioha_analysis.commitlog.reading import ReadOptions, read_range
 
 FILE_BYTES = 4096
 
 
 @pytest.mark.parametrize("name", STORES)
 def test_a_recorded_store_gives_exactly_its_messages(name: str) -> None:
-    assert read_all(VECTORS / name / "store", what=What(verify_bodies=True)) == (expected_rows(name), [])
+    assert read_all(VECTORS / name / "store", options=ReadOptions(verify_bodies=True)) == (
+        expected_rows(name),
+        [],
+    )
 
 
 @pytest.mark.parametrize("name", STORES[:2])
@@ -53,7 +56,7 @@ def test_a_recorded_store_gives_the_same_rows_for_any_size_of_ranges_and_blocks(
     store = VECTORS / name / "store"
     ranges = cut_ranges(list_files(store), range_bytes=range_bytes)
 
-    rows, damage = read_all(store, ranges, what=What(block_bytes=block_bytes))
+    rows, damage = read_all(store, ranges, options=ReadOptions(block_bytes=block_bytes))
 
     assert rows == expected_rows(name)
     assert damage == []
@@ -84,7 +87,10 @@ def test_damage_and_rows_of_a_harmed_log_are_the_same_for_any_cut(
     uncut = read_all(store)
     files = list_files(store)
 
-    assert read_all(store, cut_ranges(files, range_bytes=cut), what=What(block_bytes=block_bytes)) == uncut
+    assert (
+        read_all(store, cut_ranges(files, range_bytes=cut), options=ReadOptions(block_bytes=block_bytes))
+        == uncut
+    )
     rows, damage = uncut
     for row in rows:
         offset = row["physical_offset"]
@@ -196,7 +202,7 @@ def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path: Path
     file.write_bytes(data)
 
     assert len(read_all(tmp_path)[0]) == 5
-    rows, damage = read_all(tmp_path, what=What(verify_bodies=True))
+    rows, damage = read_all(tmp_path, options=ReadOptions(verify_bodies=True))
     assert [row["physical_offset"] for row in rows] == [*offsets[:2], *offsets[3:]]
     assert damage == [(offsets[2], offsets[1])]
 
@@ -219,7 +225,7 @@ def test_only_the_topics_asked_for_come(tmp_path: Path) -> None:
     store = VECTORS / "store-5.3.3" / "store"
     wanted = frozenset({"VecB", "VecTran"})
 
-    rows, _ = read_all(store, what=What(topics=wanted))
+    rows, _ = read_all(store, options=ReadOptions(topics=wanted))
 
     assert rows == [row for row in expected_rows("store-5.3.3") if row["topic"] in wanted]
     assert rows

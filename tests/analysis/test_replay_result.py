@@ -296,16 +296,22 @@ def test_offsets_that_did_not_fit_are_a_table(tmp_path: Path) -> None:
                 900,
                 1000,
                 None,
-                "the master has nothing at 900, or begins behind it; the own log ends at 1000",
+                "the master's log has no record at 900; the own log ends at 1000",
             ),
             (
                 "DIVERGED",
                 901,
                 1000,
                 "10.0.0.1:10912",
-                "the own log and the master's differ at 901; the own one ends at 1000",
+                "the own log and the master's differ at 901; the own log ends at 1000",
             ),
-            ("OFFSET_MISMATCH", 902, 1000, None, "the master pushed 902, the own log ends at 1000"),
+            (
+                "OFFSET_MISMATCH",
+                902,
+                1000,
+                None,
+                "the master pushed offset 902; the own log ends at 1000",
+            ),
             ("99", 903, 1000, None, "refused 903; the own log ends at 1000"),
         )
     ]

@@ -62,7 +62,7 @@ def test_report_has_gaps_and_what_master_and_slave_say_together(tmp_path: Path) 
     write_session(tmp_path / "m", master_events())
     write_session(tmp_path / "s", [*taken, *refused], role="SLAVE", broker_id=1)
     html = session_report(replay_here(tmp_path), links(open_readers([tmp_path]))).html()
-    assert "the own log and the master's differ at 1400; the own one ends at 1500" in unescape(html)
+    assert "the own log and the master's differ at 1400; the own log ends at 1500" in unescape(html)
     assert "Clock offsets and one-way delays" in html
     # Its clock: 1 ms there, 0 to 1 ms back.
     assert "<td>0.500</td><td>0.500</td>" in re.sub(r">\s+<", "><", html)

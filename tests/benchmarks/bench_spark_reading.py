@@ -20,7 +20,7 @@ from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import MAGIC_V1, body_crc
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
-from trioha_analysis.commitlog.reading import LogDamage, What, read_range
+from trioha_analysis.commitlog.reading import LogDamage, ReadOptions, read_range
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_analysis.ranges import end_seq, read_seqs
 from trioha_spark.session import spark_session
@@ -87,11 +87,11 @@ def best_cpu_s(work: Callable[[], int], rounds: int, count: int) -> float:
     return min(times)
 
 
-def read(store: Path, ranges: list[OffsetRange], columns: list[str], what: What) -> int:
+def read(store: Path, ranges: list[OffsetRange], columns: list[str], options: ReadOptions) -> int:
     """Read all ranges one after the other; gives the number of rows."""
     rows = 0
     for wanted in ranges:
-        for found in read_range(store, wanted, what):
+        for found in read_range(store, wanted, options):
             assert not isinstance(found, LogDamage)
             rows += len(decode(found, columns)[0])
     return rows
@@ -116,7 +116,7 @@ def main() -> None:
             ranges = cut_ranges(list_files(store))
             for name, columns in COLUMNS.items():
                 seconds = best_cpu_s(
-                    lambda s=store, c=columns, r=ranges: read(s, r, c, What()), arguments.rounds, count
+                    lambda s=store, c=columns, r=ranges: read(s, r, c, ReadOptions()), arguments.rounds, count
                 )
                 print(
                     f"bodies of {body_bytes:>6} bytes, {name:>6} columns: "

@@ -283,7 +283,7 @@ def test_a_busy_session_does_not_hold_up_the_others(
     st.integers(0, 20),
 )
 def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
-    shares = source.fair_shares(wanted, most, turn=turn)
+    shares = source.fair_shares(wanted, most, rotation=turn)
     assert sum(shares.values()) == min(most, sum(wanted.values()))
     assert all(shares[name] <= wanted[name] for name in shares)
     short = [shares[name] for name in shares if shares[name] < wanted[name]]
@@ -294,7 +294,7 @@ def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
 def test_less_than_one_for_each_goes_to_all_of_them_in_turn() -> None:
     wanted, given_ = dict.fromkeys("abc", 1000), dict.fromkeys("abc", 0)
     for _ in range(9):
-        shares = source.fair_shares(wanted, 2, turn=sum(given_.values()))
+        shares = source.fair_shares(wanted, 2, rotation=sum(given_.values()))
         given_ = {name: given_[name] + shares.get(name, 0) for name in given_}
     assert given_ == {"a": 6, "b": 6, "c": 6}
 

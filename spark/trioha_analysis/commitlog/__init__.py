@@ -1,1 +1,1 @@
-"""RocketMQ commit logs as Arrow tables: found, walked and decoded by NumPy, many records at a time."""
+"""RocketMQ commit logs as Arrow tables, decoded by NumPy, many records at a time."""

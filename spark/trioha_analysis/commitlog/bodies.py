@@ -1,4 +1,4 @@
-"""Bodies of messages as the application sent them (spec store 2.2)."""
+"""Decompression of message bodies (spec store 2.2)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 COMPRESSED: Final = 0x1
 COMPRESSOR_MASK: Final = 0x700
 BODY_BYTES_MAX: Final = 256 << 20
-"""A body that grows beyond this is not believed: a few bytes can claim any length."""
+"""Limit of a decompressed body: a few bytes can expand to any length."""
 
 
 class CompressorBits(IntEnum):
-    """What the compressor bits of sysFlag say."""
+    """Compressor bits of sysFlag."""
 
     LZ4 = 0x100
     ZSTD = 0x200
@@ -23,15 +23,15 @@ class CompressorBits(IntEnum):
 
 
 def decode_body(body: bytes, sys_flag: int, *, body_bytes_max: int = BODY_BYTES_MAX) -> bytes | None:
-    """The body of a message, unpacked if sysFlag says that it is compressed (zlib, LZ4 or Zstandard).
+    """The body of a message, decompressed if sysFlag says so (zlib, LZ4 or Zstandard).
 
-    None if it cannot be: it is not what sysFlag says, cut short, or longer than `body_bytes_max`.
+    None if it is not valid for its compressor, truncated, or longer than `body_bytes_max`.
     """
     if not sys_flag & COMPRESSED:
         return body
     try:
         match sys_flag & COMPRESSOR_MASK:
-            # Clients that are older than the choice say nothing.
+            # Older clients do not name the compressor.
             case 0 | CompressorBits.ZLIB:
                 return _unzip(body, body_bytes_max)
             case CompressorBits.LZ4:

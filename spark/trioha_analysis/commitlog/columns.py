@@ -1,4 +1,4 @@
-"""Turns found records into Arrow columns: only those that are asked for, without a loop over records."""
+"""Decodes records into the requested Arrow columns, without a loop over records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HEAD_FIELDS: Final = {
     "born_timestamp_ms": "born_timestamp",
     "body_crc": "body_crc",
 }
-"""Before any host: always where `HEAD_V4` has them."""
+"""Fields before the hosts: at the positions of `HEAD_V4`."""
 _HOST_FIELDS: Final = {
     "born_port": "born_port",
     "store_timestamp_ms": "store_timestamp",
@@ -57,7 +57,7 @@ _HOST_FIELDS: Final = {
     "reconsume_times": "reconsume_times",
     "prepared_transaction_offset": "prepared_transaction_offset",
 }
-"""Behind a host: elsewhere in records with IPv6."""
+"""Fields after a host: at other positions in records with IPv6."""
 
 
 def decode(rows: Columns, names: Sequence[str]) -> list[pa.Array]:
@@ -66,7 +66,7 @@ def decode(rows: Columns, names: Sequence[str]) -> list[pa.Array]:
 
 
 def topics_of(rows: Columns) -> pa.Array:
-    """Topic of each row. Bytes that are no UTF-8 are replaced, as a Java broker does."""
+    """Topic of each row. Invalid UTF-8 is replaced, as by a Java broker."""
     raw = _slices(rows, rows.topic_at, rows.topic_at + rows.topic_bytes)
     try:
         return raw.cast(pa.string())
@@ -78,7 +78,7 @@ def _column(rows: Columns, name: str) -> pa.Array:
     if name in _HEAD_FIELDS:
         return _number(rows.heads[_HEAD_FIELDS[name]], TYPES[name])
     if name in _HOST_FIELDS:
-        return _number(_behind_host(rows, _HOST_FIELDS[name]), TYPES[name])
+        return _number(_after_host(rows, _HOST_FIELDS[name]), TYPES[name])
     return _OTHERS[name](rows)
 
 
@@ -86,7 +86,7 @@ def _number(values: NDArray[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(np.ascontiguousarray(values, type_.to_pandas_dtype()), type_)
 
 
-def _behind_host(rows: Columns, field: str) -> NDArray[Any]:
+def _after_host(rows: Columns, field: str) -> NDArray[Any]:
     values = rows.heads[field]
     if not rows.host_flags.any():
         return values
@@ -98,7 +98,7 @@ def _behind_host(rows: Columns, field: str) -> NDArray[Any]:
 
 
 def _hosts(rows: Columns, side: str, ipv6_flag: int) -> pa.Array:
-    """Addresses as text: few hosts write a log, so each different one is written down once."""
+    """Addresses as text. Few hosts write a log, so each distinct address is formatted once."""
     codes = np.zeros(len(rows), np.int64)
     texts: list[str] = []
     ipv6 = rows.host_flags & ipv6_flag != 0
@@ -115,19 +115,19 @@ def _hosts(rows: Columns, side: str, ipv6_flag: int) -> pa.Array:
             packed = np.ascontiguousarray(rows.heads[side])
         keys = packed.view(np.uint32).ravel() if not wanted else packed.view("V16").ravel()
         if not wanted and (keys == keys[0]).all():
-            different, inverse = keys[:1], np.zeros(len(keys), np.int64)
+            distinct, inverse = keys[:1], np.zeros(len(keys), np.int64)
         else:
-            different, inverse = np.unique(keys, return_inverse=True)
+            distinct, inverse = np.unique(keys, return_inverse=True)
         codes[which] = inverse + len(texts)
-        texts += [str(ip_address(key.tobytes())) for key in different]
+        texts += [str(ip_address(key.tobytes())) for key in distinct]
     return pa.array(texts, pa.string()).take(pa.array(codes))
 
 
 def _slices(rows: Columns, start: Indexes, end: Indexes) -> pa.Array:
     """The bytes `[start, end)` of each row, as binary.
 
-    The file's bytes themselves are made an Arrow array of which every second value is wanted, and Arrow
-    copies those into one piece: no index for each byte, no loop in Python.
+    The file's bytes become an Arrow array of which every second value is selected, so that Arrow copies them
+    without a Python loop.
     """
     count = len(start)
     if not count:
@@ -137,12 +137,12 @@ def _slices(rows: Columns, start: Indexes, end: Indexes) -> pa.Array:
     offsets[0::2] = start
     offsets[1::2] = end
     offsets -= base
-    pieces = pa.Array.from_buffers(
+    slices = pa.Array.from_buffers(
         pa.large_binary(),
         2 * count - 1,
         [None, pa.py_buffer(offsets), pa.py_buffer(rows.data[base:top])],
     )
-    return pieces.take(pa.array(np.arange(0, 2 * count, 2))).cast(pa.binary())
+    return slices.take(pa.array(np.arange(0, 2 * count, 2))).cast(pa.binary())
 
 
 _OTHERS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {

@@ -1,4 +1,4 @@
-"""The files of a commit log, and how its offsets are cut into ranges that are read apart (spec store 1)."""
+"""The files of a commit log, and the ranges of offsets that tasks read (spec store 1)."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from trioha.numbers import NATURAL64, parse_int
 from trioha.store.mapped_file import FILE_NAME_DIGITS
 
 RANGE_BYTES: Final = 64 << 20
-"""Bytes of a file that are read at a time, by one task."""
+"""Bytes of a range."""
 _LOOK_BYTES: Final = 1 << 20
 
 
 @frozen
 class LogFile:
-    """One file of a commit log as it is at one moment."""
+    """A file of a commit log, as listed."""
 
     path: Path
     start_offset: int
-    """Physical offset of its first byte: its name."""
+    """Physical offset of its first byte, which its name gives."""
     size_bytes: int
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind its last byte, whether written or not."""
+        """Physical offset after its last byte, written or not."""
         return self.start_offset + self.size_bytes
 
 
 @frozen
 class OffsetRange:
-    """Physical offsets `[start, end)`: who reads it gives the records that begin there."""
+    """Physical offsets `[start, end)`: the records that start there."""
 
     start: int
     end: int | None
-    """None: to where the log ends when it is read."""
+    """None: the end of the log when it is read."""
     was_held: bool = False
-    """Whether the log had bytes at `start` when this was planned: it is an error if they are gone."""
+    """Whether the log had bytes at `start` when the range was planned: their deletion is then an error."""
 
 
 def list_files(store: Path) -> list[LogFile]:
@@ -78,7 +78,7 @@ def list_files(store: Path) -> list[LogFile]:
 
 
 def _start_offset(name: str) -> int | None:
-    """What a file's name says that it begins at; None if it is not that of a file of the log."""
+    """The offset that a file's name gives; None if it is not a file of the log."""
     try:
         return parse_int(name, NATURAL64) if len(name) == FILE_NAME_DIGITS else None
     except ValueError:
@@ -86,7 +86,7 @@ def _start_offset(name: str) -> int | None:
 
 
 def map_file(file: LogFile) -> NDArray[np.uint8]:
-    """The bytes of a file, mapped read only. Raises StoreError if it is gone or cannot be read."""
+    """The bytes of a file, mapped read-only. Raises StoreError if it does not exist or cannot be read."""
     try:
         with file.path.open("rb") as opened:
             return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -101,10 +101,10 @@ def map_file(file: LogFile) -> NDArray[np.uint8]:
 
 
 def written_bytes(file: LogFile, data: NDArray[np.uint8]) -> int:
-    """Index in `data` (the file's bytes) behind which are only zeros, a block more at most.
+    """Index in `data` (the file's bytes) after which all bytes are zero, rounded up to a block.
 
-    Brokers make files at their full length before they need them. What was never written is skipped without
-    being read; files that were filled with zeros are read from their end.
+    Brokers create files at full length. Holes are skipped without reading; files filled with zeros are read
+    from their end.
     """
     end = len(data)
     if hasattr(os, "SEEK_HOLE"):
@@ -116,7 +116,7 @@ def written_bytes(file: LogFile, data: NDArray[np.uint8]) -> int:
 
 
 def _data_end(descriptor: int) -> int:
-    """Where the last stretch of a file that was ever written ends."""
+    """End of the last extent of a file that was written."""
     end = 0
     try:
         while True:
@@ -128,7 +128,7 @@ def _data_end(descriptor: int) -> int:
 
 
 def is_last_written(files: list[LogFile], index: int) -> bool:
-    """Whether all files behind `files[index]` are zeros."""
+    """Whether all files after `files[index]` are zeros."""
     return not any(written_bytes(file, map_file(file)) for file in files[index + 1 :])
 
 
@@ -137,14 +137,14 @@ def cut_ranges(
 ) -> list[OffsetRange]:
     """Ranges that cover the physical offsets `[start, end)` of a log, each inside one file.
 
-    Without an `end` the last range is open: who reads it later gets what has been written since, too.
+    Without an `end` the last range is open: a later read includes bytes written since.
     """
     if end is not None and end <= start:
         return []
     cuts = {start}
     for index in range(len(files) - 1, -1, -1):
         file = files[index]
-        # Once one is written, those before it are, too.
+        # All files before a written one are written.
         written = written_bytes(file, map_file(file)) if len(cuts) == 1 else file.size_bytes
         cuts.update(
             offset

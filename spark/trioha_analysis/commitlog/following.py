@@ -1,4 +1,4 @@
-"""Where a growing commit log ends just now: what a stream may read up to."""
+"""The end of a growing commit log, up to which a stream may read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trioha_analysis.commitlog.walk import Columns, LogBytes, find_record, walk
 
 
 def end_of_log(store: Path, start: int, *, bytes_max: int | None = None) -> int:
-    """Physical offset behind the last whole record from `start` on: `start` if there is none.
+    """Physical offset after the last whole record from `start` on; `start` if there is none.
 
-    With `bytes_max` the first place of a record at least that far behind `start`, if the log goes so far.
-    Raises StoreError if the log does not hold `start` any more: messages between would be lost unseen.
+    With `bytes_max` the start of the first record at least that far after `start`, if the log is that long.
+    Raises StoreError if the bytes at `start` were deleted: messages would be lost silently.
     """
     files = list_files(store)
     if files and start < files[0].start_offset:
@@ -28,18 +28,18 @@ def end_of_log(store: Path, start: int, *, bytes_max: int | None = None) -> int:
         far = _first_record(files, start + bytes_max)
         if far is not None:
             return far
-    # Leap to the last place of a record that is found cheaply, and walk from there.
-    behind = start
+    # Skip to the last start of a record that is cheap to find, and walk from there.
+    end = start
     for file in files:
-        if file.end_offset > behind:
-            place = _first_record([file], max(behind, file.start_offset))
+        if file.end_offset > end:
+            place = _first_record([file], max(end, file.start_offset))
             while place is not None:
-                behind = place
-                place = _first_record([file], behind + RANGE_BYTES)
+                end = place
+                place = _first_record([file], end + RANGE_BYTES)
     for file in files:
-        if file.end_offset > behind:
-            behind = _walk_to_end(file, behind)
-    return behind
+        if file.end_offset > end:
+            end = _walk_to_end(file, end)
+    return end
 
 
 def _first_record(files: list[LogFile], offset: int) -> int | None:
@@ -63,11 +63,11 @@ def _walk_to_end(file: LogFile, offset: int) -> int:
 
 
 def _end_of_good(rows: Columns) -> int:
-    """Index behind the last row that has certainly been written to its end."""
+    """Index after the last row that is completely written."""
     last = len(rows) - 1
     start, end = int(rows.start[last]), int(rows.end[last])
     view = rows.data.data
-    # A broker copies a record into the file from its front to its end: lengths may be there before the rest.
+    # A broker copies a record into the file from front to end: the lengths may precede the rest.
     is_whole = check_record(view, start, end, -1) == end - start
     properties = rows.data[int(rows.properties_at[last]) : end]
     if is_whole and (not len(properties) or properties[-1] != 0):

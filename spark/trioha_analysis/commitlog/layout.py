@@ -1,4 +1,4 @@
-"""NumPy types of a record's fixed fields (spec store 2.1), and how they are read at many places at once."""
+"""NumPy types of a record's fixed fields (spec store 2.1), and reading them at many positions at once."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ HEADS: Final = {
     )
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6)
 }
-"""By the bits of sysFlag that say which hosts are IPv6."""
+"""By the IPv6 bits of sysFlag."""
 I16: Final = np.dtype(">i2")
 
 
 def gather(data: Bytes, at: Indexes, type_: np.dtype[np.void]) -> NDArray[np.void]:
-    """Copies of a packed structure at the indexes `at`, shape (n,): all must lie inside `data`."""
+    """Copies of a packed structure at the indexes `at`, shape (n,), all inside `data`."""
     places = max(0, len(data) - type_.itemsize + 1)
     return np.ndarray(places, type_, data.data, strides=(1,))[at]
 

@@ -1,4 +1,4 @@
-"""Reads ranges of a commit log: what a task does, without Spark."""
+"""Reads ranges of a commit log: the work of a task."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ from trioha_analysis.commitlog.walk import BLOCK_BYTES, Columns, Gap, LogBytes, 
 
 @frozen
 class LogDamage:
-    """Bytes of a log that give no record."""
+    """Damaged bytes of a log file."""
 
     path: Path
     gap: Gap
 
 
 @frozen
-class What:
-    """What is wanted of a log."""
+class ReadOptions:
+    """Which messages of a log to read."""
 
     topics: frozenset[str] = field(factory=frozenset)
-    """Only these; all of them if empty."""
+    """Empty: all topics."""
     verify_bodies: bool = False
-    """Whether bodies are checked by their CRC: those that fail are damage instead of records."""
+    """Whether to check the CRC of bodies: a wrong one is damage instead of a record."""
     block_bytes: int = BLOCK_BYTES
 
 
-def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> Iterator[Columns | LogDamage]:
-    """The records that begin in `wanted`, some at a time, and the damage behind them.
+def read_range(
+    store: Path, wanted: OffsetRange, options: ReadOptions | None = None
+) -> Iterator[Columns | LogDamage]:
+    """Blocks of the records that start in `wanted`, and the damage after them.
 
-    Raises StoreError if there is no such folder, or the offsets have been deleted meanwhile.
+    Raises StoreError if the folder does not exist, or the offsets have been deleted since they were planned.
     """
-    what = what or What()
+    options = options or ReadOptions()
     files = list_files(store)
     if wanted.was_held and not any(file.start_offset <= wanted.start < file.end_offset for file in files):
         raise StoreError(
@@ -61,26 +63,26 @@ def read_range(store: Path, wanted: OffsetRange, what: What | None = None) -> It
             before = files[index - 1].end_offset if index else file.start_offset
             if before < file.start_offset and wanted.start <= file.start_offset:
                 yield LogDamage(file.path, Gap(before, file.start_offset - before, "no file has these bytes"))
-            yield from _read_file(file, wanted, what, is_last=is_last)
+            yield from _read_file(file, wanted, options, is_last=is_last)
             if is_last:
                 return
 
 
 def _read_file(
-    file: LogFile, wanted: OffsetRange, what: What, *, is_last: bool
+    file: LogFile, wanted: OffsetRange, options: ReadOptions, *, is_last: bool
 ) -> Iterator[Columns | LogDamage]:
     data = map_file(file)
-    # Only the last file has much that was never written.
+    # Only the last file has large unwritten parts.
     written = written_bytes(file, data) if is_last else len(data)
     log = LogBytes(data, file.start_offset, is_last, written)
     begin = max(0, wanted.start - file.start_offset)
     end = len(log.data) if wanted.end is None else wanted.end - file.start_offset
-    for found in walk(log, begin, end, block_bytes=what.block_bytes):
+    for found in walk(log, begin, end, block_bytes=options.block_bytes):
         if isinstance(found, Gap):
             yield LogDamage(file.path, found)
             continue
-        rows = only_topics(found, what.topics) if what.topics else found
-        if what.verify_bodies:
+        rows = only_topics(found, options.topics) if options.topics else found
+        if options.verify_bodies:
             bad = [at for at, is_good in enumerate(_bodies_are_good(rows)) if not is_good]
             for at in bad:
                 gap = Gap(

@@ -1,16 +1,16 @@
 """Finds the records of a commit log file, a block at a time (spec store 2.1, 2.5, 5.2).
 
-A record can begin wherever a magic code is followed by the place's own physical offset and by lengths that
-add up. All such places of a block are found and checked at once by NumPy. Those where each begins at the end
-of the one before are the log; places inside a record (a body may hold a copy of a log) are passed over, and
-bytes between two records that are neither record nor blank are damage.
+A candidate is a position where a magic code is followed by the position's own physical offset and by lengths
+that add up. NumPy finds and checks all candidates of a block at once. Consecutive candidates, each starting
+at the end of the previous one, are the log; candidates inside a record (a body may contain a copy of a log)
+are skipped, and bytes between two records that are neither record nor blank are damage.
 
-That a place can be known as a record without having read the log before it is what makes a file divisible.
-Of the range that it is cut into, each gives the records that begin in it, and the damage behind them; so the
-damage before the first record of a range belongs to the range before, and any cut gives the same rows.
+Records are recognised without reading the log before them, so a file can be split. Each range gives the
+records that start in it and the damage after them; damage before the first record of a range belongs to the
+previous range, so any split gives the same rows.
 
-There is one way to fool it: a body that holds a whole record with the very offset where it comes to lie, in a
-range of a file that begins inside of that body. Its producer would have to foretell that offset.
+Known limit: a body that contains a valid record with the offset at which it is stored, in a range that starts
+inside that body. Its producer would have to predict that offset.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ from trioha_analysis.commitlog.layout import (
 )
 
 BLOCK_BYTES: Final = 4 << 20
-"""Searched at a time: what is found is then still in the processor's cache (2 to 8 MiB measured alike)."""
+"""Bytes searched at a time, which fit into a processor's cache (2 to 8 MiB measured alike)."""
 BLANK_LOOK_BYTES: Final = 16 << 20
-"""How far from a file's end a blank is looked for: it is never longer than a record."""
+"""Bytes before a file's end in which a blank is searched: it is never longer than a record."""
 _MAGIC_BYTES: Final = MAGIC_V1.to_bytes(4, "big")
 _BLANK_MAGIC_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
 
 
 @frozen(eq=False)
 class Columns:
-    """Whole records of one file in their order: where their parts are, as indexes in `data` of shape (n,)."""
+    """Whole records of one file in log order: positions of their parts, as indexes in `data` of shape
+    (n,)."""
 
     data: Bytes
     """The whole file."""
     start: Indexes
     heads: NDArray[np.void]
-    """`HEAD_V4` at each start: what is behind a host is wrong where `host_flags` is not 0."""
+    """`HEAD_V4` at each start: fields after a host are wrong where `host_flags` is not 0."""
     host_flags: NDArray[np.int32]
     body_at: Indexes
     body_bytes: Indexes
@@ -71,7 +72,7 @@ class Columns:
         return len(self.start)
 
     def take(self, which: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
-        """The rows that an index array, a mask or a slice chooses."""
+        """The rows of an index array, a mask or a slice."""
         return Columns(
             self.data,
             self.start[which],
@@ -98,29 +99,29 @@ class Gap:
 
 @frozen(eq=False)
 class LogBytes:
-    """A file of a log, and where it stands in it."""
+    """The bytes of a log file."""
 
     data: Bytes
     start_offset: int
     is_last: bool
-    """Whether the log ends in it: bytes behind the last record are then its torn end, not damage."""
+    """Whether the log ends in it: bytes after the last record are then a torn end, not damage."""
     written_bytes: int
-    """Behind this index are only zeros: nothing is looked for there."""
+    """Index after which all bytes are zero."""
 
 
 def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Columns | Gap]:
-    """The records that begin at the indexes `[begin, end)` of a file, and the gaps behind them.
+    """The records that start at the indexes `[begin, end)` of a file, and the gaps after them.
 
-    `begin` 0 also tells a gap at the file's start. What follows a blank is filler.
+    With `begin` 0 also a gap at the file's start. Bytes after a blank are filler.
     """
     data = log.data
     size = len(data)
     end = min(end, size)
     if begin >= end or (begin and _find_blank(log, max(0, size - BLANK_LOOK_BYTES), begin) is not None):
         return
-    position = begin  # where the next record is to start
-    searched = begin  # no record starts between `position` and here
-    known = begin == 0  # whether one must start at `position`
+    position = begin  # expected start of the next record
+    searched = begin  # no record starts from `position` to here
+    known = begin == 0  # whether a record must start at `position`
     while searched < log.written_bytes and (known or searched < end):
         if position >= end and searched == position and len(_candidates(log, position, position + 1)):
             return
@@ -128,9 +129,9 @@ def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES)
             return
         block_end = min(searched + block_bytes, end if searched < end else log.written_bytes)
         rows = _candidates(log, searched, block_end)
-        chosen, gaps, behind = _chain(rows, position)
+        chosen, gaps, chain_end = _chain(rows, position)
         if searched >= end:
-            # Only where the gap ends is wanted: what is behind it belongs to the next range.
+            # Only the end of the gap is needed: records after it belong to the next range.
             gaps = gaps[:1]
         searched = block_end
         for gap_start, gap_end in gaps:
@@ -146,8 +147,7 @@ def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES)
                 return
             yield from _some(rows.take(chosen) if len(chosen) < len(rows) else rows)
             known = True
-            position = behind
-            searched = behind
+            position = searched = chain_end
     if known and position < size:
         blank = _find_blank(log, position, size)
         if blank is not None and blank > position:
@@ -157,7 +157,7 @@ def walk(log: LogBytes, begin: int, end: int, *, block_bytes: int = BLOCK_BYTES)
 
 
 def find_record(log: LogBytes, begin: int, end: int) -> int | None:
-    """Index of the first place in `[begin, end)` of a file where a record can begin."""
+    """Index of the first candidate in `[begin, end)` of a file."""
     for at in range(begin, min(end, len(log.data)), BLOCK_BYTES):
         rows = _candidates(log, at, min(at + BLOCK_BYTES, end))
         if len(rows):
@@ -181,12 +181,12 @@ def _gap(log: LogBytes, start: int, end: int) -> Gap:
 
 
 def _is_blank_magic(data: Bytes, at: int) -> bool:
-    """Whether a blank stands at `at`, whatever its length says (spec store 2.5: readers do not use it)."""
+    """Whether a blank starts at `at`; readers ignore its length (spec store 2.5)."""
     return len(data) - at >= BLANK_BYTES and BLANK.unpack_from(data.data, at)[1] == MAGIC_BLANK
 
 
 def _find_blank(log: LogBytes, begin: int, end: int) -> int | None:
-    """Index in `[begin, end)` of a blank that reaches just to the file's end."""
+    """Index in `[begin, end)` of a blank that ends at the file's end."""
     size = len(log.data)
     end = min(end, log.written_bytes, size - BLANK_BYTES + 1)
     for block in range(begin, end, BLOCK_BYTES):
@@ -198,28 +198,26 @@ def _find_blank(log: LogBytes, begin: int, end: int) -> int | None:
 
 
 def _places(data: Bytes, begin: int, end: int, magic: bytes) -> Indexes:
-    """Where in `[begin, end)` a record may begin: the first three bytes of `magic` stand behind its size.
+    """Positions in `[begin, end)` where the first three bytes of `magic` follow a size.
 
-    `data` goes on for at least 7 bytes behind `end`.
+    `data` has at least 7 bytes after `end`.
     """
-    # The first byte of the magics is no ASCII: texts have none of it.
+    # The first byte of the magics is not ASCII: texts do not contain it.
     at = np.flatnonzero(data[begin + 4 : max(begin, end) + 4] == magic[0]).astype(np.int64) + begin
     found: Indexes = at[(data[at + 5] == magic[1]) & (data[at + 6] == magic[2])]
     return found
 
 
 def _chain(rows: Columns, position: int) -> tuple[NDArray[np.int64], list[tuple[int, int]], int]:
-    """Of possible records those that follow on each other from `position` on, and the gaps between them.
-
-    Gives their indexes in `rows`, the gaps as pairs of start and end, and the end of the last one.
-    """
+    """The candidates that follow each other from `position` on: their indexes in `rows`, the gaps between
+    them as pairs of start and end, and the end of the last one."""
     count = len(rows)
     if not count:
         return np.zeros(0, np.int64), [], position
     breaks = np.flatnonzero(rows.end[:-1] != rows.start[1:])
     if rows.start[0] == position and not len(breaks):
         return np.arange(count), [], int(rows.end[-1])
-    pieces: list[NDArray[np.int64]] = []
+    runs: list[NDArray[np.int64]] = []
     gaps: list[tuple[int, int]] = []
     at = int(np.searchsorted(rows.start, position))
     while at < count:
@@ -228,14 +226,14 @@ def _chain(rows: Columns, position: int) -> tuple[NDArray[np.int64], list[tuple[
             gaps.append((position, start))
         next_break = int(np.searchsorted(breaks, at))
         last = int(breaks[next_break]) if next_break < len(breaks) else count - 1
-        pieces.append(np.arange(at, last + 1))
+        runs.append(np.arange(at, last + 1))
         position = int(rows.end[last])
         at = max(last + 1, int(np.searchsorted(rows.start, position)))
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64), gaps, position
+    return np.concatenate(runs) if runs else np.zeros(0, np.int64), gaps, position
 
 
 def _candidates(log: LogBytes, begin: int, end: int) -> Columns:
-    """All places in `[begin, end)` where a whole record can begin, in their order."""
+    """All candidates in `[begin, end)`, ascending."""
     data = log.data
     size = len(data)
     end = min(end, size - RECORD_BYTES_MIN + 1)
@@ -254,7 +252,7 @@ def _candidates(log: LogBytes, begin: int, end: int) -> Columns:
     if host_flags.any():
         extra = IPV6_EXTRA_BYTES * ((host_flags >> 4 & 1) + (host_flags >> 5 & 1))
         body_at = body_at + extra
-        # A record that is too short for its hosts is none: its place is moved to where reading is safe.
+        # A record that is too short for its hosts is rejected below; the clamp keeps this read inside `data`.
         four = np.minimum(body_at, size)[:, None] + np.arange(-4, 0)
         body_bytes = np.ascontiguousarray(data[four]).view(">i4").ravel().astype(np.int64)
     record_end = start + total

@@ -133,7 +133,7 @@ def _tables(
 def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) -> Section:
     identity, node = replay.session.identity, replay.node
     connections = busiest_connections(replay)
-    counts = f"{len(replay.connections)} connections, {replay.reconnects} reconnects"
+    counts = f"{len(replay.connections)} connections, {len(replay.reconnects)} reconnects"
     notes = [f"Session {replay.name}: {node.events:,} events, {node.puts:,} puts, {counts}."]
     if replay.probes:
         notes.append(f"{probes_line(replay.probes)}.")

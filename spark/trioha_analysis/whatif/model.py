@@ -122,7 +122,7 @@ def check(model: Model, scenario: Scenario) -> None:
     path = model.session.path
     if scenario.slaves and not model.scenario.slaves:
         raise ModelError(
-            f"{path}: no slave acknowledged anything in this session, so nothing tells how long one takes; "
+            f"{path}: no slave acknowledged anything in this session, so the time of a slave is unknown; "
             "ask with --slaves 0, or name another session"
         )
     if scenario.writers is not None and model.producer_model.kind is Producers.OPEN:
@@ -132,7 +132,7 @@ def check(model: Model, scenario: Scenario) -> None:
         )
     syncs = scenario.is_sync_flush or scenario.ack_mode is AckMode.FLUSHED
     if syncs and not any(model.costs.sync.quantiles):
-        raise ModelError(f"{path}: no flush was recorded, so that nothing tells how long one takes")
+        raise ModelError(f"{path}: no flush was recorded, so the time of a sync is unknown")
 
 
 def remarks(model: Model, scenarios: Iterable[Scenario]) -> list[str]:

@@ -1,7 +1,7 @@
 """Spark data sources: `rocketmq-commitlog` and `trioha-session`.
 
-Spark finds them by itself where the `pyspark_*` modules are on its path; `register` makes them known to one
-session. The modules below import NumPy only when something is read: Spark imports them in every session.
+Spark finds them if the `pyspark_*` modules are on its path; `register` adds them to one session. The modules
+import NumPy only when they read, because Spark imports them in every session.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the sources known to `spark`, wherever its Python looks for modules.
+    """Register the sources in `spark`, and let local Spark run its workers with this program's Python.
 
-    Local Spark starts `python3` of the PATH unless PYSPARK_PYTHON, or spark.pyspark.python, names another
-    one: that need not be the one that runs this program, nor have these sources. Where neither is set, the
-    Python workers of `spark` are this program's Python from now on.
+    See `trioha_spark.session.use_this_python`: another Python may not have these sources.
     """
     from trioha_spark.session import use_this_python  # noqa: PLC0415
     from trioha_spark.sources.commit_log import CommitLogSource  # noqa: PLC0415

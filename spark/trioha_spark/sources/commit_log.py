@@ -4,27 +4,25 @@
 spark.read.format("rocketmq-commitlog").load("/var/store")
 ```
 
-The folder is a storePathRootDir or its commitlog folder. One row for each message, columns as in
-`trioha_analysis.commitlog.columns.TYPES`; `.schema("queue_offset long, topic string")` reads only those
-columns, which is quicker. Bodies and properties come as stored: `trioha_spark.sources.functions` unpacks
-them.
+The folder is a storePathRootDir or its commitlog folder. One row for each message, with the columns of
+`trioha_analysis.commitlog.columns.TYPES`; `.schema("queue_offset long, topic string")` reads only those,
+which is faster. Bodies and properties are as stored: `trioha_spark.sources.functions` decodes them.
 
 | option | meaning |
 |---|---|
 | topic | only these topics, separated by commas |
-| startOffset, endOffset | only messages that begin at physical offsets `[startOffset, endOffset)` |
+| startOffset, endOffset | only messages that start at physical offsets `[startOffset, endOffset)` |
 | verifyBodies | `true`: bodies whose CRC is wrong are damage instead of messages |
-| errors | `true`: not the messages but a table of the damage: file, physical_offset, size_bytes, reason |
+| errors | `true`: a table of the damage instead of the messages: file, physical_offset, size_bytes, reason |
 | rangeBytes | bytes of a file that one task reads, 64 MiB by default |
-| maxBytesPerTrigger | streaming only: about how much of the log one batch holds |
+| maxBytesPerTrigger | streaming only: approximate bytes of the log in a batch |
 
-The log may be in use. A DataFrame is not a snapshot: ranges are planned once for each `load`, the last of
-them is open, and every action reads what is there when it runs. So a count taken again later is higher; load
-again after much growth, so that the new part is divided, too. If the broker has deleted a file since `load`,
-reading fails and says so, rather than giving less.
+The log may be in use. A DataFrame is not a snapshot: ranges are planned once for each `load`, the last one is
+open, and every action reads the current bytes. So a later count is higher; load again after much growth, so
+that the new part is split into ranges, too. If the broker has deleted a file since `load`, reading fails.
 
-Filters are not pushed down: Spark 4.3 plans a source once for each `load`, so one DataFrame used twice with
-different filters would get the rows of one filter in both places. Options are the way to read less.
+Filters are not pushed down: Spark 4.3 plans a source once for each `load`, so a DataFrame used twice with
+different filters would get the rows of one filter in both places. Use options to read less.
 """
 
 from __future__ import annotations
@@ -65,35 +63,35 @@ class CommitLogSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` calls it."""
+        """The name for `format`."""
         return "rocketmq-commitlog"
 
     def schema(self) -> str:
-        """All columns."""
+        """Without a user's schema: all columns."""
         return ddl(_columns(flag_option(self.options, "errors")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of the columns of `schema`."""
+        """Reads the columns of `schema`."""
         return CommitLogReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """Follows a log that grows."""
+        """Follows a growing log."""
         return CommitLogStreamReader(dict(self.options), schema)
 
 
 class LogPartition(InputPartition):
-    """Some of the log's offsets."""
+    """A range of the log's offsets."""
 
     def __init__(self, wanted: OffsetRange) -> None:
         super().__init__(wanted)
 
 
 class _Log:
-    """What batch and streaming share: options checked, and ranges read."""
+    """Checked options and reading of ranges, for batch and streaming."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         from trioha_analysis.commitlog.files import RANGE_BYTES  # noqa: PLC0415
-        from trioha_analysis.commitlog.reading import What  # noqa: PLC0415
+        from trioha_analysis.commitlog.reading import ReadOptions  # noqa: PLC0415
 
         options = {name.lower(): value for name, value in options.items()}
         refuse_unknown(options, OPTIONS)
@@ -104,7 +102,7 @@ class _Log:
         self.end_offset = number_option(options, "endoffset")
         self.range_bytes = number_option(options, "rangebytes", least=RANGE_BYTES_MIN) or RANGE_BYTES
         self.trigger_bytes = number_option(options, "maxbytespertrigger", least=1)
-        self.what = What(
+        self.read_options = ReadOptions(
             topics=frozenset(names_option(options, "topic")),
             verify_bodies=flag_option(options, "verifybodies"),
         )
@@ -127,7 +125,7 @@ class _Log:
         from trioha_analysis.commitlog.reading import LogDamage, read_range  # noqa: PLC0415
 
         names = self.arrow_schema.names
-        for found in read_range(self.store, wanted, self.what):
+        for found in read_range(self.store, wanted, self.read_options):
             if isinstance(found, LogDamage):
                 if self.errors:
                     row = {
@@ -146,7 +144,7 @@ class _Log:
 
 
 class CommitLogReader(DataSourceReader):
-    """Reads a log once."""
+    """Batch reader."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.log = _Log(options, schema)
@@ -156,13 +154,13 @@ class CommitLogReader(DataSourceReader):
         return self.log.cut(self.log.start_offset, self.log.end_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, some thousand at a time."""
-        # Spark's stand-in if there are no partitions at all.
+        """The rows of a partition."""
+        # None: Spark's placeholder if there are no partitions.
         return iter(()) if partition.value is None else self.log.read(partition.value)
 
 
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a log: the state is the physical offset behind the last message given."""
+    """Stream reader; its offset is the physical offset after the last message of a batch."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.log = _Log(options, schema)
@@ -171,7 +169,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self.target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
-        """startOffset, or where the log begins."""
+        """startOffset, or the start of the log."""
         from trioha_analysis.commitlog.files import list_files  # noqa: PLC0415
 
         files = list_files(self.log.store)
@@ -186,7 +184,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Behind the last whole message, or the first that begins `maxBytesPerTrigger` behind `start`."""
+        """After the last whole message, or the first message `maxBytesPerTrigger` after `start`."""
         from pyspark.sql.streaming.datasource import ReadMaxBytes  # noqa: PLC0415
 
         from trioha_analysis.commitlog.following import end_of_log  # noqa: PLC0415
@@ -199,7 +197,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"offset": end if self.target is None else min(end, self.target)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """The query ends where the log ends now."""
+        """The query ends at the current end of the log."""
         from trioha_analysis.commitlog.files import list_files  # noqa: PLC0415
         from trioha_analysis.commitlog.following import end_of_log  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Functions on columns of `rocketmq-commitlog`, for `select` and `where`.
 
-`decode_body("body", "sys_flag")`: the body as it was sent; null if it cannot be unpacked.
-`parse_properties("properties")`: a map, as a broker reads it: `parse_properties("properties")["TAGS"]`.
+`decode_body("body", "sys_flag")`: the decompressed body; null if it is invalid.
+`parse_properties("properties")`: a map, parsed as by a broker: `parse_properties("properties")["TAGS"]`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _parse(properties: pd.Series) -> pd.Series:
     return pd.Series([None if each is None else parse(bytes(each)) for each in properties], dtype=object)
 
 
-# Its overloads do not know maps.
+# Its overloads lack maps.
 _pandas_udf: Any = functions.pandas_udf
 
 decode_body: Final[Callable[..., Column]] = _pandas_udf(_decode, BinaryType())

@@ -1,4 +1,4 @@
-"""Options and schemas of our data sources, checked: what is wrong is said in one line."""
+"""Checks of the data sources' options and schemas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class SourceError(TriohaError):
-    """Options or a schema that a data source cannot use."""
+    """Invalid options or schema of a data source."""
 
 
 def path_option(options: Mapping[str, str]) -> Path:
-    """The folder given to `load`, as an absolute path: executors have other working folders.
+    """The folder given to `load` as an absolute path, because executors have other working directories.
 
-    Raises SourceError without one, StoreError for one that is not of this machine.
+    Raises SourceError without a folder, StoreError for one that is not local.
     """
     path = options.get("path")
     if not path:
@@ -31,7 +31,7 @@ def path_option(options: Mapping[str, str]) -> Path:
 
 
 def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
-    """A whole number, None if it is not set."""
+    """An integer; None if it is not set."""
     text = options.get(name)
     if text is None:
         return None
@@ -55,7 +55,7 @@ def names_option(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def refuse_unknown(options: Mapping[str, str], known: frozenset[str]) -> None:
-    """A misspelt option would be passed over silently: refuse it."""
+    """Raise SourceError for an unknown, probably misspelt option."""
     names = {name.lower() for name in known} | {"path"}
     for name in options:
         if name.lower() not in names:
@@ -63,7 +63,7 @@ def refuse_unknown(options: Mapping[str, str], known: frozenset[str]) -> None:
 
 
 def check_schema(schema: StructType, ours: pa.Schema, what: str) -> pa.Schema:
-    """The Arrow schema of the columns that the user's `schema` names: any of ours, in any order."""
+    """The Arrow schema of the user's `schema`: any of our columns, in any order."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
     wanted: Any = to_arrow_schema(schema, timezone="UTC")
@@ -79,7 +79,7 @@ def check_schema(schema: StructType, ours: pa.Schema, what: str) -> pa.Schema:
 
 
 def ddl(schema: pa.Schema) -> str:
-    """A schema of ours in Spark's words."""
+    """The schema as Spark DDL."""
     names = {
         "int64": "long",
         "int32": "int",

@@ -4,22 +4,22 @@
 spark.read.format("trioha-session").load("/var/trioha/sessions")
 ```
 
-The folder is a session, or a folder of them; packed segments (`trioha session pack`) read as others do. One
-row for each event: `session` (the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`,
-`kind_name`, `flags`, `node`, `conn`, `offset`, `aux`, `size` as docs/session-format.md says. A `.schema(...)`
+The folder is a session, or a folder of sessions; segments may be packed (`trioha session pack`). One row for
+each event: `session` (the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`,
+`kind_name`, `flags`, `node`, `conn`, `offset`, `aux`, `size`, see docs/session-format.md. A `.schema(...)`
 with some of these reads only them.
 
 | option | meaning |
 |---|---|
 | seqFrom, seqTo | only events with `seqFrom <= seq < seqTo` |
 | kinds | only these kinds, names or numbers, separated by commas: `PUT,ACK` |
-| errors | `true`: not the events but a table of the damage: session, file, position, records, reason |
-| maxEventsPerTrigger | streaming only: most events of a batch, before `kinds` chooses; sessions share them |
+| errors | `true`: a table of the damage instead of the events: session, file, position, records, reason |
+| maxEventsPerTrigger | streaming only: maximum events of a batch of all sessions, before the filter `kinds` |
 
 The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
-the last of each session is open, and one more is for sessions that are new in the folder; every action reads
-what is there when it runs. Load again after much growth, so that the new part is divided, too. Records that
-were there at `load` and are gone make reading fail.
+the last one of each session is open, another one is for new sessions of the folder, and every action reads
+the current records. Load again after much growth, so that the new part is split into ranges, too. Reading
+fails if records have been deleted since `load`.
 
 Filters are not pushed down: see `trioha_spark.sources.commit_log`.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
 RANGE_RECORDS = 4 * 131_072
-"""Records that one task reads: 25 MB, and whole row groups of what is packed."""
+"""Records of a task: 25 MB, and whole row groups of packed segments."""
 
 
 class SessionSource(DataSource):
@@ -60,26 +60,26 @@ class SessionSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` calls it."""
+        """The name for `format`."""
         return "trioha-session"
 
     def schema(self) -> str:
-        """All columns."""
+        """Without a user's schema: all columns."""
         return ddl(_columns(flag_option(self.options, "errors")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of the columns of `schema`."""
+        """Reads the columns of `schema`."""
         return SessionDataSourceReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """Follows sessions that grow."""
+        """Follows growing sessions."""
         return SessionDataSourceStreamReader(dict(self.options), schema)
 
 
 class SessionPartition(InputPartition):
-    """Some seqs of a session, `[seq_from, seq_to)`; seq_to None: to where it ends when it is read.
+    """Seqs `[seq_from, seq_to)` of a session; seq_to None: to its end when it is read.
 
-    `records` of them were there when it was planned.
+    `records`: how many existed when it was planned.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class SessionPartition(InputPartition):
 
 
 class NewSessionsPartition(InputPartition):
-    """All of the sessions that were not there, by path, when it was planned."""
+    """Sessions that did not exist when it was planned: all but the `known` paths."""
 
     def __init__(self, known: frozenset[Path]) -> None:
         super().__init__(known)
 
 
 class _Sessions:
-    """What batch and streaming share: options checked, and ranges read."""
+    """Checked options and reading of ranges, for batch and streaming."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         options = {name.lower(): value for name, value in options.items()}
@@ -110,7 +110,7 @@ class _Sessions:
         self.trigger_events = number_option(options, "maxeventspertrigger", least=1)
 
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
-        """Partitions of a session's seqs, each but the last inside one segment."""
+        """Partitions of a session's seqs, each but the last within one segment."""
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
         from trioha_analysis.ranges import count_seqs  # noqa: PLC0415
 
@@ -175,16 +175,14 @@ class _Sessions:
 
 
 class SessionDataSourceReader(DataSourceReader):
-    """Reads sessions once."""
+    """Batch reader."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.sessions = _Sessions(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each 524,288 events of a segment; its last one is open unless there is a seqTo.
-
-        And one for the sessions that will be new, if this is a folder of them.
-        """
+        """One for each `RANGE_RECORDS` of a segment, the last one open unless there is a seqTo; and one for
+        new sessions, if this is a folder of sessions."""
         paths = self._paths()
         partitions = [partition for path in paths for partition in self._cut(path)]
         if paths != [self.sessions.path]:
@@ -192,8 +190,8 @@ class SessionDataSourceReader(DataSourceReader):
         return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, some at a time."""
-        # Spark's stand-in if there are no partitions at all.
+        """The rows of a partition."""
+        # None: Spark's placeholder if there are no partitions.
         if partition.value is None:
             return
         if not isinstance(partition, NewSessionsPartition):
@@ -214,7 +212,7 @@ class SessionDataSourceReader(DataSourceReader):
 
 
 class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows sessions: the state is of each session, by its folder's name, the seq behind the last given."""
+    """Stream reader; its offset is, by session, the seq after the last event of a batch."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.sessions = _Sessions(options, schema)
@@ -223,7 +221,7 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
         self.target: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
-        """Nothing has been given: sessions that are not named begin at seqFrom."""
+        """Empty: sessions without an offset start at seqFrom."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
@@ -234,11 +232,11 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
         return ReadAllAvailable() if events_max is None else ReadMaxRows(events_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """The query ends where the sessions end now."""
+        """The query ends at the current ends of the sessions."""
         self.target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the sessions end, or as far as `maxEventsPerTrigger` allows, which they share fairly."""
+        """The ends of the sessions, or fair shares of `maxEventsPerTrigger`."""
         from pyspark.sql.streaming.datasource import ReadMaxRows  # noqa: PLC0415
 
         latest = {name: parse_int(seq, NATURAL64) for name, seq in start.items()}
@@ -248,12 +246,12 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
             begins[name] = latest.get(name, self.sessions.seq_from)
             there[name] = max(0, end - begins[name])
         if isinstance(limit, ReadMaxRows):
-            there = fair_shares(there, limit.max_rows, turn=given)
+            there = fair_shares(there, limit.max_rows, rotation=given)
         latest.update({name: begins[name] + events for name, events in there.items() if events})
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Ranges of a batch. A session that began with the batch begins at seqFrom."""
+        """Ranges of a batch; new sessions start at seqFrom."""
         paths = self._paths()
         gone = sorted(name for name, seq in end.items() if name not in paths and seq != start.get(name))
         if gone:
@@ -285,15 +283,15 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
         return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
 
 
-def fair_shares(wanted: Mapping[str, int], most: int, *, turn: int) -> dict[str, int]:
-    """How much each gets of `most`: all it wants, or no less than any other (by one at the utmost).
+def fair_shares(wanted: Mapping[str, int], most: int, *, rotation: int) -> dict[str, int]:
+    """Max-min fair shares of `most`: each gets what it wants, or as much as any other (within one).
 
-    What cannot be divided goes to some of them, which change with `turn`: none is passed over for ever.
+    The remainder goes to different ones by `rotation`, so that each gets some in the long run.
     """
     shares: dict[str, int] = {}
     left = most
     open_ = sorted((count, name) for name, count in wanted.items() if count)
-    # Those that want less than an even share leave the rest to the others.
+    # Those that want less than an even share get all they want.
     while open_ and open_[0][0] <= left // len(open_):
         count, name = open_.pop(0)
         shares[name] = count
@@ -301,7 +299,7 @@ def fair_shares(wanted: Mapping[str, int], most: int, *, turn: int) -> dict[str,
     if open_:
         even, more = divmod(left, len(open_))
         names = sorted(name for _, name in open_)
-        first = turn % len(names)
+        first = rotation % len(names)
         for place, name in enumerate(names[first:] + names[:first]):
             shares[name] = even + (place < more)
     return shares
