@@ -5,6 +5,7 @@ Each request that a node serves has its row here; `test_live.py` finds a missing
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -25,6 +26,8 @@ class Type(StrEnum):
 
     I32 = "i32"
     I64 = "i64"
+    MILLIS = "milliseconds"
+    """As I64, but never long: a pull may wait so long for its answer."""
     COUNT = "count"
     """Not below 0; how large it may be is the request's own rule."""
     BOOLEAN = "boolean"
@@ -45,7 +48,12 @@ class Field:
 
     def hostile(self, chance: random.Random) -> str:
         """Any value, seldom one that fits."""
-        return properties_value(chance) if self.type is Type.PROPERTIES else text_value(chance)
+        if self.type is Type.PROPERTIES:
+            return properties_value(chance)
+        value = text_value(chance)
+        if self.type is Type.MILLIS and _is_number(value, 1001, 2**63 - 1):
+            return "1000"
+        return value
 
     def must_be_refused(self, value: str) -> bool:
         """Whether no node may take this value. False says nothing."""
@@ -56,6 +64,8 @@ class Field:
             case Type.I32:
                 return not _is_number(value, -(2**31), 2**31 - 1)
             case Type.I64:
+                return not _is_number(value, -(2**63), 2**63 - 1)
+            case Type.MILLIS:
                 return not _is_number(value, -(2**63), 2**63 - 1)
             case Type.COUNT:
                 return not _is_number(value, 0, 2**63 - 1)
@@ -97,6 +107,59 @@ _SEND: Final = (
     ("n", "brokerName", Type.TEXT, ("broker-a",), False),
 )
 
+_GROUP: Final = Field("consumerGroup", Type.TEXT, ("group", "group-2"))
+_TOPIC_FIELD: Final = Field("topic", Type.TEXT, ("TopicHostile", "TopicHostile-2", "NoSuchTopic"))
+_QUEUE: Final = Field("queueId", Type.I32, ("0", "1", "2", "3"))
+_PULL: Final = (
+    _GROUP,
+    _TOPIC_FIELD,
+    _QUEUE,
+    Field("queueOffset", Type.I64, ("0", "1", "100")),
+    Field("maxMsgNums", Type.I32, ("32", "1", "0", "-1")),
+    Field("sysFlag", Type.I32, ("4", "5", "6", "7", "0", "2")),
+    Field("commitOffset", Type.I64, ("0", "7", "-1"), required=False),
+    Field("suspendTimeoutMillis", Type.MILLIS, ("0", "10", "-1"), required=False),
+    Field("subscription", Type.TEXT, ("*", "tag", "a || b", "||"), required=False),
+    Field("expressionType", Type.TEXT, ("TAG", "SQL92"), required=False),
+    Field("subVersion", Type.I64, ("0", "1700000000000"), required=False),
+    Field("maxMsgBytes", Type.I32, ("262144", "1", "-1"), required=False),
+)
+
+
+def _heartbeat(chance: random.Random) -> bytes:
+    subscription = {"topic": "TopicHostile", "subString": "*", "tagsSet": [], "codeSet": [], "subVersion": 1}
+    groups = [
+        {"groupName": f"group-{chance.randrange(50)}", "subscriptionDataSet": [subscription]}
+        for _ in range(chance.choice((0, 1, 3)))
+    ]
+    body = {"clientID": f"c{chance.randrange(9)}", "producerDataSet": [], "consumerDataSet": groups}
+    return _damaged(json.dumps(body).encode(), chance)
+
+
+def _locks(chance: random.Random) -> bytes:
+    queues = [
+        {"brokerName": "broker-a", "topic": "TopicHostile", "queueId": chance.randrange(-1, 9)}
+        for _ in range(chance.choice((0, 1, 5)))
+    ]
+    body = {"clientId": f"c{chance.randrange(9)}", "consumerGroup": "group", "mqSet": queues}
+    return _damaged(json.dumps(body).encode(), chance)
+
+
+def _client_config(chance: random.Random) -> bytes:
+    data = {"topic": "TopicHostile", "subString": "a", "expressionType": chance.choice(("TAG", "SQL92"))}
+    return _damaged(json.dumps({"clientId": "c", "group": "g", "subscriptionData": data}).encode(), chance)
+
+
+def _damaged(body: bytes, chance: random.Random) -> bytes:
+    """Most often as it is; else with bytes changed or cut off."""
+    if chance.random() < 0.5:
+        return body
+    changed = bytearray(body)
+    for _ in range(chance.choice((1, 1, 3, 20))):
+        changed[chance.randrange(len(changed))] = chance.choice((0, 0xFF, *b'{}[]",:0-e'))
+    return bytes(changed[: chance.choice((len(changed), chance.randrange(len(changed) + 1)))])
+
+
 REQUESTS: Final = (
     Request(
         RequestCode.SEND_MESSAGE,
@@ -110,6 +173,53 @@ REQUESTS: Final = (
         _message_body,
         stores=True,
     ),
+    Request(RequestCode.PULL_MESSAGE, _PULL),
+    Request(RequestCode.LITE_PULL_MESSAGE, _PULL),
+    Request(
+        RequestCode.QUERY_MESSAGE,
+        (
+            _TOPIC_FIELD,
+            Field("key", Type.TEXT, ("a", "b", "")),
+            Field("maxNum", Type.I32, ("1", "32", "0")),
+            Field("beginTimestamp", Type.I64, ("0",)),
+            Field("endTimestamp", Type.I64, ("4611686018427387904",)),
+            Field("_UNIQUE_KEY_QUERY", Type.BOOLEAN, ("false", "true"), required=False),
+        ),
+    ),
+    Request(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        (_GROUP, _TOPIC_FIELD, _QUEUE, Field("setZeroIfNotFound", Type.BOOLEAN, ("true",), required=False)),
+    ),
+    Request(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        (_GROUP, _TOPIC_FIELD, _QUEUE, Field("commitOffset", Type.I64, ("0", "5"))),
+    ),
+    Request(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        (
+            _TOPIC_FIELD,
+            _QUEUE,
+            Field("timestamp", Type.I64, ("0", "1700000000000")),
+            Field("boundaryType", Type.TEXT, ("LOWER", "UPPER"), required=False),
+        ),
+    ),
+    Request(RequestCode.GET_MAX_OFFSET, (_TOPIC_FIELD, _QUEUE)),
+    Request(RequestCode.GET_MIN_OFFSET, (_TOPIC_FIELD, _QUEUE)),
+    Request(RequestCode.GET_EARLIEST_MSG_STORETIME, (_TOPIC_FIELD, _QUEUE)),
+    Request(RequestCode.VIEW_MESSAGE_BY_ID, (Field("offset", Type.I64, ("0", "1", "100000")),)),
+    Request(RequestCode.HEART_BEAT, body=_heartbeat),
+    Request(
+        RequestCode.UNREGISTER_CLIENT,
+        (
+            Field("clientID", Type.TEXT, ("c1", "c2")),
+            Field("producerGroup", Type.TEXT, ("group",), required=False),
+            Field("consumerGroup", Type.TEXT, ("group-1", "group-2"), required=False),
+        ),
+    ),
+    Request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, (_GROUP,)),
+    Request(RequestCode.CHECK_CLIENT_CONFIG, body=_client_config),
+    Request(RequestCode.LOCK_BATCH_MQ, body=_locks),
+    Request(RequestCode.UNLOCK_BATCH_MQ, body=_locks),
     Request(RequestCode.GET_BROKER_RUNTIME_INFO),
     Request(
         RequestCode.GET_BROKER_HA_STATUS,

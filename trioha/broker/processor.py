@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
 
 from trioha.broker.info import BrokerInfo
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.serving import Peer
+from trioha.remoting.serving import Handler, Peer
 from trioha.remoting.status_subscription import StatusSubscription
 
 
 class BrokerProcessor:
     """The handler of the broker's remoting server."""
 
-    def __init__(self, *, send: SendProcessor, info: BrokerInfo, updates: StatusPublisher) -> None:
-        """`updates` gets the subscriptions; its `run` belongs to the caller."""
+    def __init__(
+        self,
+        *,
+        send: SendProcessor,
+        info: BrokerInfo,
+        updates: StatusPublisher,
+        handlers: Mapping[int, Handler] = MappingProxyType({}),
+    ) -> None:
+        """`updates` gets the subscriptions; its `run` belongs to the caller.
+
+        `handlers` answer further requests, by request code.
+        """
         self._send = send
         self._info = info
         self._updates = updates
+        self._handlers = handlers
 
     def __call__(
         self, request: RemotingCommand, peer: Peer
-    ) -> RemotingCommand | Awaitable[RemotingCommand | None]:
+    ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """The response to `request`, or an awaitable of it."""
         match request.code:
             case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2:
@@ -33,6 +45,8 @@ class BrokerProcessor:
                 return self._ha_status(request, peer)
             case RequestCode.GET_BROKER_RUNTIME_INFO:
                 return self._runtime_info(request)
+            case code if (handler := self._handlers.get(code)) is not None:
+                return handler(request, peer)
             case code:
                 return response_to(
                     request,

@@ -14,6 +14,7 @@ from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.budget import DescriptorBudget
+from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
@@ -29,6 +30,7 @@ class BrokerRoom:
     server: RemotingServer
     updates: StatusPublisher
     """Sends status updates to subscribed clients."""
+    consumers: ConsumerRoom
 
     @classmethod
     def build(
@@ -67,10 +69,12 @@ class BrokerRoom:
             cluster_name=config.broker_cluster_name,
             delay_levels=DelayLevels(config.message_delay_level),
         )
-        processor = BrokerProcessor(send=send, info=info, updates=updates)
+        consumers = ConsumerRoom.build(config, store, metadata)
+        processor = BrokerProcessor(send=send, info=info, updates=updates, handlers=consumers.handlers)
         server = RemotingServer(processor, limits=server_limits(config, budget))
+        consumers.attach(server)
         info.client_statistics = lambda: server.statistics
-        return cls(server, updates)
+        return cls(server, updates, consumers)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

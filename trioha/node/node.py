@@ -11,6 +11,7 @@ run_node
       +- registration             a task for each name server of namesrvAddr
       +- clients
          +- status updates
+         +- consumers             ends pulls in time, lets silent members go
          +- remoting server       a nursery per client
 ```
 
@@ -159,6 +160,7 @@ async def _serve(
             name_server_address = await services.start(partial(name_server.run, gate=budget.client_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
+            clients.start_soon(broker.consumers.run)
             listening = await clients.start(
                 partial(
                     broker.server.serve,
@@ -192,6 +194,8 @@ async def _serve(
                 )
             )
             await stopping.wait()
+            # Pulls that wait for messages are answered that there are none.
+            broker.consumers.polls.end_all()
             async with trio.open_nursery() as ends:
                 if registration is not None:
                     ends.start_soon(registration.stop)

@@ -70,16 +70,17 @@ class RemotingServer:
         self.on_closed: Callable[[Peer], None] | None = None
         """Called once for each connection after its end; must not block."""
 
-    def push(self, connection: int, frame: bytes) -> bool:
+    def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
 
-        It is dropped where bytes still wait to be sent there. False if there is no such connection.
+        Where bytes still wait to be sent there, it is dropped, or with `may_wait` sent after them, as far as
+        there is memory for it. False if there is no such connection.
         """
         served = self._connections.get(connection)
         if served is None:
             return False
         try:
-            served.push(frame)
+            served.push(frame, may_wait=may_wait)
         except Exception as error:  # noqa: BLE001 - the border of a connection, called from another task
             self.border.report(error, str(served.peer))
             served.cut()

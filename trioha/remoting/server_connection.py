@@ -130,9 +130,14 @@ class ServerConnection:
         self._counters.cut_connections += self._in_flight > 0
         self._life.cancel()
 
-    def push(self, frame: bytes) -> None:
-        """Send `frame`, or drop it if other bytes wait."""
-        if self._outbox or self._is_sending or self._is_over or not self._account.fits(len(frame)):
+    def push(self, frame: bytes, *, may_wait: bool = False) -> None:
+        """Send `frame`; if other bytes wait, send it after them with `may_wait`, else drop it."""
+        if self._is_over or not self._account.fits(len(frame)):
+            return
+        if self._outbox or self._is_sending:
+            if may_wait:
+                self._put_in_outbox(memoryview(frame))
+                self._outbox_filled.set()
             return
         try:
             left = send_now(self._stream, frame)

@@ -10,11 +10,13 @@ of records that it has. Bodies are not read unless `check_crc` asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import structlog
 
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
-from trioha.store.consume_queues import ConsumeQueues
+from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
 from trioha.store.index_service import IndexService
 from trioha.store.record_entries import EntryCollector, Stop
@@ -57,6 +59,8 @@ class Dispatcher:
         )
         self.dispatched = Watermark(max(position, commit_log.min_offset))
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
+        self.on_written: Callable[[Sequence[Queue]], None] | None = None
+        """Called with the queues that were written, when `dispatched` has moved; must not raise."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
         are on disk."""
@@ -96,6 +100,7 @@ class Dispatcher:
                     start, until_offset, min(records_max - passed, BATCH_RECORDS)
                 )
                 collector.write()
+                written = collector.touched
             except BaseException:
                 collector.discard()
                 raise
@@ -108,6 +113,8 @@ class Dispatcher:
             if position > self.stuck_at:
                 self.stuck_at = -1
             self.dispatched.advance(position)
+            if self.on_written is not None:
+                self.on_written(written)
         return passed
 
     def _collect(self, position: int, until_offset: int, records_max: int) -> tuple[int, int, int]:

@@ -147,6 +147,11 @@ class IndexService:
 
     # -- writing ---------------------------------------------------------------------------------------
 
+    @property
+    def end_timestamp_ms(self) -> int:
+        """storeTimestamp of the last record that was indexed, 0 if none was."""
+        return self._files[-1].end_timestamp_ms if self._files else 0
+
     def put(
         self,
         java_hashes: Sequence[int],

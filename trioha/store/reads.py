@@ -189,6 +189,12 @@ class MessageReader:
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
+    def physical_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """Where the log has the message at a queue offset; None if the queue does not know it."""
+        queue = self._queues.find(topic, queue_id)
+        entry = None if queue is None else queue.entry(offset)
+        return None if entry is None else entry.physical_offset
+
     # -- by physical offset ------------------------------------------------------------------------------
 
     def record_at(self, physical_offset: int) -> memoryview | None:

@@ -102,6 +102,11 @@ class EntryCollector:
         self._last_record_offset = -1
         self._faults: list[DispatchFault] = []
 
+    @property
+    def touched(self) -> list[Queue]:
+        """The queues that have entries of the stretch at hand."""
+        return list(self._touched.values())
+
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
         self._targets.clear()

@@ -1,0 +1,148 @@
+"""A broker that serves consumers, without a server: store, metadata and handlers in reach."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import trio
+
+from tests.store.support import message, open_store
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.topics import TopicConfig
+from trioha.node.consumer_room import ConsumerRoom
+from trioha.node.metadata_room import metadata_settings
+from trioha.remoting.address import Address
+from trioha.remoting.codes import RequestCode, Version
+from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.serving import Peer
+from trioha.store.message_properties import encode_properties
+from trioha.store.record import Record, decode_record
+
+PEER = Peer(Address("192.0.2.7", 5555), 1)
+GROUP = "group"
+TOPIC = "Orders"
+
+
+class Broker:
+    """Store, metadata and the room of consumers."""
+
+    def __init__(self, tmp_path, **settings):
+        self.config = BrokerConfig(
+            store_path_root_dir=tmp_path, broker_name="broker-a", broker_id=1 if "role" in settings else 0,
+            **({"broker_role": BrokerRole.SLAVE} if settings.pop("role", None) else {}), **settings,
+        )  # fmt: skip
+        self.store = open_store(tmp_path)
+        self.metadata = MetadataStore.open(metadata_settings(self.config))
+        self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
+        self.room = ConsumerRoom.build(self.config, self.store, self.metadata)
+        self.notified = []
+        self.room.clients.notify = lambda connection, group: self.notified.append((connection, group))
+
+    def put(self, *bodies, topic=TOPIC, queue_id=0, tag=None, **properties):
+        """Store messages and dispatch them."""
+        if tag is not None:
+            properties["TAGS"] = tag
+        for body in bodies:
+            self.store.commit_log.append(
+                message(body, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
+            )
+        while self.store.dispatcher.dispatch(self.store.commit_log.max_offset):
+            pass
+
+    def start(self, code, fields=None, *, body=b"", peer=PEER, version=int(Version.V4_9_7), oneway=False):
+        """The answer of the handler, or an awaitable of it."""
+        command = RemotingCommand(code, 7, 2 if oneway else 0, None, fields or {}, body, version=version)
+        try:
+            return self.room.handlers[code](command, peer)
+        except BadRequestError as error:
+            return response_to(command, error.code, remark=error.reason)
+
+    async def ask(self, code, fields=None, **options):
+        """The answer, waited for."""
+        answer = self.start(code, fields, **options)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def pull(self, **changes):
+        """A pull with its expression, of all tags, that does not wait; the answer or an awaitable."""
+        options = {name: changes.pop(name) for name in ("code", "peer", "version") if name in changes}
+        fields = {
+            "consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32,
+            "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 15000, "subscription": "*",
+            "subVersion": 0, **changes,
+        }  # fmt: skip
+        return self.start(
+            options.pop("code", RequestCode.PULL_MESSAGE),
+            {name: str(value) for name, value in fields.items() if value is not None},
+            **options,
+        )
+
+    async def heartbeat(
+        self, client_id="c1", *, peer=PEER, group=GROUP, expression="*", tags=(), codes=(), **data
+    ):
+        """A consumer's heartbeat."""
+        return await self.ask(
+            RequestCode.HEART_BEAT,
+            body=json.dumps(
+                {
+                    "clientID": client_id,
+                    "producerDataSet": [{"groupName": name} for name in data.pop("producers", ())],
+                    "consumerDataSet": [
+                        {
+                            "groupName": group,
+                            "consumeType": "CONSUME_PASSIVELY",
+                            "messageModel": data.pop("model", "CLUSTERING"),
+                            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+                            "unitMode": False,
+                            "subscriptionDataSet": [
+                                {
+                                    "topic": topic, "subString": expression, "expressionType": "TAG",
+                                    "tagsSet": list(tags), "codeSet": list(codes),
+                                    "subVersion": data.get("version", 5), "classFilterMode": False,
+                                }
+                                for topic in data.get("topics", (TOPIC,))
+                            ],
+                        }
+                    ]
+                    if group
+                    else [],
+                }
+            ).encode(),
+            peer=peer,
+        )  # fmt: skip
+
+
+def records_of(body):
+    """The records of a pull's answer."""
+    data = memoryview(bytes(body))
+    records = []
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        record = decode_record(data[at : at + size])
+        assert isinstance(record, Record)
+        records.append(record)
+        at += size
+    return records
+
+
+def bodies_of(answer):
+    """The bodies of the messages that a pull gave."""
+    return [record.body for record in records_of(answer.body)]
+
+
+class Waiting:
+    """Answers that are awaited, each with the time when it came."""
+
+    def __init__(self, nursery):
+        self._nursery = nursery
+        self.answers = {}
+        self.scopes = {}
+
+    def add(self, name, awaitable):
+        self._nursery.start_soon(self._await, name, awaitable)
+
+    async def _await(self, name, awaitable):
+        with trio.CancelScope() as self.scopes[name]:
+            self.answers[name] = (await awaitable, trio.current_time())

@@ -1,0 +1,152 @@
+"""Pulls that wait for messages of their queue.
+
+Theory of operation. Each waiting pull is a `LongPoll`, kept under its queue. When the dispatcher has put
+entries in queues, it names them to `arrived`, which wakes the pulls of those queues and looks at no other:
+ten thousand idle pulls cost nothing while other queues are written. One task ends pulls whose time is over:
+it sleeps until the earliest deadline. A pull's own task removes it when it ends; a connection's
+end cancels the tasks of its requests, so pulls end with it.
+
+A poll parks its task itself: an Event for each would double what an idle pull takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
+
+import trio
+
+_ENDED_MAX: Final = 64
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+
+class LongPoll:
+    """One pull that waits. Made by `LongPolls.open`, ended with `close`."""
+
+    __slots__ = ("_has_arrived", "_polls", "_task", "connection", "is_over", "key")
+
+    def __init__(self, polls: LongPolls, key: QueueKey, connection: int) -> None:
+        self._polls = polls
+        self.key = key
+        self.connection = connection
+        self.is_over = False
+        """Its time is over, or the node stops."""
+        self._has_arrived = False
+        self._task: trio.lowlevel.Task | None = None
+
+    async def arrival(self) -> bool:
+        """Return True when entries have come to the queue since the last call, False when it is over."""
+        if not (self._has_arrived or self.is_over):
+            self._task = trio.lowlevel.current_task()
+
+            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                self._task = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        self._has_arrived = False
+        return not self.is_over
+
+    def wake(self) -> None:
+        """Entries have come."""
+        self._has_arrived = True
+        self._resume()
+
+    def end(self) -> None:
+        """Its time is over."""
+        self.is_over = True
+        self._resume()
+
+    def close(self) -> None:
+        """It waits no more."""
+        self.is_over = True
+        self._polls._remove(self)
+
+    def _resume(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+
+class LongPolls:
+    """All pulls of a broker that wait. Run it."""
+
+    def __init__(self, *, polls_max: int, per_connection_max: int) -> None:
+        self._polls_max = polls_max
+        self._per_connection_max = per_connection_max
+        self._by_queue: dict[QueueKey, set[LongPoll]] = {}
+        self._by_connection: Counter[int] = Counter()
+        self._deadlines: list[tuple[float, int, LongPoll]] = []
+        self._deadlines_max = _ENDED_MAX
+        self._order = count()
+        self._earlier = trio.Event()
+        """Set when there is an earlier deadline than `run` sleeps for."""
+        self.open_polls = 0
+        self.refused = 0
+        """How many were not opened for want of room."""
+        self._is_stopping = False
+
+    def open(self, key: QueueKey, connection: int, *, timeout_s: float) -> LongPoll | None:
+        """A poll that is over after `timeout_s`; None if there are too many."""
+        if self.open_polls >= self._polls_max or self._by_connection[connection] >= self._per_connection_max:
+            self.refused += 1
+            return None
+        poll = LongPoll(self, key, connection)
+        if self._is_stopping:
+            poll.is_over = True
+        self.open_polls += 1
+        self._by_connection[connection] += 1
+        self._by_queue.setdefault(key, set()).add(poll)
+        deadline_s = trio.current_time() + timeout_s
+        if not self._deadlines or deadline_s < self._deadlines[0][0]:
+            self._earlier.set()
+        heappush(self._deadlines, (deadline_s, next(self._order), poll))
+        if len(self._deadlines) > self._deadlines_max:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
+            heapify(self._deadlines)
+            self._deadlines_max = max(_ENDED_MAX, 2 * len(self._deadlines))
+        return poll
+
+    def arrived(self, queues: Iterable[QueueKey]) -> None:
+        """Entries have come to these queues."""
+        if not self._by_queue:
+            return
+        for key in queues:
+            for poll in self._by_queue.get(key, ()):
+                poll.wake()
+
+    def end_all(self) -> None:
+        """The node stops: end all polls, and each that is opened later, at once."""
+        self._is_stopping = True
+        for polls in self._by_queue.values():
+            for poll in polls:
+                poll.end()
+
+    def _remove(self, poll: LongPoll) -> None:
+        polls = self._by_queue.get(poll.key)
+        if polls is None or poll not in polls:
+            return
+        polls.remove(poll)
+        if not polls:
+            del self._by_queue[poll.key]
+        self.open_polls -= 1
+        self._by_connection[poll.connection] -= 1
+        if not self._by_connection[poll.connection]:
+            del self._by_connection[poll.connection]
+
+    async def run(self) -> None:
+        """End polls whose time is over, for ever."""
+        while True:
+            deadlines = self._deadlines
+            while deadlines and deadlines[0][2].is_over:
+                heappop(deadlines)
+            self._earlier = trio.Event()
+            with trio.move_on_at(deadlines[0][0] if deadlines else float("inf")):
+                await self._earlier.wait()
+            now_s = trio.current_time()
+            while self._deadlines and self._deadlines[0][0] <= now_s:
+                heappop(self._deadlines)[2].end()

@@ -1,0 +1,322 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: messages of a queue, now or when there are some (spec remoting 4.2).
+
+Checks are made in the broker's order, with its codes and remarks. One differs: where the subscription of a
+request is newer than that of the last heartbeat, the broker answers SUBSCRIPTION_NOT_LATEST, and a consumer
+of 5.x that has just started loses 20 s to it. Here the pull is answered, without a filter: the consumer
+compares tags itself, and gets no fewer messages than its new subscription wants.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Collection
+from typing import Final
+
+from attrs import define, frozen
+
+from trioha.broker.clients import ClientRegistry
+from trioha.broker.long_polls import LongPoll, LongPolls
+from trioha.errors import StoreError
+from trioha.metadata.groups import SubscriptionGroup
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.table import TableFull
+from trioha.metadata.topics import READ_WRITE, Perm
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
+from trioha.remoting.serving import Peer
+from trioha.remoting.subscriptions import TAG, Subscription
+from trioha.store.message_store import MessageStore
+from trioha.store.reads import GetResult, GetStatus, ReadLimits
+
+SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+SUSPEND_S_MAX: Final = 90.0
+"""A connection without traffic is closed after 120 s."""
+MASTER_ID: Final = 0
+
+_CODES: Final = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+_EMPTY: Final = frozenset((GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE))
+
+
+@frozen
+class PullSettings:
+    """How pulls are answered."""
+
+    is_slave: bool = False
+    broker_permission: int = int(READ_WRITE)
+    messages_max: int = 32
+    """maxTransferCountOnMessageInMemory."""
+    bytes_max: int = 256 * 1024
+    """maxTransferBytesOnMessageInMemory."""
+    long_polling: bool = True
+    """longPollingEnable."""
+    short_polling_s: float = 1.0
+    """shortPollingTimeMills."""
+    slave_read: bool = False
+    """slaveReadEnable."""
+    recent_bytes: int = 1 << 62
+    """A message farther from the log's end is not in memory any more: accessMessageInMemoryMaxRatio."""
+
+
+def memory_bytes(percent: int) -> int:
+    """So much of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * percent // 100
+
+
+@define
+class PullStatistics:
+    """Pulls since the node started."""
+
+    found: int = 0
+    """Pulls that were given messages."""
+    missed: int = 0
+    """Pulls that were given none."""
+    messages: int = 0
+    bytes: int = 0
+
+
+@frozen
+class _Pull:
+    """A pull that passed all checks."""
+
+    request: RemotingCommand
+    header: PullRequest
+    group: SubscriptionGroup
+    limits: ReadLimits
+    tag_codes: Collection[int] | None
+
+
+class PullProcessor:
+    """Answers pulls."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        metadata: MetadataStore,
+        clients: ClientRegistry,
+        polls: LongPolls,
+        *,
+        settings: PullSettings | None = None,
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._clients = clients
+        self._polls = polls
+        self.settings = settings or PullSettings()
+        self.statistics = PullStatistics()
+
+    def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+        """The response to a pull, or an awaitable of it where it waits for messages.
+
+        Whoever drops the awaitable ends the wait. Raises BadRequestError for a request that is refused.
+        """
+        pull = self._checked(request, peer)
+        header = pull.header
+        self._commit(header)
+        result = self._read(pull, header.queue_offset)
+        timeout_s = self._suspend_s(header)
+        if timeout_s <= 0 or not _waits(result, header.queue_offset):
+            return self._respond(pull, result)
+        poll = self._polls.open((header.topic, header.queue_id), peer.connection, timeout_s=timeout_s)
+        if poll is None:
+            raise BadRequestError(
+                "too many pulls wait for messages, trioha.longPollsMax", code=ResponseCode.SYSTEM_BUSY
+            )
+        return self._wait(pull, poll)
+
+    async def _wait(self, pull: _Pull, poll: LongPoll) -> RemotingCommand:
+        """Hold the pull until its queue has a message for it, or its time is over."""
+        offset = pull.header.queue_offset
+        try:
+            while await poll.arrival():
+                result = self._read(pull, offset)
+                if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                    # Not for this consumer: look at each entry once.
+                    offset = result.next_begin_offset
+                elif not _waits(result, offset):
+                    return self._respond(pull, result)
+        finally:
+            poll.close()
+        return self._respond(pull, self._read(pull, pull.header.queue_offset))
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def _checked(self, request: RemotingCommand, peer: Peer) -> _Pull:
+        header = PullRequest.of(request)
+        settings = self.settings
+        if not settings.broker_permission & Perm.READ:
+            raise BadRequestError("the broker pulling message is forbidden", code=ResponseCode.NO_PERMISSION)
+        group = self._group(header.group)
+        topic = self._metadata.topics.find(header.topic)
+        if topic is None:
+            raise BadRequestError(
+                f"topic[{header.topic}] not exist, apply first please! {SEE_FAQ}",
+                code=ResponseCode.TOPIC_NOT_EXIST,
+            )
+        if not topic.is_readable:
+            raise BadRequestError(
+                f"the topic[{header.topic}] pulling message is forbidden", code=ResponseCode.NO_PERMISSION
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise BadRequestError(
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer.address}]",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        subscription = self._subscription(header, group)
+        tag_codes = subscription.tag_codes
+        if not header.has(PullFlag.SUBSCRIPTION) and subscription.version < header.subscription_version:
+            tag_codes = None
+        bytes_max = settings.bytes_max
+        if header.bytes_max is not None:
+            bytes_max = min(bytes_max, max(header.bytes_max, 1))
+        limits = ReadLimits(min(max(header.messages_max, 1), settings.messages_max), bytes_max)
+        return _Pull(request, header, group, limits, tag_codes)
+
+    def _group(self, name: str) -> SubscriptionGroup:
+        try:
+            group = self._metadata.groups.find_or_create(name)
+        except TableFull as full:
+            raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
+        if group is None:
+            raise BadRequestError(
+                f"subscription group [{name[:300]}] does not exist, {SEE_FAQ}",
+                code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            )
+        if not group.consume_enable:
+            raise BadRequestError(
+                f"subscription group no permission, {name}", code=ResponseCode.NO_PERMISSION
+            )
+        return group
+
+    def _subscription(self, header: PullRequest, group: SubscriptionGroup) -> Subscription:
+        """What the consumer wants. Raises BadRequestError."""
+        if header.has(PullFlag.SUBSCRIPTION):
+            try:
+                subscription = Subscription.parse(
+                    header.topic,
+                    header.subscription,
+                    version=header.subscription_version,
+                    expression_type=header.expression_type,
+                )
+            except ValueError:
+                raise BadRequestError(
+                    "parse the consumer's subscription failed", code=ResponseCode.SUBSCRIPTION_PARSE_FAILED
+                ) from None
+        else:
+            subscription = self._registered_subscription(header, group)
+        if not subscription.is_tag_type:
+            raise BadRequestError(
+                "The broker does not support consumer to filter message by "
+                f"{(subscription.expression_type or TAG)[:100]}",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        return subscription
+
+    def _registered_subscription(self, header: PullRequest, group: SubscriptionGroup) -> Subscription:
+        consumers = self._clients.consumers.get(header.group)
+        if consumers is None:
+            raise BadRequestError(
+                f"the consumer's group info not exist{SEE_FAQ}", code=ResponseCode.SUBSCRIPTION_NOT_EXIST
+            )
+        if not group.consume_broadcast_enable and consumers.is_broadcasting:
+            raise BadRequestError(
+                f"the consumer group[{header.group}] can not consume by broadcast way",
+                code=ResponseCode.NO_PERMISSION,
+            )
+        subscription = consumers.subscriptions.get(header.topic)
+        if subscription is None:
+            raise BadRequestError(
+                f"the consumer's subscription not exist{SEE_FAQ}", code=ResponseCode.SUBSCRIPTION_NOT_EXIST
+            )
+        return subscription
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _commit(self, header: PullRequest) -> None:
+        """Keep the offset that a pull brings along: on a master, of a pull that may wait."""
+        if (
+            self.settings.is_slave
+            or not header.has(PullFlag.COMMIT_OFFSET)
+            or not header.has(PullFlag.SUSPEND)
+        ):
+            return
+        try:
+            self._metadata.consumer_offsets.commit(
+                header.group, header.topic, header.queue_id, header.commit_offset
+            )
+        except TableFull as full:
+            raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
+
+    def _suspend_s(self, header: PullRequest) -> float:
+        if not header.has(PullFlag.SUSPEND):
+            return 0.0
+        if not self.settings.long_polling:
+            return self.settings.short_polling_s
+        return min(header.suspend_timeout_ms / 1000, SUSPEND_S_MAX)
+
+    def _read(self, pull: _Pull, offset: int) -> GetResult:
+        header = pull.header
+        try:
+            return self._store.reads.get(
+                header.topic, header.queue_id, offset, limits=pull.limits, tag_codes=pull.tag_codes
+            )
+        except StoreError as error:
+            raise BadRequestError(str(error), code=ResponseCode.SYSTEM_ERROR) from error
+
+    def _respond(self, pull: _Pull, result: GetResult) -> RemotingCommand:
+        status = result.status
+        offset = pull.header.queue_offset
+        next_offset = result.next_begin_offset
+        if status in _EMPTY:
+            code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = _CODES[status]
+        suggested = self._suggested_broker_id(pull, result)
+        if self.settings.is_slave and code == ResponseCode.PULL_OFFSET_MOVED:
+            # The slave may be behind its master, which decides.
+            code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
+        header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
+        body = b"".join(result.records)
+        counted = self.statistics
+        if body:
+            counted.found += 1
+            counted.messages += result.messages
+            counted.bytes += len(body)
+        else:
+            counted.missed += 1
+        return response_to(
+            pull.request,
+            code,
+            remark=status.value,
+            ext_fields=header.to_ext_fields(version=pull.request.version),
+            body=body,
+        )
+
+    def _suggested_broker_id(self, pull: _Pull, result: GetResult) -> int:
+        if not self.settings.slave_read:
+            return MASTER_ID
+        if result.queue_offsets:
+            at = self._store.reads.physical_offset(
+                pull.header.topic, pull.header.queue_id, result.queue_offsets[-1]
+            )
+            if at is not None and self._store.commit_log.max_offset - at > self.settings.recent_bytes:
+                return pull.group.which_broker_when_consume_slowly
+        return pull.group.broker_id
+
+
+def _waits(result: GetResult, offset: int) -> bool:
+    """Whether a read found that the queue has nothing yet at `offset`, so that a pull may wait for it."""
+    if result.status in _EMPTY:
+        return offset == 0
+    return result.status is GetStatus.OFFSET_OVERFLOW_ONE or (
+        result.status is GetStatus.OFFSET_FOUND_NULL and result.next_begin_offset == offset
+    )

@@ -1,0 +1,120 @@
+"""What a node does for consumers: pulls, offsets, queries, groups and locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+from attrs import frozen
+
+from trioha.broker.client_processor import ClientProcessor
+from trioha.broker.clients import ClientRegistry
+from trioha.broker.long_polls import LongPolls
+from trioha.broker.offset_processor import OffsetProcessor
+from trioha.broker.pull_processor import PullProcessor, PullSettings, memory_bytes
+from trioha.broker.query_processor import QueryProcessor
+from trioha.broker.queue_locks import QueueLocks
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+from trioha.remoting.server import RemotingServer
+from trioha.remoting.serving import Handler
+from trioha.store.message_store import MessageStore
+
+
+@frozen
+class ConsumerRoom:
+    """The parts that serve consumers."""
+
+    clients: ClientRegistry
+    """Who is connected."""
+    polls: LongPolls
+    """Pulls that wait."""
+    locks: QueueLocks
+    """Queues that are consumed in order."""
+    handlers: Mapping[int, Handler]
+    """By request code."""
+
+    @classmethod
+    def build(cls, config: BrokerConfig, store: MessageStore, metadata: MetadataStore) -> ConsumerRoom:
+        """Dispatch of `store` wakes the pulls from now on."""
+        is_slave = config.broker_role is BrokerRole.SLAVE
+        settings = PullSettings(
+            is_slave=is_slave,
+            broker_permission=config.broker_permission,
+            messages_max=config.max_transfer_count_on_message_in_memory,
+            bytes_max=config.max_transfer_bytes_on_message_in_memory,
+            long_polling=config.long_polling_enable,
+            short_polling_s=config.short_polling_time_mills / 1000,
+            slave_read=config.slave_read_enable,
+            recent_bytes=memory_bytes(config.access_message_in_memory_max_ratio),
+        )
+
+        def notifies(name: str) -> bool:
+            group = metadata.groups.find(name)
+            return config.notify_consumer_ids_changed_enable and (
+                group is None or group.notify_consumer_ids_changed_enable
+            )
+
+        locks = QueueLocks(locks_max=config.queue_locks_max)
+        clients = ClientRegistry(
+            members_max=config.consumers_max, notifies=notifies, on_gone=locks.connection_ended
+        )
+        # Heartbeats and offsets come by the same connection: pulls must not take all its places.
+        polls = LongPolls(
+            polls_max=config.long_polls_max,
+            per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
+        )
+        store.dispatcher.on_written = lambda queues: polls.arrived(
+            [(queue.topic, queue.queue_id) for queue in queues]
+        )
+        pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
+        offsets = OffsetProcessor(store, metadata, settings=settings)
+        queries = QueryProcessor(store)
+        members = ClientProcessor(clients, metadata, is_slave=is_slave)
+        return cls(
+            clients,
+            polls,
+            locks,
+            {
+                RequestCode.PULL_MESSAGE: pulls.answer,
+                RequestCode.LITE_PULL_MESSAGE: pulls.answer,
+                RequestCode.QUERY_MESSAGE: queries.by_key,
+                RequestCode.VIEW_MESSAGE_BY_ID: queries.view,
+                RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
+                RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_timestamp,
+                RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+                RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+                RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+                RequestCode.HEART_BEAT: members.heart_beat,
+                RequestCode.UNREGISTER_CLIENT: members.unregister,
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP: members.consumer_list,
+                RequestCode.CHECK_CLIENT_CONFIG: members.check_client_config,
+                RequestCode.LOCK_BATCH_MQ: locks.answer_lock,
+                RequestCode.UNLOCK_BATCH_MQ: locks.answer_unlock,
+            },
+        )
+
+    def attach(self, server: RemotingServer) -> None:
+        """Notify members by `server`, and learn from it which connections have ended."""
+
+        def notify(connection: int, group: str) -> None:
+            frame = encode(
+                request(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields={"consumerGroup": group}, oneway=True
+                )
+            )
+            server.push(connection, frame, may_wait=True)
+
+        self.clients.notify = notify
+        server.on_closed = lambda peer: self.clients.connection_ended(peer.connection)
+
+    async def run(self) -> None:
+        """End pulls in time, and let silent members and old locks go, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.polls.run)
+            nursery.start_soon(self.clients.run)
+            nursery.start_soon(self.locks.run)

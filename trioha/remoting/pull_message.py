@@ -1,0 +1,91 @@
+"""The headers of pulling messages, PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): spec remoting 4.2."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+from attrs import frozen
+
+from trioha.numbers import I32, I64
+from trioha.remoting.codes import Version
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.header_fields import HeaderFields
+
+
+class PullFlag(IntFlag):
+    """sysFlag of a pull."""
+
+    COMMIT_OFFSET = 1
+    """commitOffset is to be kept."""
+    SUSPEND = 2
+    """Wait for messages where there are none."""
+    SUBSCRIPTION = 4
+    """The expression is in the request, not in a heartbeat."""
+    CLASS_FILTER = 8
+    LITE_PULL = 16
+
+
+@frozen
+class PullRequest:
+    """What a consumer asks for."""
+
+    group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    messages_max: int
+    flags: int
+    """Bits of PullFlag."""
+    commit_offset: int
+    """Where the group goes on in the queue, with COMMIT_OFFSET."""
+    suspend_timeout_ms: int
+    subscription: str | None = None
+    """The expression, with SUBSCRIPTION."""
+    expression_type: str | None = None
+    subscription_version: int = 0
+    bytes_max: int | None = None
+
+    @classmethod
+    def of(cls, command: RemotingCommand) -> PullRequest:
+        """Of a request 11 or 361. Raises BadRequestError."""
+        fields = HeaderFields(command.ext_fields)
+        return cls(
+            fields.text("consumerGroup"),
+            fields.text("topic"),
+            fields.number("queueId", I32),
+            fields.number("queueOffset", I64),
+            fields.number("maxMsgNums", I32),
+            fields.number("sysFlag", I32),
+            fields.number("commitOffset", I64, default=0),
+            fields.number("suspendTimeoutMillis", I64, default=0),
+            fields.optional("subscription"),
+            fields.optional("expressionType"),
+            fields.number("subVersion", I64, default=0),
+            fields.number("maxMsgBytes", I32) if fields.optional("maxMsgBytes") is not None else None,
+        )
+
+    def has(self, flag: PullFlag) -> bool:
+        """Whether a bit of sysFlag is set."""
+        return self.flags & flag != 0
+
+
+@frozen
+class PullResponseHeader:
+    """What a broker says beside the messages."""
+
+    suggested_broker_id: int
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+
+    def to_ext_fields(self, *, version: int) -> dict[str, str]:
+        """The fields of the response to a client of `version`; 5.x has two more."""
+        fields = {
+            "suggestWhichBrokerId": str(self.suggested_broker_id),
+            "nextBeginOffset": str(self.next_begin_offset),
+            "minOffset": str(self.min_offset),
+            "maxOffset": str(self.max_offset),
+        }
+        if version >= Version.V5_0_0:
+            fields |= {"topicSysFlag": "0", "groupSysFlag": "0"}
+        return fields
