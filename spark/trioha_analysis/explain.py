@@ -132,18 +132,6 @@ def _chunks(reader: SessionReader) -> Iterator[Array]:
         yield chunk.records
 
 
-def _between(reader: SessionReader, first_seq: int, last_seq: int) -> Array:
-    """The records from `first_seq` to before `last_seq`."""
-    parts = [np.zeros(0, reader.dtype)]
-    for records in _chunks(reader):
-        inside = records[(records["seq"] >= first_seq) & (records["seq"] < last_seq)]
-        if len(inside):
-            parts.append(inside)
-        if len(records) and records["seq"][-1] >= last_seq:
-            break
-    return np.concatenate(parts)
-
-
 # -- its story --------------------------------------------------------------------------------------------
 
 
@@ -160,7 +148,7 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
     first = put.first
     end_offset = put.end_offset
     last_seq = int(first["seq"] if put.end is None else put.end["seq"]) + 1
-    records = _between(reader, int(first["seq"]), last_seq + AFTERWARDS_RECORDS_MAX)
+    records = reader.records_between(int(first["seq"]), last_seq + AFTERWARDS_RECORDS_MAX)
     addresses = connection_addresses(reader)
     steps = list(_own_steps(put))
     snapshot = reader.snapshot_at(int(first["seq"]))
@@ -311,7 +299,7 @@ def _cause(put: Put, records: Array, opened: frozenset[int]) -> tuple[str | None
         for count in BEFORE_RECORDS:
             yield reader.records_between(max(reader.first_seq, first_seq - count), first_seq)
 
-    batch = EventBatch(records[records["kind"] != Kind.KEYFRAME], SessionSettings.of(reader.session), False)
+    batch = EventBatch(records, SessionSettings.of(reader.session), is_first=False)
     end = int(np.searchsorted(batch.records["seq"], put.end["seq"]))
     cause, conn = cause_of(batch, end, before=before, opened=opened)
     return CAUSES[cause], None if conn == NO_CONNECTION else conn

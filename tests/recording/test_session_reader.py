@@ -141,14 +141,11 @@ def test_keyframes_have_the_times_of_the_events_they_repeat(tmp_path: Path) -> N
     path = write_session(tmp_path / "s", events, segment_records=11)
     reader = reader_of(path)
     assert len(reader.segments) == 3
-    assert (
-        connection_state(reader.connection_snapshot(1, reader.end_seq), is_slave=False).last_received_ts_ns
-        == 10
-    )
-    assert (
-        connection_state(reader.connection_snapshot(2, reader.end_seq), is_slave=False).last_received_ts_ns
-        == 20
-    )
+    snapshot = reader.with_own_times(reader.snapshot_at(reader.end_seq), reader.end_seq)
+    assert {
+        conn: connection_state(records, is_slave=False).last_received_ts_ns
+        for conn, records in snapshot.connections()
+    } == {1: 10, 2: 20}
 
 
 @settings(max_examples=60)

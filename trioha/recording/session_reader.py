@@ -228,21 +228,14 @@ class SessionReader:
             snapshot = evolve(snapshot, log_end_offset=earlier.log_end_offset)
         return snapshot
 
-    def connection_snapshot(self, conn: int, position: int) -> Array:
-        """The last records of one connection at `position`, each with the time of its own event.
+    def with_own_times(self, snapshot: Snapshot, position: int) -> Snapshot:
+        """`snapshot`, which is that at `position`, with each record's time and seq those of its own event.
 
         The events of KEYFRAMEs are searched in the segment of `position` and up to two before it.
         """
-        snapshot = self.snapshot_at(position).records
-        return self._with_own_times(snapshot[snapshot["conn"] == conn], position)
-
-    def with_own_times(self, snapshot: Snapshot, position: int) -> Snapshot:
-        """`snapshot`, which is that at `position`, with times as in `connection_snapshot`."""
-        return evolve(snapshot, records=self._with_own_times(snapshot.records, position))
-
-    def _with_own_times(self, records: Array, position: int) -> Array:
+        records = snapshot.records
         if not self.segments or not len(records):
-            return records
+            return snapshot
         index, _ = self._cache.place(position)
         for _ in range(_KEYFRAME_HOPS_MAX):
             first_seq = self._cache.index_to(index, 0).first_seq
@@ -256,7 +249,7 @@ class SessionReader:
                 known = times.get(identity(records[place]))
                 if known is not None:
                     records["ts_ns"][place], records["seq"][place] = known
-        return records
+        return evolve(snapshot, records=records)
 
     def ended_between(self, first: int, last: int) -> list[Ended]:
         """Connections that a record from `first` to before `last` ended."""
