@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.interop.clients import RocketClients, rocket_clients
 from tests.interop.java import JavaDriver, java_driver
 from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS, missing_tools
@@ -45,6 +46,24 @@ def java(request: pytest.FixtureRequest, rocketmq: dict[str, JavaDriver]) -> Jav
 def newest(rocketmq: dict[str, JavaDriver]) -> JavaDriver:
     """A JVM with the newest RocketMQ of this run, for what 4.9 does not have."""
     return rocketmq[VERSIONS[-1]]
+
+
+@pytest.fixture(scope="session")
+def clients_of_this_run(
+    rocketmq_of_this_run: dict[str, JavaDriver], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, RocketClients]]:
+    """RocketMQ's own clients by version, a JVM for each, running until the end of the run."""
+    with ExitStack() as jvms:
+        yield {
+            version: jvms.enter_context(rocket_clients(version, folder=tmp_path_factory.mktemp("clients")))
+            for version in rocketmq_of_this_run
+        }
+
+
+@pytest.fixture
+def clients(java: JavaDriver, clients_of_this_run: dict[str, RocketClients]) -> RocketClients:
+    """Clients and mqadmin of the version that the test is about."""
+    return clients_of_this_run[java.version]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trioha.remoting.client import open_client
 from trioha.remoting.status_reader import fetch_status
 
 # A node does not outlive the test run, even one that is killed.
-_DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 _TRIOHA = [sys.executable, "-m", "trioha"]
 _READY_WITHIN_S = 20.0
 _STOP_WITHIN_S = 2.0
@@ -76,7 +76,7 @@ def start_load(
     """Start `trioha load`, which goes on while the caller does something else; see `finish_load`."""
     return subprocess.Popen(
         [
-            *_DIE_WITH_PARENT, *_TRIOHA, "load", "--json", "--broker", address, "--topic", topic,
+            *DIE_WITH_PARENT, *_TRIOHA, "load", "--json", "--broker", address, "--topic", topic,
             "--count", str(number), "--size", f"{size[0]}..{size[1]}", "--concurrency", str(concurrency),
             "--seed", str(seed),
         ],
@@ -175,7 +175,7 @@ class TriohaNode:
         self._log_path = root.with_name(f"{root.name}.log")
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_DIE_WITH_PARENT, *program, "node", "-c", str(config_path)],
+                [*DIE_WITH_PARENT, *program, "node", "-c", str(config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

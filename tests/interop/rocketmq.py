@@ -128,6 +128,16 @@ def name_server_class_path(version: str, *, cache: Path | None = None) -> str:
         return f"{_jars(version, folder, artifact='rocketmq-namesrv')}/*"
 
 
+def client_class_path(version: str, *, cache: Path | None = None) -> str:
+    """The class path of RocketMQ's clients and mqadmin, and of the driver for them; as `class_path`."""
+    folder = (cache or cache_folder()) / f"{version}-namesrv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        jars = _jars(version, folder, artifact="rocketmq-namesrv")
+        classes = _compiled(sorted((JAVA_SOURCES / "client").glob("*.java")), folder, jars)
+    return f"{classes}{os.pathsep}{jars}/*"
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
@@ -158,6 +168,10 @@ def _jars(version: str, folder: Path, *, artifact: str) -> Path:
 
 def _classes(version: str, folder: Path, jars: Path) -> Path:
     sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / version[0]).glob("*.java")])
+    return _compiled(sources, folder, jars)
+
+
+def _compiled(sources: list[Path], folder: Path, jars: Path) -> Path:
     fingerprint = _fingerprint(*(source.read_text() for source in sources))
     classes, stamp = folder / "classes", folder / "classes.stamp"
     if stamp.is_file() and stamp.read_text() == fingerprint:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.namesrv.values import Asked, body_with, identity, register, topics
 from tests.remoting.values import json_values
+from trioha.namesrv.processor import LARGE_BODY_BYTES
+from trioha.namesrv.registry import Registry, RegistryLimits
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand
@@ -219,6 +221,22 @@ async def test_a_compressed_body_is_read_also_if_it_is_denied(server: Asked) -> 
     for end in range(1, len(whole)):
         cut = await server.ask(C.REGISTER_BROKER, zlib.compress(whole[:end]), version=479, **WHO)
         assert cut.code in {0, 1}
+
+
+async def test_a_large_registration_is_taken_like_a_small_one(server: Asked) -> None:
+    names = [f"topic-{number:05}" for number in range(2000)]
+    body = body_with(topics(*names))
+    assert len(body) > LARGE_BODY_BYTES
+    assert (await server.ask(C.REGISTER_BROKER, body, **WHO)).code == 0
+    assert set(server.registry.topics) == set(names)
+    cut = await server.ask(C.REGISTER_BROKER, body[:-9], **WHO)
+    assert (cut.code, server.registry.topic_count) == (1, 2000)
+    full = Registry(clock=server.clock, limits=RegistryLimits(topics_max=1999))
+    server.processor.registry = full
+    refused = await server.ask(C.REGISTER_BROKER, body, **WHO)
+    assert refused.code == 1
+    assert "2000 new topics are too many" in (refused.remark or "")
+    assert full.live == ()
 
 
 async def test_a_body_that_inflates_without_end_is_refused(server: Asked) -> None:

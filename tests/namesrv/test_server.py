@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 import trio
 import trio.testing
 
+from tests.namesrv.test_recordings import SESSIONS
 from tests.namesrv.values import body_with, identity, register, topics
+from tests.remoting.recorded import frames
 from trioha.errors import ConfigError, PeerError
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.settings import NameServerSettings
+from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request
@@ -115,3 +119,29 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         )
         with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="cannot listen")):
             await server.run()
+
+
+async def test_mutated_requests_of_real_peers_end_their_own_connection_at_most(tmp_path: Path) -> None:
+    chance = random.Random(13)
+    recorded = sorted({frame for path in SESSIONS for frame in frames(path) if len(frame) < 2500})
+    async with serving(tmp_path) as (server, address):
+        host, port = parse_address(address).host, parse_address(address).port
+        stream = await trio.open_tcp_stream(host, port)
+        for _ in range(1500):
+            frame = bytearray(chance.choice(recorded))
+            for _ in range(chance.randint(1, 3)):
+                # Behind the lengths, so that most are still frames.
+                frame[chance.randrange(8, len(frame))] = chance.choice(b'{}[]":,-0919x\\\x00\xff')
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(frame)
+                # Either an answer, or the end of the connection; a one-way request gets neither.
+                with trio.move_on_after(0.05):
+                    if await stream.receive_some():
+                        continue
+            await stream.aclose()
+            stream = await trio.open_tcp_stream(host, port)
+        await stream.aclose()
+        async with open_client(address) as client:
+            await fetch_broker_groups(client)
+        assert server.statistics.requests > 300
+        assert server.statistics.bugs == 0

@@ -47,6 +47,25 @@ def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
     assert (found.warning is None) == (limit >= 1434)
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (20_000, (1024, 256, 64, 64, 1024)),
+        (2000, (560, 256, 64, 64, 1024)),
+        (1024, (256, 256, 64, 64, 352)),
+        (300, (48, 64, 16, 32, 108)),
+    ],
+)
+def test_an_embedded_name_server_has_a_part_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, limit: int, expected: tuple[int, ...]
+) -> None:
+    found = divided(monkeypatch, limit, with_name_server=True)
+    assert (*parts(found), found.name_server_clients) == expected
+    # The connection to it, its listeners and its table.
+    assert sum(parts(found)) + found.name_server_clients + 26 + 6 <= limit
+    assert divided(monkeypatch, limit).name_server_clients == 0
+
+
 def test_the_warning_is_one_line_that_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divided(monkeypatch, 1024).warning == (
         "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"

@@ -6,10 +6,13 @@ which leaves them without an answer, requests that are not known get REQUEST_COD
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import structlog
+import trio
 from attrs import frozen
 
 from trioha.config.values import InvalidValue
@@ -34,11 +37,18 @@ from trioha.namesrv.registry import (
     RegistryFullError,
 )
 from trioha.namesrv.settings import FixedSettingError, NameServerSettings, settings_text, updated
+from trioha.net.threads import run_in_thread
 from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.fastjson import format_json, parse_json
-from trioha.remoting.registration import NAME_CHARS_MAX, DataVersion, body_crc, parse_registration
+from trioha.remoting.registration import (
+    NAME_CHARS_MAX,
+    DataVersion,
+    Registration,
+    body_crc,
+    parse_registration,
+)
 from trioha.remoting.serving import Peer
 
 log = structlog.get_logger(__name__)
@@ -47,7 +57,10 @@ BROKER_TIMEOUT_S_MAX: Final = 24 * 3600.0
 """A broker that asks for a longer silence is given this."""
 ZONE_MODE: Final = "__ZONE_MODE"
 ZONE_NAME: Final = "__ZONE_NAME"
-_SYSTEM_BODY_LIMIT: Final = 64 * 1024
+LARGE_BODY_BYTES: Final = 64 * 1024
+"""A longer body, of some 400 topics, is not parsed in the event loop's thread."""
+SMALL_BODY_BYTES_MAX: Final = 64 * 1024
+"""Of requests that have settings or a version in their body."""
 
 Answer = RemotingCommand | Awaitable[RemotingCommand | None]
 
@@ -98,6 +111,7 @@ class NameServerProcessor:
         self.settings = settings
         """As they are now: UPDATE_NAMESRV_CONFIG changes them."""
         self._kv = kv
+        self._parsing = trio.CapacityLimiter(1)
         self._handlers: dict[int, Callable[[RemotingCommand, Peer], Answer]] = {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
@@ -133,26 +147,38 @@ class NameServerProcessor:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 remark=f" request type {request.code} not supported",
             )
-        try:
+        with _refusals(peer):
             return handler(request, peer)
-        except RemoteProtocolError as error:
-            # What is wrong is inside a frame that is not: the connection goes on.
-            raise BadRequestError(str(error)) from error
-        except RegistryFullError as error:
-            log.warning("registration refused", peer=str(peer), reason=str(error))
-            raise BadRequestError(str(error)) from error
 
     # -- brokers ---------------------------------------------------------------------------------------
 
-    def _register(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
+    def _register(self, request: RemotingCommand, peer: Peer) -> Answer:
         fields = _Fields(request)
         identity = fields.identity()
         crc = fields.number("bodyCrc32", default=0)
         if crc not in {0, body_crc(request.body)}:
             raise BadRequestError("crc32 not match")
-        registration = parse_registration(
-            request.body, compressed=fields.flag("compressed"), version=request.version
+        is_compressed = fields.flag("compressed")
+        if is_compressed or len(request.body) > LARGE_BODY_BYTES:
+            return self._register_large(request, peer, identity, is_compressed=is_compressed)
+        registration = parse_registration(request.body, compressed=False, version=request.version)
+        return self._take(request, peer, identity, registration)
+
+    async def _register_large(
+        self, request: RemotingCommand, peer: Peer, identity: BrokerIdentity, *, is_compressed: bool
+    ) -> RemotingCommand:
+        """Thousands of topics take their time: they are parsed in a thread, one registration at a time."""
+        parse = partial(
+            parse_registration, bytes(request.body), compressed=is_compressed, version=request.version
         )
+        with _refusals(peer):
+            registration = await run_in_thread(parse, limiter=self._parsing)
+            return self._take(request, peer, identity, registration)
+
+    def _take(
+        self, request: RemotingCommand, peer: Peer, identity: BrokerIdentity, registration: Registration
+    ) -> RemotingCommand:
+        fields = _Fields(request)
         timeout_ms = fields.number("heartbeatTimeoutMillis", default=round(BROKER_TIMEOUT_S * 1000))
         acting = fields.optional("enableActingMaster")
         is_new = all(live.identity != identity for live in self.registry.live)
@@ -353,6 +379,18 @@ class NameServerProcessor:
         return response_to(request, ResponseCode.SUCCESS, body=settings_text(self.settings))
 
 
+@contextmanager
+def _refusals(peer: Peer) -> Iterator[None]:
+    """Answer what cannot be taken with its reason: what is wrong is inside a frame that is not."""
+    try:
+        yield
+    except RemoteProtocolError as error:
+        raise BadRequestError(str(error)) from error
+    except RegistryFullError as error:
+        log.warning("registration refused", peer=str(peer), reason=str(error))
+        raise BadRequestError(str(error)) from error
+
+
 def _topic_list(
     request: RemotingCommand, topics: tuple[str, ...], *, broker_address: str | None = None
 ) -> RemotingCommand:
@@ -387,8 +425,8 @@ def _short(text: str, name: str) -> str:
 
 
 def _check_small(request: RemotingCommand) -> None:
-    if len(request.body) > _SYSTEM_BODY_LIMIT:
-        raise BadRequestError(f"a body of {len(request.body)} bytes, more than {_SYSTEM_BODY_LIMIT}")
+    if len(request.body) > SMALL_BODY_BYTES_MAX:
+        raise BadRequestError(f"a body of {len(request.body)} bytes, more than {SMALL_BODY_BYTES_MAX}")
 
 
 def _small_json(request: RemotingCommand) -> object:

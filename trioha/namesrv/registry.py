@@ -259,7 +259,10 @@ class Registry:
                 f"{new} new topics are too many: this name server takes {self._limits.topics_max} of all "
                 f"brokers and has {self._queue_datas}"
             )
-        new_bytes = sum(len(repr(mapping)) for mapping in registration.mappings.values())
+        new_bytes = sum(
+            len(repr(mapping)) - len(repr(self._mappings.get(topic, {}).get(broker_name, "")))
+            for topic, mapping in registration.mappings.items()
+        )
         if self._mapping_bytes + new_bytes > self._limits.mapping_bytes_max:
             raise RegistryFullError("the queue mappings of static topics are too large")
 

@@ -11,13 +11,13 @@ import trio
 
 from trioha.namesrv.kv_config import KvConfig
 from trioha.namesrv.processor import NameServerProcessor
-from trioha.namesrv.registry import BrokerIdentity, Registry
+from trioha.namesrv.registry import BrokerIdentity, Registry, RegistryLimits
 from trioha.namesrv.settings import NameServerSettings
 from trioha.net.descriptors import Gate
 from trioha.net.threads import run_in_thread
 from trioha.remoting.address import Address
 from trioha.remoting.server import RemotingServer
-from trioha.remoting.serving import Peer, ServerLimits
+from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
 
 log = structlog.get_logger(__name__)
 
@@ -28,13 +28,17 @@ class NameServer:
     """One name server; `open` makes it, `run` serves."""
 
     def __init__(self, settings: NameServerSettings, kv: KvConfig, *, connections_max: int) -> None:
-        self.registry = Registry(clock=trio.current_time)
+        self.registry = Registry(
+            clock=trio.current_time,
+            limits=RegistryLimits(brokers_max=settings.brokers_max, topics_max=settings.topics_max),
+        )
         self._processor = NameServerProcessor(self.registry, kv, settings)
         self._server = RemotingServer(
             self._processor,
             limits=ServerLimits(
                 connections_max=connections_max,
                 connections_per_peer_max=max(1, connections_max // 2),
+                total_bytes_max=settings.client_bytes_max,
                 idle_timeout_s=float(settings.idle_timeout_s),
             ),
         )
@@ -53,6 +57,11 @@ class NameServer:
     def settings(self) -> NameServerSettings:
         """As they are now."""
         return self._processor.settings
+
+    @property
+    def statistics(self) -> ServerStatistics:
+        """Counters of the remoting server."""
+        return self._server.statistics
 
     async def run(
         self, *, gate: Gate | None = None, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED

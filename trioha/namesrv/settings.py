@@ -17,8 +17,10 @@ from attrs import Factory, evolve, frozen
 
 from trioha.config import values
 from trioha.config.properties_file import PropertiesDocument
-from trioha.config.values import PORT_MAX, InvalidValue
+from trioha.config.values import LONG_MAX, PORT_MAX, InvalidValue
 from trioha.errors import ConfigError
+from trioha.remoting.codec import FRAME_BYTES_MAX
+from trioha.remoting.memory import bytes_max_for
 
 T = TypeVar("T")
 
@@ -103,6 +105,22 @@ class NameServerSettings:
 
     Lowered where the process may not open so many files.
     """
+
+    brokers_max: int = _setting("trioha.brokersMax", values.integer(low=1), default=1024)
+    """Brokers at a time, of all clusters: one more is refused."""
+
+    topics_max: int = _setting("trioha.topicsMax", values.integer(low=1), default=200_000)
+    """Topics, counted once for each broker name that has them: a registration with more is refused.
+
+    Each takes some 500 bytes.
+    """
+
+    client_bytes_max: int = _setting(
+        "trioha.clientBytesMax",
+        values.integer(low=bytes_max_for(FRAME_BYTES_MAX), high=LONG_MAX),
+        default=128 * 1024 * 1024,
+    )
+    """Bytes held for all peers: requests, whole or not, and answers not yet sent."""
 
 
 _FIELDS: Final[Mapping[str, attrs.Attribute[Any]]] = {

@@ -71,8 +71,9 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
     """Divide the descriptors of this process among the parts of a node at its start.
 
     With too few descriptors these are lowered, in this order, each only as far as needed: connections of
-    clients (to 256), open files of queues (64), connections of slaves (16), the reserve (32); then the same
-    to 48, 24, 8 and 16; then to 8, 4, 4 and 8. Raises ConfigError if that does not fit.
+    clients (to 256), those of the embedded name server (256), open files of queues (64), connections of
+    slaves (16), the reserve (32); then the same to 48, 48, 24, 8 and 16; then to 8, 8, 4, 4 and 8. Raises
+    ConfigError if that does not fit.
     """
     limit = descriptor_limit()
     in_use = open_descriptors(limit)
@@ -87,14 +88,14 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
     )
     shares = [
         _share("trioha.connectionsMax", config.connections_max, (256, 48, 8)),
-        _share("open files of queues", OPEN_FILES_MAX, (64, 24, 4)),
-        _share("trioha.haConnectionsMax", config.ha_connections_max, (16, 8, 4)),
-        _share("the reserve", RESERVE_DESCRIPTORS, (32, 16, 8)),
         _share(
             "connections of the name server",
             config.connections_max if config.with_name_server else 0,
             (256, 48, 8),
         ),
+        _share("open files of queues", OPEN_FILES_MAX, (64, 24, 4)),
+        _share("trioha.haConnectionsMax", config.ha_connections_max, (16, 8, 4)),
+        _share("the reserve", RESERVE_DESCRIPTORS, (32, 16, 8)),
     ]
     try:
         division = divide(limit, needed=needed, shares=shares)
@@ -103,7 +104,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
             f"this process may open {limit} files, a node with these settings needs at least {few.least}",
             hint="raise the limit (ulimit -n, LimitNOFILE= of systemd)",
         ) from None
-    clients, queue_files, ha_connections, reserve, name_server_clients = division.granted
+    clients, name_server_clients, queue_files, ha_connections, reserve = division.granted
     warning = None
     if division.lowered:
         warning = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"

@@ -1,0 +1,113 @@
+"""RocketMQ's own clients and mqadmin in a JVM (`java/client/ClientDriver.java`)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.interop.java import OPENED, JavaError
+from tests.interop.rocketmq import client_class_path, java_tool
+
+ANSWER_TIMEOUT_S: Final = 90.0
+_LOGBACK: Final = '<configuration><root level="OFF"/></configuration>'
+
+
+class RocketClients:
+    """A JVM with the clients of one RocketMQ version."""
+
+    def __init__(self, version: str, *, folder: Path) -> None:
+        self.version = version
+        home = folder / "home"
+        (home / "conf").mkdir(parents=True)
+        for name in ("logback.xml", "conf/logback_tools.xml"):
+            (home / name).write_text(_LOGBACK)
+        self._log_path = folder / "clients.log"
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    java_tool("java"), "-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+                    "-Xshare:auto", *OPENED, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    f"-Dlogback.configurationFile={home / 'logback.xml'}",
+                    f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
+                    "-Drocketmq.client.logUseSlf4j=true",
+                    "-cp", client_class_path(version), "interop.ClientDriver",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env={key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"},
+                text=True,
+                bufsize=1,
+            )  # fmt: skip
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, name=f"clients-{version}", daemon=True)
+        self._reader.start()
+
+    def mqadmin(self, command: str, name_servers: str, *arguments: str) -> str:
+        """What `mqadmin COMMAND -n NAME_SERVERS ARGUMENTS` prints."""
+        return self._call("mqadmin", command, "-n", name_servers, *arguments)
+
+    def send(self, name_servers: str, topic: str, count: int) -> list[tuple[str, str, int]]:
+        """Send with DefaultMQProducer: status, broker name and queue id of each message."""
+        lines = self._call("send", name_servers, topic, str(count)).splitlines()
+        return [(status, broker, int(queue_id)) for status, broker, queue_id in map(str.split, lines)]
+
+    def consume(self, name_servers: str, topic: str, count: int) -> list[str]:
+        """Consume with DefaultMQPushConsumer from the start: bodies of the first `count` messages or more."""
+        return self._call("consume", name_servers, topic, str(count)).splitlines()
+
+    def close(self) -> None:
+        """End the JVM."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        self._reader.join(10)
+        stdout.close()
+
+    def _call(self, *fields: str) -> str:
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write("\t".join(fields) + "\n")
+        stdin.flush()
+        try:
+            line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
+        except queue.Empty:
+            line = None
+        if line is None:
+            said = self._log_path.read_text(errors="replace")[-4000:]
+            raise JavaError(f"the {self.version} clients did not answer {fields}:\n{said}")
+        outcome, _, encoded = line.strip().partition("\t")
+        text = base64.b64decode(encoded).decode()
+        if outcome != "ok":
+            raise JavaError(f"RocketMQ {self.version}, {fields}: {text}")
+        return text
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put(None)
+
+
+@contextmanager
+def rocket_clients(version: str, *, folder: Path) -> Iterator[RocketClients]:
+    """Clients for as long as the block runs."""
+    clients = RocketClients(version, folder=folder)
+    try:
+        yield clients
+    finally:
+        clients.close()
