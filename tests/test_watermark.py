@@ -1,4 +1,4 @@
-"""The watermark: who is woken, when, and what a cancelled wait leaves."""
+"""The watermark: which waits end and when, and that cancelled waits are removed."""
 
 import pytest
 import trio
@@ -60,7 +60,7 @@ async def test_each_waiter_has_its_own_deadline(autojump_clock):
     assert mark.waiting == 0
 
 
-async def test_cancelled_waiters_do_not_gather():
+async def test_cancelled_waiters_are_removed():
     mark = Watermark()
     for _ in range(10):
         async with trio.open_nursery() as nursery:
@@ -86,7 +86,7 @@ async def test_a_wait_ends_once_by_the_first_cause():
 
 
 @pytest.mark.parametrize("offset", [50, 100])
-async def test_a_rewind_ends_every_wait_with_its_own_outcome(offset, autojump_clock):
+async def test_a_rewind_ends_every_wait_with_its_own_result(offset, autojump_clock):
     mark = Watermark(100)
     given_up = mark.wait_for(110)
     given_up.end()
@@ -205,7 +205,7 @@ def test_the_mark_for_k_copies_is_the_kth_largest_ack(acks, k):
         assert early.offset == marks.copies(k).offset == (largest[k - 1] if len(largest) >= k else 0)
 
 
-def test_a_forgotten_replica_takes_its_ack_along():
+def test_the_ack_of_a_forgotten_replica_is_removed():
     marks = ReplicatedWatermarks()
     marks.acknowledge("a", 10)
     marks.acknowledge("b", 20)

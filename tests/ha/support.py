@@ -1,4 +1,4 @@
-"""A master, slaves and hand-made peers over memory streams."""
+"""A master, slaves and scripted peers over memory streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, tr
 
 @define
 class Events:
-    """An event sink that keeps what it is told, with the virtual time."""
+    """An event sink that keeps events and facts."""
 
     seen: list[tuple] = field(factory=list)
     facts: list[tuple] = field(factory=list)
@@ -37,7 +37,7 @@ class Events:
 
 @define
 class Peer:
-    """The other end of a connection, spoken by hand."""
+    """The other end of a connection, which a test scripts."""
 
     stream: trio.abc.Stream
     buffer: bytearray = field(factory=bytearray)
@@ -54,9 +54,9 @@ class Peer:
             if not data:
                 raise EOFError(f"the connection ended, {len(self.buffer)} of {size} bytes are there")
             self.buffer += data
-        taken = bytes(self.buffer[:size])
+        data = bytes(self.buffer[:size])
         del self.buffer[:size]
-        return taken
+        return data
 
     async def next_frame(self):
         offset, size = HEADER.unpack(await self.read(HEADER_BYTES))
@@ -66,7 +66,7 @@ class Peer:
         return REPORT.unpack(await self.read(8))[0]
 
     async def ended(self):
-        """Wait for the other side to close, passing over what it still sends."""
+        """Wait for the other side to close, discarding what it still sends."""
         while await self.stream.receive_some(65536):
             pass
 
@@ -80,7 +80,7 @@ def make_master(log, *, events=None, gap_bytes_max=1 << 28, settings=SETTINGS, *
 
 @asynccontextmanager
 async def connected(master, *, host="127.0.0.1", port=50000, stream_pair=memory_stream_pair):
-    """A hand-made slave of `master`; yields (peer, list that gets the close reason)."""
+    """A scripted slave of `master`; yields (peer, list that gets the close reason)."""
     near, far = stream_pair()
     reasons = []
 
@@ -96,7 +96,7 @@ async def connected(master, *, host="127.0.0.1", port=50000, stream_pair=memory_
 
 @define
 class Dialer:
-    """What a slave connects with: each connect gives the near end, `peers` the far ends."""
+    """A `connect` for slaves: each call returns a near end, `peers` has the far ends."""
 
     peers: list[Peer] = field(factory=list)
     times: list[float] = field(factory=list)
@@ -106,7 +106,7 @@ class Dialer:
         await trio.lowlevel.checkpoint()
         self.times.append(trio.current_time())
         if self.refuse:
-            raise ConnectionRefusedError("nobody there")
+            raise ConnectionRefusedError("no listener")
         near, far = memory_stream_pair()
         self.peers.append(Peer(far))
         return near

@@ -1,4 +1,4 @@
-"""Who gets a connection at the HA port: allow-list, caps, first-report deadline, mutual TLS. Real sockets."""
+"""Admission to the HA port over real sockets: allow-list, limits, first-report deadline, mutual TLS."""
 
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -65,7 +65,7 @@ async def gets_nothing(peer):
         (("fe80::/10",), "fe80::1%eth0", True),
     ],
 )
-def test_the_allow_list_takes_addresses_and_networks_of_both_families(allowed, host, admitted):
+def test_the_allow_list_may_hold_addresses_and_networks_of_both_families(allowed, host, admitted):
     admission = Admission(AdmissionSettings(allowed=tuple(map(ip_network, allowed))))
     assert (admission.refusal(host) is None) is admitted
 
@@ -79,7 +79,7 @@ def test_connections_are_capped_for_all_and_for_each_peer():
         assert admission.refusal("a.1") is None
 
 
-async def test_a_peer_that_is_not_allowed_gets_nothing_and_is_counted(log):
+async def test_a_peer_that_is_not_allowed_gets_no_byte_and_is_counted(log):
     settings = AdmissionSettings(allowed=(ip_network("192.0.2.0/24"),))
     master, _, _ = make_master(log, admission=settings)
     async with listening(master) as port, dialled(port) as peer:
@@ -88,7 +88,7 @@ async def test_a_peer_that_is_not_allowed_gets_nothing_and_is_counted(log):
         assert (master.statistics().closed, master.connections()) == ({}, [])
 
 
-async def test_one_connection_too_many_gets_nothing_and_the_others_stay(log):
+async def test_a_connection_beyond_the_limit_gets_no_byte_and_the_others_stay(log):
     master, _, _ = make_master(log, admission=AdmissionSettings(connections_per_peer_max=1))
     async with listening(master) as port:
         async with dialled(port) as first:
@@ -108,7 +108,9 @@ async def test_one_connection_too_many_gets_nothing_and_the_others_stay(log):
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0", b"\xff" * 8])
-async def test_a_peer_that_asks_for_nothing_is_closed_at_the_first_report_deadline(log, sent, autojump_clock):
+async def test_a_connection_without_a_request_is_closed_at_the_first_report_deadline(
+    log, sent, autojump_clock
+):
     master, _, _ = make_master(log, settings=evolve(SETTINGS, first_report_timeout_s=15.0))
     started = trio.current_time()
     async with connected(master) as (peer, reasons):
@@ -129,7 +131,7 @@ async def test_a_peer_that_asks_for_nothing_is_closed_at_the_first_report_deadli
         b"\x7f" * 64,
     ],
 )
-async def test_other_protocols_are_sent_away_with_nothing_of_the_log(log, sent, autojump_clock):
+async def test_a_peer_of_another_protocol_gets_no_byte_of_the_log(log, sent, autojump_clock):
     master, replicas, _ = make_master(log, settings=evolve(SETTINGS, first_report_timeout_s=15.0))
     async with connected(master) as (peer, reasons):
         await peer.stream.send_all(sent)
@@ -137,7 +139,7 @@ async def test_other_protocols_are_sent_away_with_nothing_of_the_log(log, sent, 
         while data := await peer.stream.receive_some(65536):
             received += data
     assert reasons[0] in {CloseReason.REQUEST_ABOVE_MAX, CloseReason.BAD_SIZE}
-    # At most the hint of where the log ends: 12 bytes, none of them a message's.
+    # At most the header with the end of the log: 12 bytes, none of a message.
     assert len(received) <= 12
     assert replicas.eligible_count(log.max_offset) == 0
 
@@ -192,10 +194,10 @@ async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificat
     assert log_bytes(slave_log) == log_bytes(log)
 
 
-async def test_without_a_certificate_of_the_authority_a_peer_gets_nothing(log, tmp_path, authority):
+async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "127.0.0.1")
     stranger = files(tmp_path / "stranger", trustme.CA(), "slave.example")
-    # It trusts the server, and still is not trusted.
+    # It trusts the server, but the server does not trust it.
     trusting = TlsFiles(certificate=stranger.certificate, key=stranger.key, authority=server_files.authority)
     master, _, _ = make_master(log, tls=server_context(server_files))
     async with listening(master) as port:
@@ -217,7 +219,7 @@ async def test_without_a_certificate_of_the_authority_a_peer_gets_nothing(log, t
         assert {one.reason for one in master.statistics().probes} == {CloseReason.NOT_ALLOWED}
 
 
-async def test_a_slave_does_not_follow_a_master_with_another_name(log, tmp_path, authority):
+async def test_a_slave_does_not_replicate_from_a_master_with_another_name(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "another.example")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example")
     master, _, _ = make_master(log, tls=server_context(server_files))
@@ -228,7 +230,7 @@ async def test_a_slave_does_not_follow_a_master_with_another_name(log, tmp_path,
         await settled()
 
 
-def test_files_that_cannot_be_used_are_named_with_their_key(tmp_path, authority):
+def test_an_error_of_a_tls_file_names_its_key(tmp_path, authority):
     good = files(tmp_path, authority, "x.example")
     other = files(tmp_path / "other", authority, "y.example")
     with pytest.raises(ConfigError, match=r"haTlsKey: .*missing.pem cannot be read"):

@@ -1,4 +1,4 @@
-"""Whatever one peer causes ends its own connection: an exception in each step of one, and garbage for TLS."""
+"""What one peer causes ends only its connection: an exception in each step, and garbage for TLS."""
 
 import random
 import ssl
@@ -64,7 +64,7 @@ STEPS = (
 
 
 class PlantedError(Exception):
-    """A fault of this program."""
+    """A bug of this program."""
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ async def listening(master):
         nursery.cancel_scope.cancel()
 
 
-async def come_and_ask(port, log):
-    """A slave that asks, acknowledges and is refused for an ack of what it was not sent."""
+async def request_and_break(port, log):
+    """A slave that requests, acknowledges and is refused for an ack of unsent bytes."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     with suppress(trio.BrokenResourceError, EOFError):
         peer = Peer(stream)
@@ -105,7 +105,7 @@ async def in_step(master, log):
 
 
 async def follows(peer, log):
-    """Whether a slave in step still gets what is appended."""
+    """Whether a slave in step still receives what is appended."""
     stored = log.append(message())
     with trio.fail_after(10):
         frame = await peer.next_frame()
@@ -114,7 +114,7 @@ async def follows(peer, log):
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step[0].__name__.split('.')[-1]}.{step[1]}")
-async def test_a_fault_in_any_step_ends_one_connection_and_the_other_slave_goes_on(log, step, monkeypatch):
+async def test_a_bug_in_any_step_ends_one_connection_and_the_other_slave_continues(log, step, monkeypatch):
     owner, name = step
     master, _, _ = make_master(log, admission=AdmissionSettings(allowed=(ip_network("127.0.0.0/8"),)))
     genuine = getattr(owner, name)
@@ -136,7 +136,7 @@ async def test_a_fault_in_any_step_ends_one_connection_and_the_other_slave_goes_
             replacement = staticmethod(fail_once) if isinstance(genuine, type(self_less)) else fail_once
             patch.setattr(owner, name, replacement)
             with trio.fail_after(10):
-                await come_and_ask(port, log)
+                await request_and_break(port, log)
                 while not planted:  # noqa: ASYNC110 - bounded
                     await trio.sleep(0.005)
         with trio.fail_after(10):
@@ -144,7 +144,7 @@ async def test_a_fault_in_any_step_ends_one_connection_and_the_other_slave_goes_
                 await trio.sleep(0.005)
         assert await follows(honest, log)
         # The port is open as before.
-        await come_and_ask(port, log)
+        await request_and_break(port, log)
         assert await follows(honest, log)
         assert master._border.bugs == 1
 
@@ -158,7 +158,7 @@ self_less = _Methods().method
 
 
 @pytest.mark.parametrize("name", ["push", "poll_acks"])
-async def test_a_fault_in_a_puts_own_turn_ends_the_slaves_connection_and_not_the_put(log, name, monkeypatch):
+async def test_a_bug_in_push_or_poll_ends_the_slaves_connection_and_not_the_put(log, name, monkeypatch):
     master, _, _ = make_master(log)
 
     def fail(self):
@@ -182,10 +182,10 @@ async def test_a_fault_in_a_puts_own_turn_ends_the_slaves_connection_and_not_the
 
 
 class BusyPollOnce:
-    """Looks once."""
+    """Polls once."""
 
-    def until(self, look):
-        return look()
+    def until(self, poll):
+        return poll()
 
 
 # -- TLS ----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def contexts():
 
 
 def garbage(client_context):
-    """What strangers say to a TLS port: nothing, text, a greeting that is cut or damaged, random bytes."""
+    """What strangers send to a TLS port: nothing, text, a handshake that is cut or damaged, random bytes."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with suppress(ssl.SSLWantReadError):

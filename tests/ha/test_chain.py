@@ -1,4 +1,4 @@
-"""master -> slave -> slave, and the slave in the middle begins its log anew: no connection mixes two logs."""
+"""master -> slave -> slave, and the slave in the middle restarts its log: no connection mixes two logs."""
 
 from itertools import count
 
@@ -26,7 +26,7 @@ def filled(path, body, *, messages):
 
 
 def dialling(master, nursery):
-    """What a slave of `master` connects with."""
+    """A `connect` to `master`."""
     ports = count(50001)
 
     async def connect():
@@ -65,14 +65,14 @@ async def test_a_slave_of_a_slave_that_resyncs_ends_with_the_new_log(tmp_path, a
 
 
 def restart(log, *, until_offset):
-    """Begin the log anew, and fill it at once beyond `until_offset`."""
+    """Restart the log, and fill it at once beyond `until_offset`."""
     log.archive(log.directory.with_name("aside"))
     while log.max_offset <= until_offset:
         log.append(message(b"n" * 1000))
 
 
 async def frames_until_end(peer):
-    """All frames that are whole, and what came of the last one."""
+    """All complete frames, and the received part of the last one."""
     data = bytes(peer.buffer)
     while more := await peer.stream.receive_some(1 << 20):
         data += more
@@ -85,8 +85,8 @@ async def frames_until_end(peer):
 
 
 SITUATIONS = (
-    "asks for nothing yet",
-    "has asked",
+    "has not requested yet",
+    "has requested",
     "waits for new bytes",
     "is being sent a frame",
     "may get no more",
@@ -94,22 +94,22 @@ SITUATIONS = (
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-async def test_a_slave_gets_no_byte_of_a_log_that_began_anew(tmp_path, autojump_clock, situation):
+async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock, situation):
     log = filled(tmp_path / "middle", b"o", messages=50)
     old = log_bytes(log)
     settings = SETTINGS
     if situation == "may get no more":
         settings = evolve(SETTINGS, flow_bytes_per_s=20_000)
     master, replicas, _ = make_master(log, settings=settings)
-    # On a lockstep stream a frame is sent as long as the peer takes it.
+    # On a lockstep stream a frame is sent as long as the peer reads it.
     in_frame = situation == "is being sent a frame"
     stream_pair = lockstep_stream_pair if in_frame else memory_stream_pair
     async with connected(master, stream_pair=stream_pair) as (peer, reasons):
         (connection,) = master._connections.values()
-        if situation == "has asked":
-            # The writer has not had its turn.
+        if situation == "has requested":
+            # The writer task has not run yet.
             connection._handle_report(1000, trio.current_time())
-        elif situation != "asks for nothing yet":
+        elif situation != "has not requested yet":
             await peer.report(len(old) if situation == "waits for new bytes" else 1000)
             await trio.sleep(0.5)
         if in_frame:
@@ -124,8 +124,8 @@ async def test_a_slave_gets_no_byte_of_a_log_that_began_anew(tmp_path, autojump_
     for offset, body in frames:
         assert old[offset : offset + len(body)] == body
     assert replicas.eligible_count(0) == 0
-    has_asked = situation != "asks for nothing yet"
-    assert master.statistics().closed == ({"LOG_RESTARTED": 1} if has_asked else {})
+    has_requested = situation != "has not requested yet"
+    assert master.statistics().closed == ({"LOG_RESTARTED": 1} if has_requested else {})
     assert master.statistics().probes == ()
 
 

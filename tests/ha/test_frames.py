@@ -68,7 +68,7 @@ def test_frames_survive_any_cut(frames, sizes):
 
 
 def place(steps_and_bodies):
-    """Frames that mostly continue each other, and a few that stand elsewhere."""
+    """Frames that mostly continue each other, and a few at other offsets."""
     offset, frames = 100, []
     for step, body in steps_and_bodies:
         offset += step
@@ -82,7 +82,7 @@ def place(steps_and_bodies):
     st.lists(st.integers(0, 120), max_size=20),
     st.sampled_from([0, 1, 16, 64, 1 << 20]),
 )
-def test_joined_bodies_are_the_frames_bytes_at_their_offsets_whatever_the_cut(steps, sizes, stretch_bytes):
+def test_joined_bodies_are_the_frames_bytes_at_their_offsets_at_any_cut(steps, sizes, stretch_bytes):
     frames = place(steps)
     data = b"".join(encode_header(offset, len(body)) + body for offset, body in frames)
     decoder = TransferDecoder(joined_within_bytes=stretch_bytes)
@@ -103,7 +103,7 @@ def test_joined_bodies_are_the_frames_bytes_at_their_offsets_whatever_the_cut(st
     assert ended == [FrameHeader(offset, len(body)) for offset, body in frames]
 
 
-def test_frames_that_continue_each_other_come_as_one_part_in_memory_that_can_be_written_to():
+def test_bodies_that_continue_each_other_are_joined_in_a_writable_buffer():
     frames = [(7, b"abc"), (10, b"defg"), (14, b"hi")]
     data = b"".join(encode_header(offset, len(body)) + body for offset, body in frames)
     decoder = TransferDecoder(joined_within_bytes=100)
@@ -124,7 +124,7 @@ def test_frames_that_continue_each_other_come_as_one_part_in_memory_that_can_be_
     [(11, 4), (9, 4), (10, -1), (10, 0), (10, BODY_BYTES_MAX + 1), (10, 91)],
     ids=["gap", "overlap", "negative", "heartbeat", "too long", "crosses a file's end"],
 )
-def test_what_does_not_continue_a_frame_is_not_joined_but_judged_by_itself(offset, size):
+def test_a_frame_that_does_not_continue_the_one_before_is_not_joined(offset, size):
     decoder = TransferDecoder(joined_within_bytes=100)
     decoder.feed(bytearray(encode_header(7, 3) + b"abc" + encode_header(offset, size)))
     assert decoder.next_event() == FrameHeader(7, 3)
@@ -147,7 +147,7 @@ def test_garbage_is_refused_or_waits_for_more_and_never_fails_otherwise(data, si
 @pytest.mark.parametrize(
     ("offset", "size"), [(0, -1), (0, -(2**31)), (0, BODY_BYTES_MAX + 1), (-1, 0), (-5, 5)]
 )
-def test_sizes_and_offsets_that_cannot_be_are_refused_with_the_header(offset, size):
+def test_an_invalid_size_or_offset_is_refused_at_the_header(offset, size):
     decoder = TransferDecoder()
     decoder.feed(encode_header(offset, size))
     with pytest.raises(RemoteProtocolError):
@@ -166,7 +166,7 @@ def test_a_body_comes_in_parts_and_the_last_is_marked():
     assert decoder.next_event() is None
 
 
-def test_feeding_before_taking_is_a_fault_of_the_caller():
+def test_feeding_before_the_last_bytes_are_decoded_is_a_local_error():
     decoder = TransferDecoder()
     decoder.feed(encode_header(7, 5) + b"ab")
     with pytest.raises(LocalProtocolError):

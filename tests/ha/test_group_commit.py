@@ -1,4 +1,4 @@
-"""What a put waits for, and what it is answered (design section 4)."""
+"""Group commit: what puts wait for and how they are answered (design section 4)."""
 
 from functools import partial
 
@@ -72,7 +72,7 @@ async def after(seconds, action, *args):
         (2, True, False, False),
     ],
 )
-def test_who_waits(need, sync_flush, wait_store_ok, waits):
+def test_which_puts_wait(need, sync_flush, wait_store_ok, waits):
     commit, *_ = made(need=need, sync_flush=sync_flush)
     assert commit.must_wait(wait_store_ok=wait_store_ok) is waits
 
@@ -269,11 +269,11 @@ async def test_10_000_waiting_puts_are_released_by_one_ack_each_at_its_own_offse
     assert ended == [ok, ok, late, late, *[(PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)] * 2]
 
 
-# -- observers and taps: they take everything and acknowledge nothing ---------------------------------------
+# -- observers and taps: they receive everything and acknowledge nothing ------------------------------------
 
 
 def observe(replicas, connection_id, claim_offset):
-    """First report of a connection that is behind."""
+    """First report of a connection that lags."""
     replicas.acknowledge(
         connection_id,
         replica=chr(connection_id),
@@ -292,7 +292,7 @@ async def test_an_observer_holds_up_no_put_that_needs_all_in_sync(make, autojump
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
 
 
-async def test_a_slave_that_is_behind_is_in_sync_from_its_first_acknowledgement_on(make, autojump_clock):
+async def test_a_slave_that_lags_is_in_sync_from_its_first_ack_on(make, autojump_clock):
     commit, replicas, _, _ = make(need=1, all_in_sync=True)
     acknowledge(replicas, "a", 100)
     observe(replicas, ord("b"), 10)
@@ -302,7 +302,7 @@ async def test_a_slave_that_is_behind_is_in_sync_from_its_first_acknowledgement_
     assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_an_observer_is_no_replica_for_the_minimum_in_sync(make, autojump_clock):
+async def test_an_observer_does_not_count_for_the_minimum_in_sync(make, autojump_clock):
     commit, replicas, _, _ = make(need=1, copies_min=1)
     observe(replicas, 1, 10)
     assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
@@ -315,7 +315,7 @@ async def test_auto_mode_does_not_wait_for_an_observer(make, autojump_clock):
 
 
 @pytest.mark.parametrize("asked_every_s", [None, 0.1])
-async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_one(
+async def test_a_slave_whose_ack_is_due_for_15_s_is_not_eligible_until_its_next_ack(
     tmp_path, autojump_clock, asked_every_s
 ):
     log, _ = open_log(tmp_path)
@@ -335,21 +335,21 @@ async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_o
     async with connected(master) as (peer, _), trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         await peer.report(stored.end_offset)
-        # It owes nothing, however long it says no more than that.
+        # No ack is due, however long it only repeats its report.
         for _ in range(100):
             await trio.sleep(10)
             await peer.report(stored.end_offset)
         assert replicas.eligible_count(log.max_offset) == 1
         first = log.append(message())
         appended_s = trio.current_time()
-        # Whether anybody asks meanwhile or not, its time begins with the append.
+        # An ack is due since the append, whether it is checked meanwhile or not.
         assert await until(appended_s + 14.9) == 1
         second = log.append(message())
         assert await until(appended_s + 15) == 0
         await peer.report(first.end_offset)
         await settled()
         assert replicas.eligible_count(log.max_offset) == 1
-        # The second append is as old as that, its time is counted from the ack before it.
+        # The second append is as old, but an ack is due since the last one.
         assert await until(appended_s + 29.9) == 1
         assert await until(appended_s + 30) == 0
         await peer.report(second.end_offset)
@@ -362,7 +362,7 @@ async def test_who_owes_an_acknowledgement_for_15_s_is_no_slave_until_it_gives_o
 
 
 def claim(replicas, connection_id, ack_offset, *, replica=None):
-    """First report of a connection, of a named replica or of one that is told by its connection."""
+    """First report of a connection, of a named replica or of one that is distinct by connection."""
     name = replica or f"connection {connection_id}"
     replicas.acknowledge(
         connection_id,
@@ -382,7 +382,7 @@ async def test_a_claim_releases_no_put_that_was_already_waiting(make, autojump_c
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_the_connections_that_were_there_still_release_it(make, autojump_clock):
+async def test_earlier_connections_still_release_the_put(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
     async with trio.open_nursery() as nursery:
@@ -391,7 +391,7 @@ async def test_the_connections_that_were_there_still_release_it(make, autojump_c
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
 
 
-async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(make, autojump_clock):
+async def test_a_new_connection_counts_for_puts_after_its_claim(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
     results = {}
@@ -406,12 +406,12 @@ async def test_a_new_connection_counts_for_puts_that_come_after_its_claim(make, 
         nursery.start_soon(put, 200, 1.5)
         nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 2", 200, connection_id=2))
     assert results == {100: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 200: (PutStatus.PUT_OK, 0.5)}
-    # Nothing waits any more: the next connection needs no generation of its own.
+    # No put waits any more: the next connection needs no view of its own.
     claim(replicas, 3, 200)
     assert len(replicas._quorum_views) == 1
 
 
-async def test_a_known_slave_that_asks_for_the_bytes_again_releases_the_put_when_it_has_them(
+async def test_a_known_slave_that_requests_the_bytes_again_releases_the_put_with_its_ack(
     make, autojump_clock
 ):
     commit, replicas, _, _ = make()
@@ -435,7 +435,7 @@ async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(make, a
         assert await outcome(commit, 100, start_offset=90) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_one_lingers(
+async def test_a_slave_distinct_by_connection_is_not_two_copies_while_its_old_connection_lasts(
     make, autojump_clock
 ):
     commit, replicas, _, _ = make(need=2)
@@ -443,13 +443,13 @@ async def test_a_slave_told_by_its_connection_is_not_two_copies_while_the_old_on
     claim(replicas, 2, 50)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 0.5, partial(acknowledge, replicas, "connection 1", 100, connection_id=1))
-        # The same slave again: it asks from before the put, gets it, and acks it.
+        # The same slave again: it requests from before the put, receives it, and acknowledges it.
         nursery.start_soon(after, 1, claim, replicas, 3, 20)
         nursery.start_soon(after, 2, partial(claim, replicas, 3, 100))
         assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
-async def test_puts_that_no_longer_wait_are_forgotten(make, autojump_clock):
+async def test_quorum_views_without_waiting_puts_are_dropped(make, autojump_clock):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 10**6)
     for number in range(1000):
@@ -489,14 +489,14 @@ async def test_a_forged_ack_releases_no_put(log, nursery, autojump_clock):
         assert (await outcome(commit, stored.end_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
 
 
-async def test_a_peer_that_never_reports_is_no_slave(log, nursery, autojump_clock):
+async def test_a_peer_without_a_report_is_not_a_slave(log, nursery, autojump_clock):
     master, replicas, events = make_master(log)
     commit = commit_on(nursery, log, replicas, events)
     async with connected(master):
         assert (await outcome(commit, log.max_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
 
 
-async def test_several_sockets_of_one_host_are_one_copy_unless_told_otherwise(log, autojump_clock):
+async def test_several_sockets_of_one_host_are_one_copy_by_default(log, autojump_clock):
     for options, copies in (({}, 1), ({"distinct_by_connection": True}, 2)):
         master, replicas, _ = make_master(log, **options)
         remote = partial(connected, master, host="10.1.1.1")
@@ -507,7 +507,7 @@ async def test_several_sockets_of_one_host_are_one_copy_unless_told_otherwise(lo
             assert replicas.eligible_count(log.max_offset) == copies
 
 
-async def test_with_an_observer_beside_a_slave_all_in_sync_is_the_slave(log, nursery, autojump_clock):
+async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_clock):
     master, replicas, events = make_master(log, distinct_by_connection=True)
     settings = GroupCommitSettings(
         copies_needed=1,

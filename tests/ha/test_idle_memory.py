@@ -33,7 +33,7 @@ async def main(number):
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(master.serve, listeners)
         address = listeners[0].socket.getsockname()
-        # The dialling ends live here, too: plain sockets, whose memory is the kernel's.
+        # The connecting ends are in this process too: plain sockets, whose memory is the kernel's.
         peers = []
 
         def dial():
@@ -41,7 +41,7 @@ async def main(number):
             peer.sendall(report)
             peers.append(peer)
 
-        # What the first ones need is there when it counts.
+        # The first connections allocate what all share; they are not counted.
         for _ in range(20):
             await trio.to_thread.run_sync(dial)
         await trio.sleep(0.2)
@@ -70,5 +70,5 @@ def test_an_idle_connection_costs_kilobytes(tmp_path):
     )
     figure = json.loads(done.stdout)["bytes"]
     print(f"{figure / 1024:.1f} KiB of private memory for each idle connection")
-    # RocketMQ takes 2.4 MB: two threads and their buffers.
+    # RocketMQ needs 2.4 MB: two threads and their buffers.
     assert 1024 < figure < 64 * 1024

@@ -24,13 +24,13 @@ def log(tmp_path):
     return log
 
 
-async def test_new_bytes_leave_for_every_slave_at_once(log, autojump_clock):
+async def test_new_bytes_are_sent_to_every_slave_at_once(log, autojump_clock):
     master, _, _ = make_master(log)
     async with AsyncExitStack() as peers:
         slaves = [(await peers.enter_async_context(connected(master, port=port)))[0] for port in range(1, 6)]
         for slave in slaves:
             await slave.report(log.max_offset)
-        # At any time, not only when a poll happens to be due.
+        # At any time, not only when a poll is due.
         for pause_s in (0.001, 0.0137, 0.5, 3.21):
             await trio.sleep(pause_s)
             stored = log.append(message(b"new"))
@@ -61,7 +61,7 @@ async def serve(master, stream, port):
 
 
 @pytest.mark.parametrize("first_words", [b"", b"\0\0\0", b"\0" * 8, b"GET / HT"])
-async def test_connections_that_fail_at_once_leave_no_ghosts(log, autojump_clock, first_words):
+async def test_connections_that_fail_at_once_are_removed_from_the_list(log, autojump_clock, first_words):
     master, replicas, events = make_master(log)
     async with trio.open_nursery() as nursery:
         for port in range(1, 101):
@@ -75,7 +75,7 @@ async def test_connections_that_fail_at_once_leave_no_ghosts(log, autojump_clock
                     await far.aclose()
 
             nursery.start_soon(come_and_go)
-        # Whoever looks meanwhile sees a list that is whole.
+        # A reader of the list meanwhile sees a consistent one.
         for _ in range(20):
             assert all(connection.address.startswith("127.0.0.1:") for connection in master.connections())
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The master's side of a connection: start rules, frames, timers, acks and what is left behind."""
+"""The master's side of a connection: requests, frames, timers, acks, and what remains after its end."""
 
 from contextlib import suppress
 
@@ -60,7 +60,7 @@ async def test_frames_are_cut_at_file_ends_and_at_the_batch_size(log, autojump_c
     assert sent == [(offset, len(body)) for offset, body in frames]
 
 
-async def test_a_slave_may_ask_from_the_middle_of_a_record(log, autojump_clock):
+async def test_a_request_may_be_inside_a_record(log, autojump_clock):
     master, _, _ = make_master(log)
     async with connected(master) as (peer, _):
         await peer.report(12345)
@@ -82,7 +82,7 @@ async def test_a_slave_in_step_gets_heartbeats_until_there_is_more(small_log, au
         assert (offset, len(body), trio.current_time() - started) == (end_offset, stored.size, 5.0)
 
 
-async def test_minus_one_is_no_request_yet(log, autojump_clock):
+async def test_minus_one_does_not_start_the_transfer(log, autojump_clock):
     master, _, events = make_master(log)
     async with connected(master) as (peer, _):
         await peer.report(-1)
@@ -107,7 +107,7 @@ async def test_of_two_reports_in_one_segment_the_last_is_the_request(log, autoju
         (100, CloseReason.REQUEST_BELOW_MIN),
     ],
 )
-async def test_a_slave_outside_of_the_log_is_sent_away_and_named(
+async def test_a_request_outside_of_the_log_ends_the_connection_and_is_recorded(
     tmp_path, first_report, reason, autojump_clock
 ):
     log, _ = open_log(tmp_path)
@@ -117,16 +117,16 @@ async def test_a_slave_outside_of_the_log_is_sent_away_and_named(
     async with connected(master) as (peer, reasons):
         await peer.report(first_report)
         if reason is not CloseReason.BAD_SIZE:
-            # Where the log is, for whoever understands it.
-            told = log.max_offset if reason is CloseReason.REQUEST_ABOVE_MAX else log.min_offset
-            assert await peer.next_frame() == (told, b"")
+            # The start or end of the log, for slaves that understand it.
+            answer = log.max_offset if reason is CloseReason.REQUEST_ABOVE_MAX else log.min_offset
+            assert await peer.next_frame() == (answer, b"")
         await peer.ended()
     assert reasons == [reason]
     assert replicas.eligible_count(log.max_offset) == 0
     refused = [(event[2], event[5]) for event in events.of(Kind.REFUSED)]
     statistics = master.statistics()
     if reason is CloseReason.BAD_SIZE:
-        # No log has such an offset: this was not a slave.
+        # An impossible offset: the peer was not a slave.
         assert (refused, statistics.closed) == ([], {})
         assert statistics.probes == (ProbeCount("127.0.0.1", reason, 1),)
     else:
@@ -245,7 +245,7 @@ async def test_a_silent_slave_is_dropped_after_20_virtual_seconds(small_log, aut
     ]
 
 
-async def test_a_mute_peer_is_dropped_after_20_virtual_seconds(small_log, autojump_clock):
+async def test_a_peer_that_never_sends_is_dropped_after_20_virtual_seconds(small_log, autojump_clock):
     master, _, _ = make_master(small_log)
     started = trio.current_time()
     async with connected(master) as (peer, reasons):
@@ -254,7 +254,7 @@ async def test_a_mute_peer_is_dropped_after_20_virtual_seconds(small_log, autoju
     assert reasons == [CloseReason.HOUSEKEEPING]
 
 
-async def test_half_a_report_counts_as_a_sign_of_life(small_log, autojump_clock):
+async def test_an_incomplete_report_moves_the_idle_deadline(small_log, autojump_clock):
     master, _, _ = make_master(small_log)
     started = trio.current_time()
     async with connected(master) as (peer, _):
@@ -264,7 +264,7 @@ async def test_half_a_report_counts_as_a_sign_of_life(small_log, autojump_clock)
         assert trio.current_time() - started == 35.0
 
 
-async def test_a_slave_that_reports_but_takes_nothing_is_dropped(log, autojump_clock):
+async def test_a_slave_that_reports_but_does_not_read_is_dropped(log, autojump_clock):
     master, _, _ = make_master(log)
     near, far = trio.testing.lockstep_stream_pair()
     reasons = []
@@ -299,7 +299,7 @@ async def test_heartbeats_follow_the_last_byte_sent(small_log, autojump_clock):
 # -- ends ---------------------------------------------------------------------------------------------------
 
 
-async def test_reader_and_writer_end_together_and_nothing_remains(log, autojump_clock):
+async def test_reader_and_writer_end_together_and_no_wait_remains(log, autojump_clock):
     master, replicas, events = make_master(log)
     before = trio.lowlevel.current_statistics().tasks_living
     async with connected(master) as (peer, reasons):
@@ -323,7 +323,7 @@ async def test_a_stopping_node_closes_its_connections_with_shutdown(log, autojum
     assert master.statistics().closed == {"SHUTDOWN": 1}
 
 
-async def test_a_fault_of_our_own_ends_one_connection_only(log, autojump_clock, monkeypatch):
+async def test_a_bug_ends_one_connection_only(log, autojump_clock, monkeypatch):
     master, _, _ = make_master(log)
     async with connected(master, port=1) as (healthy, _), connected(master, port=2) as (peer, _):
         await healthy.report(log.max_offset)
@@ -351,7 +351,7 @@ async def test_recorded_reports_of_a_real_slave_are_all_accepted(tmp_path, autoj
             appender.append(memoryview(body))
     reports = (folder / "a-fresh-slave.s2m.bin").read_bytes()
     master, _, events = make_master(log)
-    # The recorded slave joined when the log was in its first file: ask from there.
+    # The recorded slave joined when the log was in its first file: request from there.
     async with connected(master) as (peer, _):
         first = True
         for at in range(8, len(reports), 8):

@@ -51,7 +51,7 @@ def test_without_values_there_is_no_distribution() -> None:
     assert DistributionMeter(0.0).distribution(100.0) is None
 
 
-def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacing_of_samples() -> None:
+def test_the_lag_of_a_replica_that_catches_up_after_hours_is_exact_to_the_interval_of_samples() -> None:
     clock = LagClock()
     ticks = 80 * SAMPLES_MAX
     for tick in range(1, ticks + 1):
@@ -60,7 +60,7 @@ def test_the_lag_of_a_replica_that_catches_up_after_hours_is_right_to_the_spacin
     for tick in (ticks // 4, ticks // 2, ticks - 1000):
         clock.acknowledged(tick * 10)
         true_s = (ticks - tick - 1) * 0.011
-        # 0.01 s doubled as often as two hours take: 2.56 s.
+        # The interval after two hours: 0.01 s doubled to 2.56 s.
         assert true_s - 0.001 <= clock.age_s(ticks * 0.011) <= true_s + 2.6
     clock.acknowledged(ticks * 10)
     assert clock.age_s(ticks * 0.011) == 0.0

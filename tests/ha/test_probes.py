@@ -1,4 +1,4 @@
-"""Connections that never ask for anything: counted by host and reason, and nothing else comes of them."""
+"""Probes: connections that end without a request are counted by host and reason, and not shown otherwise."""
 
 import gc
 import random
@@ -30,7 +30,7 @@ def log(tmp_path):
 
 
 async def probe(master, host, *, sends=b"", idles=False):
-    """One connection of `host`, which hangs up, or waits for the other side to do so."""
+    """One connection of `host`, which closes, or waits for the other side to close."""
     near, far = memory_stream_pair()
     async with trio.open_nursery() as nursery:
 
@@ -46,7 +46,7 @@ async def probe(master, host, *, sends=b"", idles=False):
 
 
 async def keep_probing(master, *, hosts, seconds, each_minute):
-    """One probe a second, of each kind in turn; those that idle are seen to their end."""
+    """One probe a second, of each kind in turn; idle ones are awaited."""
     rng = random.Random(17)
     async with trio.open_nursery() as nursery:
         for second in range(seconds):
@@ -60,7 +60,7 @@ async def keep_probing(master, *, hosts, seconds, each_minute):
 
 
 async def follow(peer, log):
-    """An honest slave: takes and acknowledges everything."""
+    """An honest slave: receives and acknowledges everything."""
     await peer.report(log.max_offset)
     while True:
         offset, body = await peer.next_frame()
@@ -77,7 +77,7 @@ async def test_an_hour_of_probes_leaves_one_line_for_each_host_and_the_slave_alo
             await settled()
 
             def check():
-                # Those that idle have their 15 s.
+                # Idle ones last 15 s.
                 assert len(master._connections) <= 1 + 15
                 assert len(master.connections()) == 1
                 assert replicas.in_sync_count(log.max_offset) == 1
@@ -93,21 +93,21 @@ async def test_an_hour_of_probes_leaves_one_line_for_each_host_and_the_slave_alo
             HaState.HANDSHAKE, HaState.TRANSFER, HaState.SHUTDOWN,
         ]  # fmt: skip
     assert trio.lowlevel.current_statistics().tasks_living == tasks
-    # Recorded: one connection, never another, and none that came again.
+    # Recorded: the slave's connection only.
     assert [fields["conn"] for type_, fields in events.facts if type_ == "connection"] == [1]
     assert {event[1] for event in events.seen} == {1}
     assert len(events.of(Kind.REQUESTED)) == len(events.of(Kind.CLOSED)) == 1
     assert events.of(Kind.REFUSED) == []
-    # Counted: each of them, in one line for a host.
+    # Counted: each probe, in one row for a host.
     statistics = master.statistics()
     assert statistics.closed == {"SHUTDOWN": 1}
     assert sum(one.count for one in statistics.probes) == 3600
     assert {one.host for one in statistics.probes} == {"10.0.0.8", "10.0.0.9"}
     assert {one.reason for one in statistics.probes} >= {CloseReason.EOF, CloseReason.NO_REQUEST}
-    told = [fields for type_, fields in events.facts if type_ == "probes"]
-    last = {(one["host"], one["reason"]): one["count"] for one in told}
+    reported = [fields for type_, fields in events.facts if type_ == "probes"]
+    last = {(one["host"], one["reason"]): one["count"] for one in reported}
     assert last == {(one.host, one.reason.name): one.count for one in statistics.probes}
-    assert len(told) <= 62 * len(last)
+    assert len(reported) <= 62 * len(last)
     # Logged: the first of a host, and a sum once a minute.
     names = [line["event"] for line in lines]
     assert names.count("slave connected") == 1
@@ -116,7 +116,7 @@ async def test_an_hour_of_probes_leaves_one_line_for_each_host_and_the_slave_alo
     assert len(lines) <= 70
 
 
-async def test_facts_tell_what_changed_once_a_minute_and_the_rest_at_the_end(autojump_clock):
+async def test_changed_counts_are_facts_once_a_minute_and_at_the_end(autojump_clock):
     events = Events()
     probes = Probes(events)
     async with trio.open_nursery() as nursery:
@@ -137,7 +137,7 @@ async def test_facts_tell_what_changed_once_a_minute_and_the_rest_at_the_end(aut
     assert [fields["count"] for _, fields in events.facts] == [1, 51, 1, 2]
 
 
-def test_hosts_beyond_the_number_that_is_told_apart_are_counted_together():
+def test_probes_of_hosts_beyond_the_maximum_are_counted_together():
     probes = Probes(Events())
     with capture_logs() as lines:
         for number in range(1000):
@@ -152,7 +152,7 @@ def test_hosts_beyond_the_number_that_is_told_apart_are_counted_together():
 @pytest.mark.parametrize(
     ("request_offset", "reason"), [(1 << 55, "REQUEST_ABOVE_MAX"), (1 << 56, None), ((1 << 63) - 1, None)]
 )
-async def test_a_request_that_no_log_can_have_is_a_probe(log, autojump_clock, request_offset, reason):
+async def test_an_impossible_request_is_a_probe(log, autojump_clock, request_offset, reason):
     master, _, events = make_master(log)
     async with connected(master) as (peer, _):
         await peer.report(request_offset)
@@ -174,7 +174,7 @@ async def listening(master):
 @pytest.mark.parametrize(
     "caps", [{"connections_max": 4}, {"connections_per_peer_max": 4}, {"connections_max": 1}]
 )
-async def test_probes_that_idle_keep_no_slave_out(log, caps):
+async def test_idle_probes_do_not_keep_a_slave_out(log, caps):
     master, _, _ = make_master(log, admission=AdmissionSettings(**caps))
     probes = []
     async with listening(master) as port:
@@ -186,7 +186,7 @@ async def test_probes_that_idle_keep_no_slave_out(log, caps):
             with trio.fail_after(10):
                 await slave.report(1)
                 await slave.next_frame()
-                # A slave's own place is nobody else's.
+                # A slave keeps its slot.
                 for _ in range(10):
                     probes.append(await trio.open_tcp_stream("127.0.0.1", port))
                     await trio.sleep(0.01)
@@ -198,7 +198,7 @@ async def test_probes_that_idle_keep_no_slave_out(log, caps):
     assert sum(one.count for one in master.statistics().probes) >= 10
 
 
-async def test_a_slave_that_is_refused_for_its_request_is_no_probe(tmp_path, autojump_clock):
+async def test_a_slave_refused_for_its_request_is_not_a_probe(tmp_path, autojump_clock):
     log, _ = open_log(tmp_path / "log")
     log.start_at(65536)
     log.append(message())

@@ -1,4 +1,4 @@
-"""A put that waits alone is sent in its own turn, over real sockets."""
+"""The record of a single waiting put is sent at once, over real sockets."""
 
 from contextlib import asynccontextmanager
 
@@ -35,7 +35,7 @@ async def in_step(log, peer):
     await trio.sleep(0.05)
 
 
-async def test_what_was_appended_leaves_before_the_writer_has_its_turn(log):
+async def test_push_sends_before_the_writer_task_runs(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -46,12 +46,12 @@ async def test_what_was_appended_leaves_before_the_writer_has_its_turn(log):
             stored.physical_offset,
             bytes(log.read(stored.physical_offset, 9999)),
         )
-        # The writer finds nothing left to send.
+        # The writer task finds nothing left to send.
         await trio.sleep(0.05)
         assert len(events.of(Kind.TRANSFER)) == 2
 
 
-async def test_nothing_is_pushed_while_something_is_on_its_way(log):
+async def test_nothing_is_pushed_while_a_frame_is_unacknowledged(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -61,7 +61,7 @@ async def test_nothing_is_pushed_while_something_is_on_its_way(log):
         master.push()
         assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
         assert (await peer.next_frame())[0] == first.physical_offset
-        # It waits for the writer's turn, not for the ack.
+        # It waits for the writer task, not for the ack.
         assert (await peer.next_frame())[0] == second.physical_offset
 
 
@@ -74,7 +74,7 @@ async def test_a_push_without_new_bytes_sends_nothing(log):
         assert len(events.of(Kind.TRANSFER)) == 1
 
 
-async def test_a_push_larger_than_the_socket_takes_arrives_whole(tmp_path):
+async def test_a_push_larger_than_the_socket_accepts_arrives_complete(tmp_path):
     log, _ = open_log(tmp_path, file_bytes=1 << 25)
     log.append(message())
     master, _, _ = make_master(log, settings=evolve(SETTINGS, transfer_batch_bytes=4_000_000))
@@ -91,14 +91,14 @@ async def test_a_push_larger_than_the_socket_takes_arrives_whole(tmp_path):
         assert (await peer.next_frame())[0] == later.physical_offset
 
 
-async def test_a_heartbeat_that_was_due_goes_behind_a_push_that_the_socket_did_not_take(tmp_path):
+async def test_a_due_heartbeat_follows_a_push_that_the_socket_did_not_accept(tmp_path):
     log, _ = open_log(tmp_path, file_bytes=1 << 25)
     log.append(message())
     master, _, _ = make_master(log, settings=evolve(SETTINGS, transfer_batch_bytes=4_000_000))
     async with slave_of(master) as peer:
         await in_step(log, peer)
         (wait,) = log.appended.waits
-        # The heartbeat's time has come, but the writer has not had its turn yet.
+        # The heartbeat is due, but the writer task has not run yet.
         wait.end()
         stored = log.append(message(body=bytes(range(256)) * 12_000))
         master.push()
@@ -113,7 +113,7 @@ async def test_a_heartbeat_that_was_due_goes_behind_a_push_that_the_socket_did_n
             assert (await peer.next_frame())[0] == later.physical_offset
 
 
-async def test_nothing_is_pushed_of_a_log_that_began_anew(log):
+async def test_nothing_is_pushed_of_a_restarted_log(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -129,7 +129,7 @@ async def test_nothing_is_pushed_of_a_log_that_began_anew(log):
         assert connection.progress.close_reason is CloseReason.LOG_RESTARTED
 
 
-async def test_a_push_to_a_slave_that_is_gone_ends_its_connection(log):
+async def test_a_push_on_a_broken_connection_ends_it(log):
     master, _, _ = make_master(log)
     async with slave_of(master) as peer:
         await in_step(log, peer)

@@ -1,4 +1,4 @@
-"""What a slave takes from a master, without I/O: tail check, gaps, divergence, where an empty one starts."""
+"""The rules of a slave's replication without I/O: tail check, gaps, divergence, start of an empty slave."""
 
 import random
 from contextlib import suppress
@@ -26,7 +26,7 @@ def filled(directory, *, count=60, seed=1, size=4000):
 
 
 def replica_of(master, directory, end_offset):
-    """A log that holds the master's up to a record's end at or before `end_offset`."""
+    """A copy of the master's log up to a record's end at or before `end_offset`."""
     from trioha.store.replica import ReplicaAppender
 
     log, _ = open_log(directory)
@@ -41,7 +41,7 @@ def replica_of(master, directory, end_offset):
 
 
 def serve(session, master, *, frame_bytes=5000, request=None):
-    """Send what a RocketMQ master would send from the session's first report on, to the master's end."""
+    """Send what a RocketMQ master would send from the session's first report to the end of its log."""
     request = session.begin() if request is None else request
     offset = request or master.max_offset - master.max_offset % FILE_BYTES
     while data := bytes(master.read(offset, frame_bytes)):
@@ -63,7 +63,7 @@ def settings_with(**options):
 @given(part=st.floats(0.02, 1.0), tail_bytes=st.sampled_from([0, 1, 3000, TAIL_BYTES, 10**9]))
 @settings(max_examples=30, deadline=None)
 @resources_closed()
-def test_a_slave_that_holds_a_prefix_follows_to_the_end(tmp_path_factory, part, tail_bytes):
+def test_a_slave_that_holds_a_prefix_replicates_to_the_end(tmp_path_factory, part, tail_bytes):
     folder = tmp_path_factory.mktemp("follow")
     master = filled(folder / "master")
     log = replica_of(master, folder / "slave", round(master.max_offset * part))
@@ -131,13 +131,13 @@ def test_a_master_with_nothing_at_the_request_is_found_by_its_second_heartbeat(m
     assert (raised.value.reason, raised.value.offset) == (CloseReason.GAP, request)
 
 
-@pytest.mark.parametrize(("told", "reason"), [(100, CloseReason.AHEAD), (10 * FILE_BYTES, CloseReason.GAP)])
-def test_a_trioha_master_says_where_its_log_is_and_the_slave_understands(master, tmp_path, told, reason):
+@pytest.mark.parametrize(("answer", "reason"), [(100, CloseReason.AHEAD), (10 * FILE_BYTES, CloseReason.GAP)])
+def test_the_offset_that_a_trioha_master_answers_names_gap_or_ahead(master, tmp_path, answer, reason):
     log = replica_of(master, tmp_path / "slave", 50_000)
     session = ReplicationSession(log, settings_with())
     session.begin()
-    with pytest.raises(ReplicationError, match=str(told)) as raised:
-        session.receive_header(FrameHeader(told, 0))
+    with pytest.raises(ReplicationError, match=str(answer)) as raised:
+        session.receive_header(FrameHeader(answer, 0))
     assert raised.value.reason is reason
 
 
@@ -148,14 +148,14 @@ def test_an_empty_slave_starts_at_the_last_file_by_default(master, tmp_path):
     assert log.max_offset == master.max_offset
 
 
-def test_an_empty_slave_can_take_all_history_from_an_unmodified_master(master, tmp_path):
+def test_an_empty_slave_can_replicate_all_history_of_an_unmodified_master(master, tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     assert serve(session, master)[0] == 1
     assert log_bytes(log) == log_bytes(master)
 
 
-def test_a_first_record_that_does_not_begin_with_zero_is_refused_before_anything_is_acked(master, tmp_path):
+def test_a_first_record_that_does_not_start_with_zero_is_refused_before_any_ack(master, tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     session.begin()
@@ -167,8 +167,9 @@ def test_a_first_record_that_does_not_begin_with_zero_is_refused_before_anything
 
 
 @pytest.mark.parametrize("first_file", [1, 2, 3, 7, 8, 9])
-def test_where_the_first_files_are_gone_the_slave_finds_the_first_that_is_there(tmp_path, first_file):
-    """An unmodified master whose log begins at `first_file` of 10: it tells nothing but data or silence."""
+def test_without_the_masters_first_files_the_slave_finds_the_first_one_served(tmp_path, first_file):
+    """An unmodified master whose log begins at `first_file` of 10: it answers with data or heartbeats
+    only."""
     last_file = 9
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
@@ -190,7 +191,7 @@ def test_where_the_first_files_are_gone_the_slave_finds_the_first_that_is_there(
     assert log.min_offset == first_file * FILE_BYTES
 
 
-def test_what_an_empty_master_did_not_have_is_asked_for_again(master, tmp_path):
+def test_a_file_that_an_empty_master_did_not_have_is_requested_again(master, tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     for request in (1, 0, 1):
@@ -200,7 +201,7 @@ def test_what_an_empty_master_did_not_have_is_asked_for_again(master, tmp_path):
         with pytest.raises(ReplicationError) as raised:
             session.receive_header(FrameHeader(request, 0))
         assert raised.value.reason is CloseReason.PROBED
-    # Meanwhile the master has filled several files: the search that runs ends at the first of them.
+    # Meanwhile the master has filled several files: the search ends at the first of them.
     assert session.begin() == 0
     with pytest.raises(ReplicationError):
         session.receive_header(FrameHeader(3 * FILE_BYTES, 500))
@@ -211,7 +212,7 @@ def test_what_an_empty_master_did_not_have_is_asked_for_again(master, tmp_path):
     assert log_bytes(log) == log_bytes(master)
 
 
-def test_a_trioha_master_says_where_its_first_file_is(tmp_path):
+def test_a_trioha_master_answers_with_the_start_of_its_first_file(tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST))
     assert session.begin() == 1
@@ -260,7 +261,7 @@ def test_the_only_record_is_compared_from_its_second_byte(master, tmp_path):
     assert log_bytes(log) == log_bytes(master)
 
 
-def test_a_start_beyond_the_masters_end_is_named(tmp_path):
+def test_a_start_beyond_the_masters_end_is_ahead(tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with(start=2 * FILE_BYTES + 100))
     assert session.begin() == 2 * FILE_BYTES
@@ -273,7 +274,7 @@ def test_a_start_beyond_the_masters_end_is_named(tmp_path):
         assert session.begin() == 2 * FILE_BYTES == log.min_offset
 
 
-def test_an_empty_log_that_began_behind_its_masters_end_asks_anew(tmp_path):
+def test_an_empty_log_that_starts_after_its_masters_end_requests_anew(tmp_path):
     log, _ = open_log(tmp_path / "slave")
     session = ReplicationSession(log, settings_with())
     assert session.begin() == 0
@@ -285,7 +286,7 @@ def test_an_empty_log_that_began_behind_its_masters_end_asks_anew(tmp_path):
     assert session.begin() == 0 == log.max_offset
 
 
-def test_an_observer_asks_from_no_later_than_it_is_told(master, tmp_path):
+def test_an_observer_requests_no_later_offset_than_the_given_one(master, tmp_path):
     log = replica_of(master, tmp_path / "slave", 50_000)
     session = ReplicationSession(log, settings_with())
     assert session.begin(at_most=12_345) == 12_345
@@ -294,7 +295,7 @@ def test_an_observer_asks_from_no_later_than_it_is_told(master, tmp_path):
     assert log_bytes(log) == log_bytes(master)
 
 
-def test_an_observer_that_began_at_a_later_file_asks_from_its_own_beginning(master, tmp_path):
+def test_an_observer_that_started_at_a_later_file_requests_from_its_own_start(master, tmp_path):
     log, _ = open_log(tmp_path / "slave")
     serve(ReplicationSession(log, settings_with()), master)
     assert log.min_offset == 3 * FILE_BYTES

@@ -1,4 +1,4 @@
-"""The slave's side: reports, frames it takes or refuses, timers, reconnects."""
+"""The slave's side: reports, accepted and refused frames, timers, reconnects."""
 
 from contextlib import suppress
 from itertools import count, pairwise
@@ -29,7 +29,7 @@ def log(tmp_path):
 
 
 async def send_log(peer, master_log, start_offset, *, batch_bytes=32768):
-    """Send the master's log; a slave that has seen enough may hang up."""
+    """Send the master's log; the slave may close the connection meanwhile."""
     offset = start_offset
     with suppress(trio.BrokenResourceError):
         while body := bytes(master_log.read(offset, batch_bytes)):
@@ -42,7 +42,7 @@ async def reported(peer, offset):
         pass
 
 
-async def test_the_first_report_goes_out_at_once_and_names_the_exact_end(log, autojump_clock):
+async def test_the_first_report_is_sent_at_once_and_is_the_exact_end(log, autojump_clock):
     log.append(message())
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     async with trio.open_nursery() as nursery:
@@ -84,7 +84,7 @@ async def test_nothing_is_acked_before_a_whole_record_is_there(log, master_log, 
         nursery.cancel_scope.cancel()
 
 
-async def test_an_empty_slave_begins_at_the_file_its_master_names(log, autojump_clock):
+async def test_an_empty_slave_starts_at_the_file_of_its_masters_first_frame(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
@@ -105,7 +105,7 @@ async def test_an_empty_slave_begins_at_the_file_its_master_names(log, autojump_
         (0, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", CloseReason.BAD_RECORD),
     ],
 )
-async def test_a_frame_that_cannot_be_ends_the_connection_and_changes_nothing(
+async def test_an_invalid_frame_ends_the_connection_and_appends_nothing(
     log, offset, body, reason, autojump_clock
 ):
     slave, dialer, events = make_slave(log)
@@ -122,7 +122,7 @@ async def test_a_frame_that_cannot_be_ends_the_connection_and_changes_nothing(
 
 
 @pytest.mark.parametrize("size", [-5, -(2**31), 4 * 1024 * 1024])
-async def test_a_size_that_cannot_be_is_refused_before_its_body(log, size, autojump_clock):
+async def test_an_invalid_size_is_refused_before_its_body(log, size, autojump_clock):
     slave, dialer, _ = make_slave(log)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
@@ -147,7 +147,7 @@ async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
         nursery.cancel_scope.cancel()
 
 
-async def test_after_a_cut_inside_a_record_the_slave_asks_again_from_its_start(
+async def test_after_a_cut_inside_a_record_the_slave_requests_from_its_start_again(
     log, master_log, autojump_clock
 ):
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
@@ -167,7 +167,7 @@ async def test_after_a_cut_inside_a_record_the_slave_asks_again_from_its_start(
     assert log_bytes(log) == log_bytes(master_log)
 
 
-async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_clock):
+async def test_a_silent_master_is_dropped_after_20_virtual_seconds(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
@@ -181,7 +181,7 @@ async def test_a_silent_master_is_left_after_20_virtual_seconds(log, autojump_cl
         nursery.cancel_scope.cancel()
 
 
-async def test_time_that_the_masters_bytes_took_is_no_silence(log, master_log, autojump_clock):
+async def test_time_spent_appending_is_not_silence_of_the_master(log, master_log, autojump_clock):
     class SlowDisk(Events):
         def emit(self, kind, **fields):
             if kind is Kind.RECEIVED:
@@ -216,7 +216,7 @@ async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_cl
     assert [event[5] for event in events.of(Kind.HEARTBEAT)] == [Direction.SENT] * 3
 
 
-async def test_a_master_that_is_not_there_is_dialled_with_a_growing_pause_of_at_most_5_s(log, autojump_clock):
+async def test_an_absent_master_is_dialled_with_a_growing_back_off_of_at_most_5_s(log, autojump_clock):
     dialer = Dialer(refuse=True)
     slave, _, events = make_slave(log, dialer=dialer)
     with trio.move_on_after(30):
@@ -231,7 +231,7 @@ async def test_a_master_that_is_not_there_is_dialled_with_a_growing_pause_of_at_
     assert slave.state is HaState.SHUTDOWN
 
 
-async def test_the_pause_is_short_again_after_a_connection_that_worked(log, master_log, autojump_clock):
+async def test_the_back_off_is_short_again_after_a_received_frame(log, master_log, autojump_clock):
     dialer = Dialer(refuse=True)
     slave, _, _ = make_slave(log, dialer=dialer)
     async with trio.open_nursery() as nursery:
@@ -261,7 +261,7 @@ async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
     assert slave.last_close_reason is CloseReason.CONNECT_FAILED
 
 
-async def test_a_disk_that_refuses_ends_the_connection_and_the_slave_goes_on_later(
+async def test_a_disk_error_ends_the_connection_and_the_slave_continues_later(
     log, master_log, autojump_clock, monkeypatch
 ):
     from trioha.errors import StoreError
@@ -305,7 +305,7 @@ async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock)
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-async def test_the_recorded_stream_of_a_real_master_is_taken_whole(log, version, autojump_clock):
+async def test_the_recorded_stream_of_a_real_master_is_replicated_completely(log, version, autojump_clock):
     from tests.ha.test_frames import VECTORS, frames_of
 
     data = (VECTORS / "ha-wire" / version / "a-fresh-slave.m2s.bin").read_bytes()
@@ -352,7 +352,7 @@ async def test_an_observer_receives_everything_and_acks_nothing(log, master_log,
         assert log.max_offset == master_log.max_offset
         await peer.stream.aclose()
         await trio.sleep(1)
-        # Its records are younger than a put could wait: it asks from the very beginning, and compares.
+        # Its records are younger than a put could wait: it requests from the first byte, and compares.
         assert await dialer.peers[1].next_report() == 1
         await send_log(dialer.peers[1], master_log, 1)
         master_log.append(message(b"new"))
@@ -388,7 +388,7 @@ async def test_a_diverged_log_is_named_and_kept_by_default(log, master_log, auto
     assert {event[5] for event in events.of(Kind.REFUSED)} == {CloseReason.DIVERGED}
 
 
-async def test_with_resync_a_diverged_log_is_kept_aside_and_the_master_followed(
+async def test_with_resync_a_diverged_log_is_archived_and_the_masters_replicated(
     log, master_log, autojump_clock
 ):
     await diverged(log, master_log)
@@ -400,9 +400,9 @@ async def test_with_resync_a_diverged_log_is_kept_aside_and_the_master_followed(
         await settled()
         await send_log(dialer.peers[0], master_log, await dialer.peers[0].next_report())
         await trio.sleep(0.05)
-        # It says at once that its log ends at 0 now, and not when it has a master again.
-        (*_, told) = events.of(Kind.STATE)
-        assert (told[5], told[2:4]) == (HaState.READY, (0, 0))
+        # The new end of its log is recorded at once, not only with the next connection.
+        (*_, state) = events.of(Kind.STATE)
+        assert (state[5], state[2:4]) == (HaState.READY, (0, 0))
         (*_, flushed) = events.of(Kind.FLUSHED)
         assert flushed[2] == 0
         await trio.sleep(1)
@@ -416,7 +416,7 @@ async def test_with_resync_a_diverged_log_is_kept_aside_and_the_master_followed(
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
 
 
-async def test_the_verdict_goes_when_the_master_is_the_right_one_again(log, master_log, autojump_clock):
+async def test_the_verdict_is_cleared_when_the_master_is_the_right_one_again(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
@@ -461,7 +461,7 @@ async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reac
     assert [path.name for path in tmp_path.iterdir() if "ahead" in path.name] == []
 
 
-async def test_no_report_is_beyond_the_own_log_after_the_masters_went_back(log, autojump_clock):
+async def test_no_report_is_beyond_the_own_log_after_the_masters_shrank(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
@@ -480,7 +480,7 @@ async def test_no_report_is_beyond_the_own_log_after_the_masters_went_back(log, 
 
 @pytest.mark.parametrize("at", [90, 28])
 async def test_frames_only_are_checked_where_so_configured(log, master_log, at, autojump_clock):
-    """Byte 90 is the body's, which is the dispatcher's to check; byte 28 says where the record stands."""
+    """Byte 90 is of the body, which the dispatcher checks; byte 28 is of the record's offset."""
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(verify=HaVerify.FRAME))
     data = bytearray(master_log.read(0, 8000))
     record_bytes = int.from_bytes(data[:4], "big")
@@ -500,7 +500,7 @@ async def test_frames_only_are_checked_where_so_configured(log, master_log, at, 
         nursery.cancel_scope.cancel()
 
 
-async def test_frames_that_come_together_are_taken_together_and_noted_one_by_one(
+async def test_frames_of_one_receive_are_appended_together_and_recorded_one_by_one(
     log, master_log, autojump_clock
 ):
     slave, dialer, events = make_slave(log)
@@ -523,7 +523,7 @@ async def test_frames_that_come_together_are_taken_together_and_noted_one_by_one
     assert len(events.of(Kind.REPORTED)) == 2
 
 
-async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
+async def test_a_master_that_closes_without_an_answer_is_in_the_verdict_until_it_answers(
     log, master_log, autojump_clock
 ):
     log.append(message())
@@ -532,7 +532,7 @@ async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slave.run)
         for number in range(3):
-            # Longer than it pauses before the second and the third try.
+            # Longer than the back-off before the second and third attempt.
             await trio.sleep(1)
             assert await dialer.peers[number].next_report() == end_offset
             assert slave.status().verdict == ""
@@ -550,7 +550,7 @@ async def test_a_master_that_hangs_up_without_a_word_is_named_until_it_answers(
 
 
 async def test_slave_that_serves_slaves_gives_each_connection_a_number_of_its_own(log, autojump_clock):
-    """In its recording a number means one connection, whichever side it is of."""
+    """In its recording a number means one connection, of either side."""
     events, numbers = Events(), count(1)
     slave, _, _ = make_slave(log, events=events, connection_ids=numbers)
     master, _, _ = make_master(log, events=events, connection_ids=numbers)

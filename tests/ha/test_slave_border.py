@@ -1,4 +1,4 @@
-"""Whatever a connection to the master raises ends that connection: the slave dials again and goes on."""
+"""An exception in a connection to the master ends that connection only: the slave connects again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PLANTED = [
 
 @pytest.fixture(autouse=True)
 def plain_tracebacks():
-    """As a node logs them: those that rich draws take a second each."""
+    """As a node logs them: rich needs a second for each."""
     before = structlog.get_config()
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[structlog.processors.add_log_level, renderer])
@@ -69,7 +69,8 @@ def plain_tracebacks():
 
 
 def plant(patch, place, name, *, failing, error):
-    """Let the calls of a function whose numbers are in `failing` raise `error`; gives the list of those."""
+    """Let the calls of a function with numbers in `failing` raise `error`; returns the list of those
+    numbers."""
     real = getattr(place, name)
     numbers = count()
     raised = []
@@ -86,7 +87,7 @@ def plant(patch, place, name, *, failing, error):
 
 
 class ServingDialer(Dialer):
-    """Each connect is to a master of this process."""
+    """Connects to a master of this process."""
 
     def __init__(self, master, nursery):
         super().__init__()
@@ -119,7 +120,7 @@ def log(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), MemoryError(), OSError(errno.EMFILE, "no more")])
 @pytest.mark.parametrize(("place", "name"), PLANTED, ids=lambda value: getattr(value, "__name__", value))
-async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
+async def test_a_bug_anywhere_ends_the_connection_and_the_next_one_continues(
     *, log, master_log, autojump_clock, monkeypatch, place, name, error
 ):
     raised = plant(monkeypatch, place, name, failing={0, 2, 3, 9}, error=error)
@@ -139,7 +140,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
             while log.max_offset < master_log.max_offset or slave.status().reported_offset < log.max_offset:
                 master_log.append(message(b"more")) if len(dialer.times) > 20 else None
                 await trio.sleep(0.01)
-        # A while without faults: it stays connected.
+        # Without faults it stays connected.
         await trio.sleep(60)
         assert slave.state is HaState.TRANSFER
         nursery.cancel_scope.cancel()
@@ -149,7 +150,7 @@ async def test_a_fault_anywhere_ends_the_connection_and_the_next_one_goes_on(
     assert 1 <= counted <= len(raised)
 
 
-async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_backed_off_from(
+async def test_a_repeated_bug_is_logged_once_a_minute_with_growing_back_off(
     log, master_log, autojump_clock, monkeypatch, capsys
 ):
     plant(
@@ -174,7 +175,7 @@ async def test_a_fault_that_comes_again_and_again_is_logged_once_a_minute_and_ba
 @pytest.mark.parametrize(
     "error",
     [
-        ConnectionRefusedError("nobody there"),
+        ConnectionRefusedError("no listener"),
         OSError(-2, "Name or service not known"),
         UnicodeError("label empty or too long"),
         ssl.SSLError(1, "wrong version number"),
@@ -206,7 +207,7 @@ async def test_a_shortage_that_trio_wraps_is_counted_as_one(log, autojump_clock,
     assert (slave.border.shortages, slave.border.bugs) == (1, 0)
 
 
-async def test_a_disk_that_refuses_what_a_new_connection_needs_ends_that_connection(
+async def test_a_disk_error_at_the_start_of_a_connection_ends_that_connection(
     log, master_log, autojump_clock, monkeypatch
 ):
     refusal = StoreError("cannot be deleted: Read-only file system", path=log.directory)
@@ -226,7 +227,7 @@ async def test_a_disk_that_refuses_what_a_new_connection_needs_ends_that_connect
 
 
 @pytest.mark.parametrize("offset", [2**63 - 1, 2**63 - FILE_BYTES, 2**62 // FILE_BYTES * FILE_BYTES])
-async def test_a_log_at_the_end_of_all_offsets_is_refused_or_taken_and_ends_nothing(
+async def test_a_log_at_the_end_of_all_offsets_is_refused_or_accepted_and_is_not_a_bug(
     log, autojump_clock, offset
 ):
     slave, dialer, _ = make_slave(log)
@@ -246,7 +247,7 @@ async def test_a_log_at_the_end_of_all_offsets_is_refused_or_taken_and_ends_noth
 
 @pytest.mark.parametrize("verify", list(HaVerify))
 @pytest.mark.parametrize(("message_bytes_max", "limit"), [(1000, 4 << 20), (6 << 20, 6 << 20)])
-async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_kept(
+async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_buffered(
     tmp_path: Path, autojump_clock, verify, message_bytes_max, limit
 ):
     file_bytes = 8 << 20
@@ -256,7 +257,7 @@ async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_kept(
     log = close_after_test(
         open_log(tmp_path / "slave", file_bytes=file_bytes, message_bytes_max=message_bytes_max)[0]
     )
-    # Of the longest legal record the slave keeps parts; the record behind it is one byte too long.
+    # The slave buffers parts of the longest legal record; one byte more is refused at the record's head.
     overhead = 91 + len("Orders")
     fits = long.append(message(b"x" * (limit + (64 << 10) - overhead)))
     assert fits.size == limit + (64 << 10)
@@ -291,5 +292,5 @@ def test_the_refusal_of_a_long_record_names_the_key(tmp_path):
         ReplicaAppender(log).append(memoryview(head))
 
 
-def test_the_wire_has_room_for_every_offset():
+def test_a_header_can_hold_every_offset():
     assert HEADER.unpack(HEADER.pack(2**63 - 1, 0)) == (2**63 - 1, 0)

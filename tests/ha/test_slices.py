@@ -1,4 +1,4 @@
-"""Slices of the log that connections send: when they end."""
+"""Slices of the log that connections send are released."""
 
 from functools import partial
 
@@ -14,7 +14,8 @@ from trioha.ha.frames import HEADER_BYTES, REPORT
 
 @define
 class StuckStream(trio.abc.Stream):
-    """A peer that asks from offset 1 on and takes nothing of what is sent; keeps what it was given."""
+    """A stream of a peer that requests from offset 1 and does not read; keeps the views passed to
+    `send_all`."""
 
     sent: list = field(factory=list)
     reports: list = field(factory=lambda: [REPORT.pack(1)])
@@ -37,7 +38,7 @@ class StuckStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-async def test_a_send_that_is_cancelled_gives_its_slice_of_the_log_back(tmp_path):
+async def test_a_cancelled_send_releases_its_slice_of_the_log(tmp_path):
     log, _ = open_log(tmp_path, file_bytes=1 << 20)
     log.append(message(b"x" * 4 * COPY_BYTES_MAX))
     mapping = log.files[0].view.obj

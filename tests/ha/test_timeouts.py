@@ -29,7 +29,7 @@ async def test_each_wait_ends_at_its_own_deadline(timeouts, autojump_clock):
             waits.start_soon(wait, offset)
             await trio.sleep(0.5)
             if offset == 4:
-                # Those behind the first, which stays stuck.
+                # Those after the first, which stays stuck.
                 mark.advance(3)
                 mark.lower(0)
     assert ended == {
@@ -49,7 +49,7 @@ async def test_after_a_pause_deadlines_are_as_exact_as_before(timeouts, autojump
         assert (await wait.wait(), trio.current_time() - started) == (GIVEN_UP, 3.0)
 
 
-async def test_waits_that_ended_do_not_gather_behind_a_stuck_one(timeouts, autojump_clock):
+async def test_ended_waits_do_not_accumulate_after_a_stuck_one(timeouts, autojump_clock):
     mark = Watermark()
     stuck = mark.wait_for(10**6)
     timeouts.add(stuck, trio.current_time())
@@ -71,7 +71,7 @@ class Steps(trio.abc.Instrument):
         self.number += "Timeouts.run" in task.name
 
 
-async def test_the_task_sleeps_while_waits_end_in_time(timeouts, autojump_clock):
+async def test_the_task_does_not_wake_for_waits_that_end_in_time(timeouts, autojump_clock):
     mark, steps = Watermark(), Steps()
     trio.lowlevel.add_instrument(steps)
     for offset in range(1, 1001):
@@ -81,5 +81,5 @@ async def test_the_task_sleeps_while_waits_end_in_time(timeouts, autojump_clock)
         mark.advance(offset)
         assert await wait.wait() is REACHED
     trio.lowlevel.remove_instrument(steps)
-    # It began, it was told of the first one, and woke at what had been the deadline of one in each 3 s.
+    # It started, woke for the first wait, and then at one former deadline in each 3 s.
     assert steps.number <= 6

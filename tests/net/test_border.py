@@ -65,7 +65,7 @@ def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
-def test_a_shortage_is_one_line_without_a_traceback_and_no_bug(error: Exception) -> None:
+def test_a_shortage_is_logged_in_one_line_without_a_traceback(error: Exception) -> None:
     border = ConnectionBorder("remoting connection")
     with capture_logs() as lines, border.around("p"):
         raise error

@@ -1,4 +1,4 @@
-"""Looking before sleeping: how long, how often, and what is taken meanwhile, over real sockets."""
+"""Busy polling: how long, how often, and what is received meanwhile, over real sockets."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ PATIENT = evolve(SETTINGS, busy_poll_s=5.0)
 
 
 class Clock:
-    """A clock that moves by a tick whenever it is read."""
+    """A clock that advances by a tick whenever it is read."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -30,36 +30,36 @@ class Clock:
         return self.now_s
 
 
-def looks(poll, *, succeeds=False):
-    """How often one call looks."""
+def polls_of(poll, *, succeeds=False):
+    """How often one call polls."""
     seen = []
 
-    def look():
+    def check():
         seen.append(1)
         return succeeds
 
-    assert poll.until(look) is succeeds or not seen
+    assert poll.until(check) is succeeds or not seen
     return len(seen)
 
 
-def test_it_looks_until_the_limit_and_no_longer():
+def test_a_poll_lasts_until_the_limit():
     poll = BusyPoll(10.0, clock=Clock())
-    assert looks(poll) == 9
+    assert polls_of(poll) == 9
 
 
-def test_a_success_ends_it_at_once():
+def test_a_success_ends_a_poll_at_once():
     poll = BusyPoll(10.0, clock=Clock())
-    assert looks(poll, succeeds=True) == 1
+    assert polls_of(poll, succeeds=True) == 1
 
 
-def test_where_it_is_in_vain_it_becomes_rare_and_a_success_makes_it_usual_again():
+def test_failed_polls_become_rare_and_a_success_makes_them_usual_again():
     poll = BusyPoll(3.0, clock=Clock())
-    attempts = [looks(poll) > 0 for _ in range(3000)]
+    attempts = [polls_of(poll) > 0 for _ in range(3000)]
     assert attempts[:FAILURES_MAX] == [True] * FAILURES_MAX
     assert sum(attempts[-SKIPPED_MAX - 1 :]) == 1
-    while not looks(poll, succeeds=True):
+    while not polls_of(poll, succeeds=True):
         pass
-    assert all(looks(poll) for _ in range(FAILURES_MAX))
+    assert all(polls_of(poll) for _ in range(FAILURES_MAX))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def commit_of(master, log, replicas, events, *, copies_needed=1):
 
 
 async def answer_next(peer, *, until_offset=0):
-    """Acknowledge the next frame, and those behind it up to an offset."""
+    """Acknowledge the next frame, and those after it up to an offset."""
     offset = -1
     while offset < until_offset:
         frame_offset, body = await peer.next_frame()
@@ -97,12 +97,12 @@ def wait(commit, stored, request_id=1):
     )
 
 
-async def test_a_put_that_waits_alone_is_released_by_the_ack_it_looked_for(log, monkeypatch):
+async def test_a_single_waiting_put_is_released_by_the_ack_that_it_polled(log, monkeypatch):
     master, replicas, events = make_master(log, settings=PATIENT)
     async with slave_of(master) as peer:
         await in_step(log, peer)
         commit = commit_of(master, log, replicas, events)
-        # The ack is there before the look: the reader, whose turn would come too, has none to take.
+        # The ack is there before the poll: none is left for the reader task.
         monkeypatch.setattr(trio.lowlevel, "checkpoint", lambda: answer_next(peer))
         assert await wait(commit, log.append(message())) is PutStatus.PUT_OK
         monkeypatch.undo()
@@ -112,21 +112,21 @@ async def test_a_put_that_waits_alone_is_released_by_the_ack_it_looked_for(log, 
         assert connection.last_received_ms < 1000
 
 
-async def test_puts_that_come_together_are_not_looked_for(log, monkeypatch):
+async def test_puts_that_wait_together_do_not_poll(log, monkeypatch):
     master, replicas, events = make_master(log, settings=PATIENT)
     async with slave_of(master) as peer:
         await in_step(log, peer)
         commit = commit_of(master, log, replicas, events)
-        looked = []
-        monkeypatch.setattr(commit, "_poll_acks", looked.append)
+        polled = []
+        monkeypatch.setattr(commit, "_poll_acks", polled.append)
         async with trio.open_nursery() as nursery:
             for index in range(3):
                 nursery.start_soon(wait, commit, log.append(message()), index)
             nursery.start_soon(partial(answer_next, peer, until_offset=log.max_offset))
-        assert looked == []
+        assert polled == []
 
 
-async def test_a_look_in_vain_costs_the_limit_and_the_put_waits_on(log):
+async def test_after_a_failed_poll_the_put_waits_on(log):
     master, replicas, events = make_master(log, settings=evolve(SETTINGS, busy_poll_s=0.001))
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -154,7 +154,7 @@ async def test_a_look_in_vain_costs_the_limit_and_the_put_waits_on(log):
     ],
     ids=["beyond what was sent", "back", "the end"],
 )
-async def test_what_is_no_good_ack_is_left_for_the_reader(log, data, reason):
+async def test_anything_but_a_valid_ack_is_left_for_the_reader(log, data, reason):
     master, _, _ = make_master(log, settings=evolve(SETTINGS, busy_poll_s=0.001))
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -174,7 +174,7 @@ async def test_what_is_no_good_ack_is_left_for_the_reader(log, data, reason):
         assert connection.progress.close_reason is reason
 
 
-async def test_half_a_report_is_left_until_it_is_whole(log):
+async def test_an_incomplete_report_is_left_until_it_is_complete(log):
     master, _, _ = make_master(log)
     async with slave_of(master) as peer:
         await in_step(log, peer)
@@ -194,18 +194,18 @@ async def test_half_a_report_is_left_until_it_is_whole(log):
 
 
 class CountingPoll(BusyPoll):
-    """Counts who wants to look, and never sees anything."""
+    """Counts calls, and never succeeds."""
 
     def __init__(self):
         super().__init__(0.0)
         self.calls = 0
 
-    def until(self, look):
+    def until(self, poll):
         self.calls += 1
         return False
 
 
-async def test_a_receiver_that_looks_takes_bytes_and_the_end_as_one_that_waits():
+async def test_a_polling_receiver_gets_the_same_bytes_and_end_as_a_waiting_one():
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     far = await trio.open_tcp_stream(*listeners[0].socket.getsockname())
     near = SocketTransport.from_stream(await listeners[0].accept())

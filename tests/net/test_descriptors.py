@@ -1,4 +1,4 @@
-"""Who gets how many descriptors, and when no more connections are to be accepted."""
+"""The division of descriptors, and the gate for connections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUEUES = Share("queues", 250, (60, 8))
         (68, (10, 8)),
     ],
 )
-def test_shares_are_lowered_in_their_order_and_only_as_far_as_it_takes(
+def test_shares_are_lowered_in_their_order_and_no_further_than_necessary(
     limit: int, granted: tuple[int, ...]
 ) -> None:
     division = divide(limit, needed=50, shares=[CLIENTS, QUEUES])
@@ -52,7 +52,7 @@ def test_shares_are_lowered_in_their_order_and_only_as_far_as_it_takes(
     )
 
 
-def test_a_limit_below_the_least_is_named_with_what_it_would_have_to_be() -> None:
+def test_a_limit_that_is_too_low_is_reported_with_the_least_one() -> None:
     with pytest.raises(TooFewDescriptors) as refused:
         divide(67, needed=50, shares=[CLIENTS, QUEUES])
     assert refused.value.least == 68
@@ -101,7 +101,7 @@ def test_the_next_descriptor_and_the_count_are_those_of_the_kernel() -> None:
     assert below <= before
 
 
-def test_a_gate_counts_what_is_open_twice_a_second_and_looks_at_the_next_number_always() -> None:
+def test_a_gate_counts_descriptors_twice_a_second_and_checks_the_next_number_always() -> None:
     now_s = 0.0
     lowest: int | None = 5
     counted = 79
@@ -130,7 +130,7 @@ def test_a_gate_counts_what_is_open_twice_a_second_and_looks_at_the_next_number_
     assert "20 of 100" in gate.describe()
 
 
-def test_a_gate_does_without_a_list_of_descriptors() -> None:
+def test_a_gate_works_without_a_list_of_descriptors() -> None:
     lowest = 79
     gate = DescriptorGate(keep=20, limit=100, lowest_free=lambda _: lowest, count_open=lambda _: None)
     assert gate.is_open(0)

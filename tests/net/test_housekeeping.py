@@ -1,4 +1,4 @@
-"""A connection's tasks and the limit to its peer's silence."""
+"""The tasks of a connection and its idle timeout."""
 
 import pytest
 import trio
@@ -12,11 +12,11 @@ async def ended_after(housekeeping, *tasks):
     return trio.current_time() - started, housekeeping.is_expired
 
 
-async def test_silence_ends_the_connection_at_the_limit(autojump_clock):
+async def test_silence_ends_the_connection_at_the_deadline(autojump_clock):
     assert await ended_after(Housekeeping(idle_timeout_s=20), trio.sleep_forever) == (20.0, True)
 
 
-async def test_each_time_the_peer_is_heard_the_limit_moves_on(autojump_clock):
+async def test_each_receive_moves_the_deadline(autojump_clock):
     housekeeping = Housekeeping(idle_timeout_s=20)
 
     async def hear():
@@ -45,7 +45,7 @@ async def test_the_first_task_that_ends_ends_all(autojump_clock):
     assert cancelled == [started + 5] * 2
 
 
-async def test_a_fault_of_one_task_ends_all_and_is_told(autojump_clock):
+async def test_an_exception_of_one_task_ends_all_and_is_raised(autojump_clock):
     async def fail():
         raise ZeroDivisionError
 

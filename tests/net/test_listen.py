@@ -1,4 +1,4 @@
-"""An accept loop that leaves descriptors to others, and that no connection ends."""
+"""An accept loop that keeps descriptors free, and that a connection cannot end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_connections_wait_in_the_backlog_while_the_gate_is_closed_and_are_
     assert lines[1]["repeated"] > 100
 
 
-async def test_nothing_is_said_while_nobody_connects(
+async def test_a_closed_gate_is_not_logged_without_connections(
     listener: trio.SocketListener, autojump_clock: trio.testing.MockClock
 ) -> None:
     gate = SwitchedGate(is_open=False)
@@ -181,7 +181,7 @@ async def test_connections_never_hold_the_descriptors_that_are_reserved() -> Non
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=64)
     lowest = lowest_free_descriptor(listener.socket.fileno())
     assert lowest is not None
-    # The other ends are in this process, too, and come first: 8 connections take 16 numbers.
+    # The other ends are in this process, too, and open first: 8 connections use 16 numbers.
     gate = DescriptorGate(keep=20, limit=lowest + 36)
     held: list[int] = []
 

@@ -14,7 +14,7 @@ from trioha.net.threads import REPORT_INTERVAL_S, RETRY_S, run_in_thread
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """While the list is not empty, no thread can be started; trio's idle ones are gone."""
+    """While the list is not empty, no thread can be started, and trio has no idle ones."""
     shortage = [True]
     start = threading.Thread.start
 
@@ -28,7 +28,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return shortage
 
 
-async def test_a_call_waits_until_there_is_a_thread_and_says_so_once_a_minute(
+async def test_a_call_waits_for_a_thread_and_logs_it_once_a_minute(
     no_threads: list[bool], autojump_clock: trio.testing.MockClock
 ) -> None:
     called = []
@@ -51,7 +51,7 @@ async def test_a_call_waits_until_there_is_a_thread_and_says_so_once_a_minute(
     ] * 2
 
 
-async def test_a_call_that_waits_for_a_thread_can_be_cancelled_and_is_not_made(
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_is_not_made(
     no_threads: list[bool], autojump_clock: trio.testing.MockClock
 ) -> None:
     called = []

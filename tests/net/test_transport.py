@@ -1,4 +1,4 @@
-"""The stream over a socket: what it receives, and that it lets others have their turn."""
+"""The stream over a socket: what it receives, and when it yields."""
 
 import errno
 import socket
@@ -19,7 +19,7 @@ async def pair():
         await near.aclose()
 
 
-async def test_bytes_are_received_into_the_buffer_as_they_come_until_the_end(pair):
+async def test_bytes_are_received_into_the_buffer_until_the_end(pair):
     near, far = pair
     buffer = bytearray(b"----------")
     far.sendall(b"abc")
@@ -52,7 +52,7 @@ async def test_other_streams_are_received_from_with_a_copy():
 @pytest.mark.parametrize(
     ("size", "calls"), [(1, CALLS_PER_TURN), (BYTES_PER_CALL * 3, CALLS_PER_TURN // 4 + 1)]
 )
-async def test_who_always_gets_bytes_still_yields_sooner_if_they_are_many(pair, size, calls):
+async def test_a_receiver_that_never_waits_still_yields_and_sooner_for_many_bytes(pair, size, calls):
     near, _ = pair
 
     class Full:
@@ -73,13 +73,13 @@ async def test_who_always_gets_bytes_still_yields_sooner_if_they_are_many(pair, 
 
 
 class ResetOnMac(socket.socket):
-    """As macOS has it: options of a socket whose peer has reset it are refused."""
+    """As macOS does: options of a socket that the peer has reset are refused."""
 
     def setsockopt(self, *args):
         raise OSError(errno.EINVAL, "Invalid argument")
 
 
-async def test_a_socket_that_refuses_options_ends_by_what_it_receives():
+async def test_a_socket_that_refuses_options_ends_at_its_next_receive():
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname()) as far:
         near = SocketTransport(ResetOnMac(fileno=listener.accept()[0].detach()))

@@ -337,7 +337,7 @@ class HaConnection:
         """Send what was appended, if the slave has acknowledged all before and the socket is free.
 
         Returns whether a frame was sent. The writer task, which wakes up in any case, sends what the socket
-        does not take.
+        does not accept.
         """
         if not (self._is_writer_waiting and self._flow is None and self._outbox.sends_at_once):
             return False

@@ -3,8 +3,9 @@
 Theory of operation. `ReplicationSession` has the rules: what to request, which frames continue the own log,
 what may be acknowledged. Here is a nursery (`Housekeeping`): a reader task appends what the master sends and
 reports the log's end when it has grown; a writer task sends heartbeats, and reports that the socket did not
-take at once; with trioha.haAckMode=flushed a third task reports what was synced. They live and die together,
-within an idle timeout that every byte read moves on. The first report goes out at once: it is the request.
+accept at once; with trioha.haAckMode=flushed a third task reports what was synced. They live and die
+together, within an idle timeout that every byte read moves on. The first report goes out at once: it is the
+request.
 """
 
 from __future__ import annotations
@@ -340,7 +341,7 @@ class MasterConnection:
             self._end(CloseReason.HOUSEKEEPING)
 
     def _report(self, offset: int) -> None:
-        """Report `offset` to the master: at once if the socket takes it, else through the writer task."""
+        """Report `offset` to the master: at once if the socket accepts it, else through the writer task."""
         has_grown = offset != self.reported_offset
         self.reported_offset = offset
         self._last_report_s = trio.current_time()

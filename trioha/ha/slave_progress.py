@@ -161,7 +161,7 @@ class SlaveProgress:
     def next_body_bytes(self, *, min_offset: int, max_offset: int) -> int:
         """Longest body of the next frame; 0 if there is nothing to send.
 
-        It doubles while the slave lags far, since long frames are what catching up at full speed takes, and
+        It doubles while the slave lags far, since long frames are what catching up at full speed needs, and
         is short again for a slave in step, whose acks should come soon. Bytes that were deleted before they
         were sent end the connection.
         """

@@ -1,1 +1,1 @@
-"""Sockets and connections, whatever protocol is spoken on them."""
+"""Sockets and connections of any protocol."""
