@@ -24,7 +24,7 @@ RECORDED_INDEX = IndexShape(hash_slots=53, index_num=100)
 
 @frozen
 class Parts:
-    """What a store has beside its log."""
+    """A store's log and what is built from it."""
 
     log: CommitLog
     queues: ConsumeQueues
@@ -32,7 +32,7 @@ class Parts:
     dispatcher: Dispatcher
 
     def dispatch_all(self, *, records_max: int = 512) -> int:
-        """Dispatch to the log's end; how many records that were."""
+        """Dispatch to the log's end; returns the number of records."""
         passed = 0
         while self.dispatcher.position < self.log.max_offset:
             step = self.dispatcher.dispatch(self.log.max_offset, records_max=records_max)

@@ -1,4 +1,4 @@
-"""Stores for tests: the recorded ones of RocketMQ, and small ones of our own."""
+"""Stores for tests: recorded ones of RocketMQ, and small new ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST = Host.parse("127.0.0.1", 10911)
 
 
 def expected(name: str) -> dict[str, Any]:
-    """What RocketMQ itself says is in a recorded store."""
+    """RocketMQ's own description of a recorded store."""
     return json.loads((VECTORS / name / "expected.json").read_text())
 
 
@@ -81,7 +81,7 @@ def open_store(
 
 
 def message(body: bytes = b"hello", *, topic: str = "Orders", queue_id: int = 0, **fields: Any) -> Message:
-    """A message that nothing is wrong with."""
+    """A legal message."""
     return Message(topic=topic, queue_id=queue_id, body=body, **fields)
 
 

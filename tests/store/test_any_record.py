@@ -1,4 +1,4 @@
-"""A record may claim anything: a replica stores, dispatches, reads and recovers it, whatever it says."""
+"""A record may hold any values: a replica stores, dispatches, reads and recovers it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST_V6 = Host.parse("::1", 1)
 
 
 def edges(low: int, high: int) -> st.SearchStrategy[int]:
-    """Numbers of that range, its ends and small ones more often."""
+    """Numbers of that range; its ends and small ones come more often."""
     return st.one_of(
         st.sampled_from([low, low + 1, -1, 0, 1, 20, 300_000, high - 1, high]), st.integers(low, high)
     )
@@ -68,7 +68,7 @@ TOPICS = st.one_of(
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    """A record that is whole and has the right checksum, and says anything else; its place comes later."""
+    """A whole record with the right checksum and any other values; its offset is set later."""
     born, stored = draw(st.tuples(*[st.sampled_from([HOST, HOST_V6])] * 2))
     sys_flag = draw(edges(I32.low, I32.high)) & ~(BORN_HOST_V6 | STORE_HOST_V6)
     sys_flag |= BORN_HOST_V6 * born.is_ipv6 | STORE_HOST_V6 * stored.is_ipv6
@@ -113,7 +113,7 @@ def open_replica(root, *, is_slave):
 
 
 def look_at_all(store: MessageStore, found: list[Record]) -> None:
-    """Read what can be asked for."""
+    """Read all queues and keys."""
     for queue in store.queues:
         store.reads.get(queue.topic, queue.queue_id, queue.min_offset)
         store.reads.offset_by_time(queue.topic, queue.queue_id, 0)
@@ -151,7 +151,7 @@ def test_any_whole_record_is_stored_dispatched_read_and_recovered(
         store.close()
         if not clean:
             (root / "abort").touch()
-        # And as a master, which counts on from the queues.
+        # And as a master, which takes its next queue offsets from the queues.
         store = open_replica(root, is_slave=False)
         assert store.commit_log.max_offset == end_offset
         assert store.dispatcher.position == end_offset

@@ -72,7 +72,7 @@ def test_a_record_of_exactly_the_file_less_eight_bytes_fits(tmp_path):
     assert log.append(message(bytes(FILE_BYTES - OVERHEAD - 8))).end_offset == FILE_BYTES - 8
 
 
-def test_a_record_that_no_file_could_hold_is_illegal_and_changes_nothing(tmp_path):
+def test_a_record_that_no_file_can_hold_is_illegal_and_changes_nothing(tmp_path):
     log, _ = open_log(tmp_path)
     refused = log.append(message(bytes(FILE_BYTES - OVERHEAD - 7)))
     assert refused.status is PutStatus.MESSAGE_ILLEGAL
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_made_refuses_the_put_and_keeps_the_log_as_it_was(
     assert log.append(message(bytes(60000))).physical_offset == FILE_BYTES
 
 
-def test_a_file_made_ahead_is_used_once_and_a_late_one_is_dropped(tmp_path):
+def test_a_preallocated_file_is_used_once_and_a_late_one_is_dropped(tmp_path):
     log, _ = open_log(tmp_path)
     log.append(message(bytes(60000)))
     ahead = MappedFile.create(tmp_path, start_offset=FILE_BYTES, size=FILE_BYTES)
@@ -201,16 +201,16 @@ def test_a_closed_file_has_no_descriptor_and_ends_its_mapping_at_once_or_with_it
     assert open_descriptors() == before
     file = MappedFile.open(file.path, size=FILE_BYTES)
     file.view[:4] = b"data"
-    piece = file.view[:4]
+    part = file.view[:4]
     mapping = weakref.ref(file.view.obj)
     file.close()
     assert open_descriptors() == before
-    assert bytes(piece) == b"data"
-    piece.release()
+    assert bytes(part) == b"data"
+    part.release()
     assert mapping() is None
 
 
-def test_a_file_without_space_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_reserved_is_not_left_on_disk(tmp_path, monkeypatch):
     def full(fd, size):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -220,7 +220,7 @@ def test_a_file_without_space_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- what cannot be dispatched ------------------------------------------------------------------------------
+# -- messages without a queue -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topic", [".", "..", "a/b", "../../etc", "a\0b", "half \ud800"])
@@ -241,13 +241,13 @@ def test_a_put_for_a_queue_too_many_is_refused_and_not_stored(tmp_path):
     assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
     assert refused.reason == "no room for queue 7 of 'Invented': there are 3, trioha.queuesMax is 3"
     assert (log.max_offset, len(log.queue_offsets)) == (end_offset, 3)
-    # Those that are there take messages, and a prepared message enters none.
+    # Existing queues accept messages, and a prepared message enters none.
     assert log.append(message(queue_id=2)).queue_offset == 1
     assert log.append(message(topic="Half", sys_flag=0x4)).status is PutStatus.PUT_OK
     assert len(log.queue_offsets) == 3
 
 
-def test_further_queues_count_too_and_must_be_ones_that_can_be_made(tmp_path):
+def test_other_queues_count_for_the_limit_and_need_legal_names(tmp_path):
     log = close_after_test(open_log(tmp_path)[0])
     log.multi_dispatch = MultiDispatch(enabled=True, light_queues=True)
     log.queues_max = 3
@@ -265,7 +265,7 @@ def test_further_queues_count_too_and_must_be_ones_that_can_be_made(tmp_path):
     assert log.append(message(properties=b"INNER_MULTI_DISPATCH\x01%LMQ%b")).status is PutStatus.PUT_OK
 
 
-def test_invented_topics_take_no_more_memory_than_the_limit_allows(tmp_path):
+def test_memory_for_made_up_topics_is_bounded_by_the_limit(tmp_path):
     log = close_after_test(open_log(tmp_path)[0])
     log.queues_max = 100
     for number in range(1000):

@@ -19,7 +19,7 @@ from trioha.store.file_cache import FileCache
 
 PER_FILE = 5
 RECORD = 100
-"""Bytes of each record here; record k stands at 100 * k."""
+"""Bytes of each record here; record k is at 100 * k."""
 
 
 def make(folder, *, cache=None):
@@ -64,7 +64,7 @@ def test_recorded_queues_open_with_the_offsets_that_rocketmq_says(name, tmp_path
     }
 
     def max_physical_offset(queue):
-        # RocketMQ's batch queues name where their last record starts, ours where it ends, as plain ones do.
+        # RocketMQ's batch queues report the start of their last record, ours its end, like plain ones.
         if isinstance(queue, BatchConsumeQueue):
             last = queue.entry(queue.max_offset - 1)
             assert last.physical_offset + last.size == queue.max_physical_offset
@@ -147,7 +147,7 @@ def test_a_queue_that_begins_late_has_pre_blanks_before_its_first_entry(tmp_path
     assert (again.min_offset, again.max_offset, again.max_physical_offset) == (13, 15, 1500)
 
 
-def test_entries_before_a_flush_are_not_seen(tmp_path):
+def test_entries_are_not_visible_before_a_flush(tmp_path):
     queue = make(tmp_path)
     queue.put(physical_offset=0, size=RECORD, tags_code=0, queue_offset=0)
     assert (queue.max_offset, queue.next_offset) == (0, 1)
@@ -156,7 +156,7 @@ def test_entries_before_a_flush_are_not_seen(tmp_path):
     assert queue.max_offset == 1
 
 
-def test_a_gap_keeps_the_numbering_and_is_counted(tmp_path):
+def test_a_gap_is_filled_with_blanks_that_keep_the_numbering(tmp_path):
     queue = make(tmp_path)
     fill(queue, 2)
     fill(queue, 1, first=6)
@@ -216,7 +216,7 @@ def test_negative_queue_ids_are_refused(tmp_path):
         ConsumeQueues(tmp_path).find_or_make("A", -1)
 
 
-def test_queues_of_a_log_are_made_beyond_the_limit_of_puts_and_that_is_said_once(tmp_path, capsys):
+def test_queues_of_a_log_are_built_beyond_the_limit_of_puts_with_one_warning(tmp_path, capsys):
     queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(queues_max=2))
     for queue_id in range(5):
         queues.find_or_make("A", queue_id)
@@ -260,7 +260,7 @@ def test_a_full_disk_is_an_error_and_nothing_of_the_batch_counts(tmp_path, monke
     assert numbers(queue) == list(range(10))
 
 
-def test_sync_work_covers_new_files_and_folders_and_forgives_deleted_ones(tmp_path):
+def test_sync_work_covers_new_files_and_folders_and_passes_over_deleted_ones(tmp_path):
     queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(file_bytes=100))
     fill(queues.find_or_make("A", 0), 7)
     fill(queues.find_or_make("B", 3), 1)
@@ -317,7 +317,7 @@ def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, st
                     physical_offset=number * RECORD, size=RECORD, tags_code=0, queue_offset=number
                 )
         elif what == "cut":
-            # The log now ends at this record, which it began before; the next one gets its number.
+            # The log ends before this record now; the next one gets its number.
             value = max(value, held_from + 1)  # noqa: PLW2901
             queue.truncate_dirty(value * RECORD)
             kept = [number for number in kept if number < value]
@@ -336,7 +336,7 @@ def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, st
             assert queue.min_offset == (seen[0] if seen else queue.max_offset)
             assert queue.max_physical_offset == (kept[-1] + 1) * RECORD
             assert queue.entry(kept[-1] + 1) is None
-        # No file holds nothing but records before the first one held, but the last.
+        # All files but the last have a record that the log holds.
         names = sorted(int(path.name) // 20 for path in folder.iterdir())
         assert names == list(range(names[0], names[-1] + 1, PER_FILE)) if names else not kept
 
@@ -415,7 +415,7 @@ def test_a_batch_queue_behaves_as_a_list_of_spans(tmp_path_factory, bases, cut, 
 # -- damage --------------------------------------------------------------------------------------------------
 
 
-def test_entries_behind_the_first_invalid_one_are_zeroed_and_never_come_back(tmp_path):
+def test_entries_after_the_first_invalid_one_are_zeroed_and_never_come_back(tmp_path):
     queue = make(tmp_path)
     fill(queue, 14)
     path = tmp_path / f"{100:020d}"
@@ -438,8 +438,8 @@ def test_damaged_files_open_and_read_without_a_crash(tmp_path_factory, noise, at
     fill(make(folder), 14)
     path = folder / f"{file * 100:020d}"
     data = bytearray(path.read_bytes())
-    piece = noise[: max(0, len(data) - at)]
-    data[at : at + len(piece)] = piece
+    part = noise[: max(0, len(data) - at)]
+    data[at : at + len(part)] = part
     path.write_bytes(data)
     queue = reopened(folder)
     queue.truncate_dirty(900)
@@ -462,7 +462,7 @@ def test_a_file_of_another_length_and_a_missing_one_are_named(tmp_path):
         reopened(tmp_path)
 
 
-def test_a_file_cut_under_our_feet_is_an_error_with_its_name(tmp_path):
+def test_a_file_cut_by_another_process_is_an_error_with_its_name(tmp_path):
     queue = make(tmp_path)
     fill(queue, 3)
     os.truncate(tmp_path / f"{0:020d}", 30)
@@ -481,7 +481,7 @@ def test_destroyed_queues_leave_no_folder(tmp_path):
     assert (root / "commitlog").exists()
 
 
-def test_stale_entries_are_zeroed_also_where_the_file_system_knows_no_holes(tmp_path, monkeypatch):
+def test_stale_entries_are_zeroed_also_on_a_file_system_without_holes(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(22, "Invalid argument")
 

@@ -1,4 +1,4 @@
-"""What may be cut at a log's end, what must not be, and how much of the log is looked at for it."""
+"""Which bytes a start may cut at a log's end, which not, and how much of the log it checks."""
 
 import os
 
@@ -18,22 +18,22 @@ V2_TOPIC = "%RETRY%" + "g" * 150
 
 
 def damage(log, physical_offset):
-    """Make the record at that offset one that nothing can be read from."""
+    """Make the record at that offset unreadable."""
     file = log.files[physical_offset // FILE_BYTES]
     at = physical_offset % FILE_BYTES
     file.view[at : at + 8] = b"\xff" * 8
 
 
-def refuses(tmp_path, at, behind):
-    """A start after a clean stop names the damage and what follows it, and changes nothing."""
+def refuses(tmp_path, at, following):
+    """A start after a clean stop names the damage and the record after it, and changes nothing."""
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(StoreError, match=f"valid ones follow at {behind}") as raised:
+    with pytest.raises(StoreError, match=f"valid ones follow at {following}") as raised:
         open_log(tmp_path, clean_exit=True)
     assert raised.value.offset == at
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_valid_record_of_the_second_version_behind_damage_is_seen(tmp_path):
+def test_a_valid_v2_record_after_damage_is_found(tmp_path):
     log, _ = open_log(tmp_path)
     first, second = log.append(message(b"x" * 100)), log.append(message(b"y" * 100, topic=V2_TOPIC))
     assert int.from_bytes(log.files[0].view[second.physical_offset + 4 :][:4], "big") == MAGIC_V2
@@ -41,7 +41,7 @@ def test_a_valid_record_of_the_second_version_behind_damage_is_seen(tmp_path):
     refuses(tmp_path, first.physical_offset, second.physical_offset)
 
 
-def test_the_nearest_valid_record_is_named_whatever_its_version(tmp_path):
+def test_the_nearest_valid_record_of_either_version_is_named(tmp_path):
     log, _ = open_log(tmp_path)
     results = [log.append(message(b"x" * 100, topic=topic)) for topic in ("A", V2_TOPIC, "A", "A")]
     damage(log, results[0].physical_offset)
@@ -59,10 +59,10 @@ def record_image(physical_offset, store_timestamp_ms):
     )  # fmt: skip
 
 
-def test_a_record_inside_a_message_body_is_no_valid_record_behind(tmp_path):
+def test_a_record_inside_a_message_body_does_not_count_as_a_record_after_damage(tmp_path):
     log, _ = open_log(tmp_path)
     kept = log.append(message(b"x" * 100))
-    # Its own offset is that of another place: a message that carries a log, say.
+    # It names another offset: for instance a message that carries a log.
     image = record_image(7, kept.store_timestamp_ms + 10)
     last = log.append(message(b"z" * 50 + image + b"z" * 50))
     damage(log, last.physical_offset)
@@ -71,7 +71,7 @@ def test_a_record_inside_a_message_body_is_no_valid_record_behind(tmp_path):
     assert recovered.cut_bytes > 0
 
 
-def test_damage_in_the_last_record_of_a_full_file_is_seen_with_the_next_file_behind_it(tmp_path):
+def test_damage_in_the_last_record_of_a_full_file_is_found_before_another_file(tmp_path):
     log, _ = open_log(tmp_path)
     results = [log.append(message(b"x" * 3000)) for _ in range(30)]
     last = max(result.physical_offset for result in results if result.physical_offset < FILE_BYTES)
@@ -83,11 +83,11 @@ def test_damage_in_the_last_record_of_a_full_file_is_seen_with_the_next_file_beh
 
 
 def flushed_all(log):
-    # So little ahead that the slack makes every file one to look at.
+    # So little ahead that the slack makes the start check every file.
     return Checkpoint(physic_msg_timestamp_ms=log.last_store_timestamp_ms + 1)
 
 
-def test_damage_in_a_blanks_header_is_seen_with_the_next_file_behind_it(tmp_path):
+def test_damage_in_a_blanks_header_is_found_before_another_file(tmp_path):
     log, _ = open_log(tmp_path)
     results = [log.append(message(b"x" * 3000)) for _ in range(30)]
     blank_at = max(result.end_offset for result in results if result.end_offset <= FILE_BYTES)
@@ -119,12 +119,12 @@ def test_damage_in_the_only_record_leaves_an_empty_log(tmp_path):
     assert not any(again.files[0].view)
 
 
-def test_what_the_file_system_calls_a_hole_is_not_read(tmp_path, monkeypatch):
+def test_holes_are_not_read(tmp_path, monkeypatch):
     log, _ = open_log(tmp_path)
     for _ in range(10):
         log.append(message(b"x" * 3000))
     file = log.files[0]
-    # How much it calls one depends on what it has read ahead.
+    # How much of the file is a hole depends on the read-ahead.
     with file._opened() as fd:
         assert log.max_offset <= _written_end(fd, file.size) <= file.size
     read = []
@@ -139,7 +139,7 @@ def test_what_the_file_system_calls_a_hole_is_not_read(tmp_path, monkeypatch):
     assert read == [40_000, 40_000 - log.max_offset]
 
 
-def test_used_bytes_of_a_file_end_behind_its_last_byte_that_is_not_zero(tmp_path):
+def test_used_bytes_of_a_file_end_after_its_last_byte_that_is_not_zero(tmp_path):
     path = tmp_path / f"{0:020d}"
     path.write_bytes(bytes(5000) + b"\x01" + bytes((3 << 20) - 5001))
     file = MappedFile.open(path, size=3 << 20)
@@ -151,7 +151,7 @@ def test_used_bytes_of_a_file_end_behind_its_last_byte_that_is_not_zero(tmp_path
     file.close()
 
 
-# -- what a start looks at -----------------------------------------------------------------------------------
+# -- what a start checks -------------------------------------------------------------------------------------
 
 
 def stored(tmp_path, count=19):
@@ -177,7 +177,7 @@ def test_after_a_clean_stop_only_the_logs_end_is_checked(tmp_path, monkeypatch):
     again.close()
 
 
-def test_a_queue_entry_that_leads_to_no_record_is_not_believed(tmp_path, monkeypatch):
+def test_a_queue_entry_without_its_record_is_not_used_at_a_start(tmp_path, monkeypatch):
     monkeypatch.setattr("trioha.store.message_store.CHECKED_BYTES", 4_000)
     results = stored(tmp_path)
     for queue in (tmp_path / "consumequeue/Orders").iterdir():
@@ -193,7 +193,7 @@ def test_a_queue_entry_that_leads_to_no_record_is_not_believed(tmp_path, monkeyp
     store.close()
 
 
-def test_damage_behind_what_is_checked_is_cut_or_refused_as_ever(tmp_path, monkeypatch):
+def test_damage_after_the_checked_part_is_cut_or_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("trioha.store.message_store.CHECKED_BYTES", 10_000)
     results = stored(tmp_path)
     path = tmp_path / "commitlog" / f"{0:020d}"

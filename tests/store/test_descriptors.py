@@ -1,4 +1,4 @@
-"""What a store needs of the process's file descriptors, and what it does without any."""
+"""Number of file descriptors that a store needs, and its behaviour without any."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def open_descriptors(root: Path) -> int:
         try:
             count += str(descriptor.readlink()).startswith(f"{root}/")
         except FileNotFoundError:
-            # The one that the listing itself had.
+            # The descriptor of the listing itself.
             continue
     return count
 
 
 def path_of(fd: int) -> str:
-    """The file that a descriptor is for."""
+    """The path of the open file."""
     return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
@@ -95,7 +95,7 @@ def test_a_log_holds_no_descriptor_for_files_that_are_only_read(tmp_path):
     before = log_bytes(log)
     store.close()
     assert open_descriptors(tmp_path) == 0
-    # Just opened it holds the last log file's.
+    # After the opening only the last log file has one.
     for clean in (True, False):
         (tmp_path / "abort").unlink(missing_ok=True) if clean else (tmp_path / "abort").touch()
         again = many_files(tmp_path)
@@ -114,7 +114,7 @@ def test_a_stored_log_is_read_without_descriptors(tmp_path):
 
 
 class StoredLogOf:
-    """`ReadOnlyCommitLog.open`, as long as it is looked at."""
+    """`ReadOnlyCommitLog.open` as a context manager."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -126,7 +126,7 @@ class StoredLogOf:
         return
 
 
-def test_a_sync_reaches_its_file_whatever_became_of_it(tmp_path, monkeypatch):
+def test_a_sync_reaches_its_file_after_it_was_closed_moved_or_deleted(tmp_path, monkeypatch):
     log, _ = open_log(tmp_path / "log")
     log.append(message())
     path = log.files[0].path
@@ -134,7 +134,7 @@ def test_a_sync_reaches_its_file_whatever_became_of_it(tmp_path, monkeypatch):
     sync = log.sync_work(0, log.max_offset)
     log.archive(tmp_path / "aside")
     log.append(message())
-    # Descriptors that are opened now get other numbers than the one that the sync holds.
+    # Files that are opened now get other descriptors than the one that the sync holds.
     others = [os.open(tmp_path, os.O_RDONLY) for _ in range(10)]
     synced = []
     fdatasync = os.fdatasync
@@ -147,7 +147,7 @@ def test_a_sync_reaches_its_file_whatever_became_of_it(tmp_path, monkeypatch):
     assert open_descriptors(tmp_path) == 0
 
 
-def test_a_sync_that_never_ran_holds_nothing_once_the_log_is_closed(tmp_path):
+def test_a_sync_that_never_ran_holds_no_descriptor_after_the_log_is_closed(tmp_path):
     log, _ = open_log(tmp_path)
     log.append(message())
     log.sync_work(0, log.max_offset)
@@ -180,7 +180,7 @@ async def flushed(store: MessageStore) -> None:
 async def test_without_descriptors_what_is_stored_gets_on_disk_and_is_promised(tmp_path):
     store = open_store(tmp_path)
     store.commit_log.append(message())
-    # A worker thread is there before.
+    # Start a worker thread before.
     await trio.to_thread.run_sync(os.getpid)
     with no_descriptors_left():
         result = store.commit_log.append(message())
@@ -190,7 +190,7 @@ async def test_without_descriptors_what_is_stored_gets_on_disk_and_is_promised(t
     store.close()
 
 
-def test_without_descriptors_a_put_that_needs_a_file_is_refused_and_taken_later(tmp_path):
+def test_without_descriptors_a_put_that_needs_a_file_is_refused_and_accepted_later(tmp_path):
     log, _ = open_log(tmp_path)
     log.append(message(bytes(FILE_BYTES // 2)))
     before = log_bytes(log)
@@ -220,7 +220,7 @@ def test_a_file_whose_directory_could_not_be_synced_is_synced_when_it_is_tried_a
     log.close()
 
 
-async def test_without_descriptors_dispatch_goes_on_with_those_that_queues_have(tmp_path):
+async def test_without_descriptors_dispatch_goes_on_with_the_open_queue_files(tmp_path):
     store = open_store(tmp_path)
     log = store.commit_log
     for queue_id in range(20):
@@ -264,7 +264,7 @@ async def test_without_descriptors_queues_are_synced_later_and_the_checkpoint_wa
     assert not (tmp_path / "abort").exists()
 
 
-def test_a_queue_sync_that_never_ran_is_made_up_for_at_the_close(tmp_path, monkeypatch):
+def test_a_queue_sync_that_never_ran_is_done_at_the_close(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     store.commit_log.append(message())
     store.dispatcher.dispatch(store.commit_log.max_offset)
@@ -277,7 +277,7 @@ def test_a_queue_sync_that_never_ran_is_made_up_for_at_the_close(tmp_path, monke
     assert str(tmp_path / "consumequeue/Orders/0" / f"{0:020d}") in synced
 
 
-def test_a_close_without_descriptors_does_not_call_the_store_clean(tmp_path):
+def test_a_close_without_descriptors_leaves_abort(tmp_path):
     store = many_files(tmp_path, open_files_max=4)
     store.dispatcher.dispatch(store.commit_log.max_offset, records_max=10_000)
     with no_descriptors_left():
@@ -289,12 +289,12 @@ def test_a_close_without_descriptors_does_not_call_the_store_clean(tmp_path):
     assert not (tmp_path / "abort").exists()
 
 
-# -- what a sync asks for ----------------------------------------------------------------------------------
+# -- F_FULLFSYNC --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def full_sync(monkeypatch):
-    """A platform with F_FULLFSYNC; what was asked of it, and what it answers."""
+    """A platform with F_FULLFSYNC: the calls it received, and its answer."""
     asked: list[tuple[str, int]] = []
     answers: dict[str, int] = {}
 
@@ -335,7 +335,7 @@ def test_a_disk_that_fails_f_fullfsync_has_failed(full_sync):
     assert asked == [("F_FULLFSYNC", 7)]
 
 
-def test_everything_that_a_store_puts_on_disk_is_put_there_by_the_one_sync(tmp_path, full_sync):
+def test_all_syncs_of_a_store_go_through_one_module(tmp_path, full_sync):
     asked, _ = full_sync
     store = open_store(tmp_path)
     store.commit_log.append(message(properties=b"KEYS\x01key"))
@@ -404,8 +404,8 @@ def test_a_log_that_cannot_delete_its_first_file_is_as_it_was(tmp_path, monkeypa
     log.close()
 
 
-def test_an_oversized_log_is_mapped_where_python_keeps_a_descriptor_too(tmp_path, monkeypatch):
-    """Where a mapping cannot be put over another one, it is an ordinary one."""
+def test_a_log_is_mapped_also_where_python_keeps_a_descriptor(tmp_path, monkeypatch):
+    """Where a mapping cannot be put over another one, Python maps the file."""
     monkeypatch.setattr("trioha.store.mapping._MAP_NORESERVE", {})
     log, _ = open_log(tmp_path)
     assert isinstance(log, CommitLog)

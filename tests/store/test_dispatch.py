@@ -1,4 +1,4 @@
-"""Dispatch builds from a log what RocketMQ built, byte for byte, however it is cut, stopped or damaged."""
+"""Dispatch builds from a log the same files as RocketMQ, also if the log is cut, stopped or damaged."""
 
 import os
 
@@ -73,7 +73,7 @@ def test_a_rebuild_stopped_anywhere_goes_on_to_the_same_files(name, tmp_path):
     whole.dispatch_all()
     parts = None
     while parts is None or parts.dispatcher.position < log.max_offset:
-        # A new process each time, begun where its own files say.
+        # A new process each time, which starts where its own files end.
         queues_known = parts_of(log, tmp_path / "built", batch=batch_topics(name))
         position = start_position(log, queues_known.queues, clean_exit=True, checkpoint=Checkpoint())
         queues_known.close()
@@ -90,19 +90,19 @@ def test_a_rebuild_stopped_anywhere_goes_on_to_the_same_files(name, tmp_path):
     assert list(built.values()) == list(wanted.values())
 
 
-def test_nothing_behind_the_limit_is_dispatched(tmp_path):
+def test_no_record_after_the_limit_is_dispatched(tmp_path):
     log, results = filled(tmp_path, 30)
     parts = parts_of(log, tmp_path / "store")
     limit = results[10].end_offset
     assert parts.dispatcher.dispatch(limit, records_max=100) == 11
     assert parts.dispatcher.position == limit
     assert parts.dispatcher.dispatch(limit, records_max=100) == 0
-    # A limit inside of a record waits for the record's end, and is no fault.
+    # At a limit inside of a record dispatch waits for the record's end, without a fault.
     assert parts.dispatcher.dispatch(limit + 50, records_max=100) == 0
     assert (parts.dispatcher.position, parts.dispatcher.faults) == (limit, 0)
 
 
-async def test_whoever_waits_for_an_offset_is_woken_by_dispatch(tmp_path, nursery):
+async def test_dispatch_wakes_a_task_that_waits_for_its_offset(tmp_path, nursery):
     log, results = filled(tmp_path, 3)
     parts = parts_of(log, tmp_path / "store")
     woken = []
@@ -183,7 +183,7 @@ def test_tags_and_keys_are_those_that_the_broker_parses(tmp_path_factory, proper
     parts.close()
 
 
-# -- what is not there ---------------------------------------------------------------------------------------
+# -- without a queue -----------------------------------------------------------------------------------------
 
 
 def test_without_an_index_only_queues_are_built(tmp_path):
@@ -194,11 +194,11 @@ def test_without_an_index_only_queues_are_built(tmp_path):
     assert not (tmp_path / "store/index").exists()
 
 
-def test_topics_that_cannot_be_folders_are_counted_and_passed(tmp_path):
+def test_records_of_topics_that_cannot_be_folders_are_counted_and_passed(tmp_path):
     log, _ = open_log(tmp_path / "log")
     for topic in ("..x..xescape", "fine", "axb"):
         log.append(message(topic=topic))
-    # A topic has no checksum: a replica takes what its master sends.
+    # A topic has no checksum: a replica appends the bytes of its master.
     view = log.files[0].view
     view[: log.max_offset] = (
         bytes(view[: log.max_offset])
@@ -224,7 +224,7 @@ def test_topics_that_cannot_be_folders_are_counted_and_passed(tmp_path):
 )
 def test_multi_dispatch_that_does_not_fit_is_counted_and_the_main_queue_is_right(properties, tmp_path):
     log, _ = open_log(tmp_path / "log")
-    # As a log that a RocketMQ master has written.
+    # As in the log of a RocketMQ master.
     log.append(message(properties=properties))
     settings = DispatchSettings(enable_lmq=True, enable_multi_dispatch=True)
     parts = parts_of(log, tmp_path / "store", settings=settings)
@@ -237,7 +237,7 @@ def test_multi_dispatch_that_does_not_fit_is_counted_and_the_main_queue_is_right
 
 
 def filled(tmp_path, count, *, body_bytes=100, directory="log"):
-    """A log with `count` messages of one queue, and where they are."""
+    """A log with `count` messages of one queue, and their results."""
     log, _ = open_log(tmp_path / directory)
     results = [
         log.append(message(bytes(body_bytes), properties=f"KEYS\x01k{number}\x02TAGS\x01t".encode()))
@@ -268,7 +268,7 @@ def test_a_whole_record_that_is_wrong_inside_is_passed_by_its_size(is_slave, tmp
     assert queue.entry(5).physical_offset == results[5].physical_offset
 
 
-def test_behind_an_unreadable_record_a_master_goes_on_with_the_next_file(tmp_path):
+def test_after_an_unreadable_record_a_master_dispatches_the_next_file(tmp_path):
     log, results = filled(tmp_path, 60, body_bytes=3000)
     damage(log, results[2].physical_offset, b"\xff" * 8)
     parts = parts_of(log, tmp_path / "store")
@@ -283,7 +283,7 @@ def test_behind_an_unreadable_record_a_master_goes_on_with_the_next_file(tmp_pat
     assert first_of_next.physical_offset in offsets
 
 
-def test_at_an_unreadable_record_a_slave_waits_until_it_is_readable_or_it_is_master(tmp_path):
+def test_a_slave_waits_at_an_unreadable_record_until_it_is_readable(tmp_path):
     log, results = filled(tmp_path, 5)
     bad = results[3].physical_offset
     good = bytes(log.read(bad, 8))
@@ -298,7 +298,7 @@ def test_at_an_unreadable_record_a_slave_waits_until_it_is_readable_or_it_is_mas
     assert (dispatcher.position, dispatcher.stuck_at, dispatcher.faults) == (log.max_offset, -1, 1)
 
 
-def test_a_promoted_slave_goes_on_behind_the_record_it_waited_at(tmp_path):
+def test_a_promoted_slave_dispatches_on_after_the_record_it_waited_at(tmp_path):
     log, results = filled(tmp_path, 5)
     damage(log, results[3].physical_offset, b"\xff" * 8)
     slave = parts_of(log, tmp_path / "store", settings=DispatchSettings(is_slave=True))
@@ -352,7 +352,7 @@ def test_damaged_logs_are_dispatched_to_their_end_or_to_where_a_slave_waits(
 # -- disk, restarts, cuts ------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_stops_dispatch_and_space_lets_it_go_on_to_the_same_files(tmp_path, monkeypatch):
+def test_a_full_disk_stops_dispatch_until_there_is_space_with_the_same_files(tmp_path, monkeypatch):
     log, _ = open_log(tmp_path / "log")
     for number in range(100):
         log.append(message(queue_id=number % 4, properties=f"KEYS\x01k{number % 7}".encode()))
@@ -383,7 +383,7 @@ def test_a_full_disk_stops_dispatch_and_space_lets_it_go_on_to_the_same_files(tm
     assert list(files_below(tmp_path / "store").values()) == list(files_below(tmp_path / "whole").values())
 
 
-def test_after_a_cut_of_the_log_queues_and_index_are_those_of_what_is_there(tmp_path):
+def test_after_a_cut_queues_and_index_are_those_of_the_log_that_is_left(tmp_path):
     log, results = filled(tmp_path, 60)
     parts = parts_of(log, tmp_path / "store")
     parts.dispatch_all()
@@ -416,9 +416,9 @@ def test_dispatch_begins_where_the_stop_allows(tmp_path):
     known = results[49].end_offset
     assert start() == known
     assert start(redispatch_from=400) == 400
-    # Unclean, and the checkpoint knows nothing: all of it.
+    # Unclean, with an empty checkpoint: all of it.
     assert start(clean_exit=False) == 0
-    # Unclean, all files were begun long before what is on disk: the newest file that queues reach.
+    # Unclean, all files began long before the checkpoint: the newest file that the queues reach.
     later = results[-1].store_timestamp_ms + 10_000
     safe = Checkpoint(physic_msg_timestamp_ms=later, logics_msg_timestamp_ms=later)
     assert start(clean_exit=False, checkpoint=safe) == 2 * FILE_BYTES

@@ -27,10 +27,10 @@ def store(tmp_path):
     store.close()
 
 
-async def test_what_is_appended_is_dispatched_and_on_disk_soon(store, tmp_path, nursery, autojump_clock):
-    told = []
+async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, nursery, autojump_clock):
+    reports = []
     service = DispatchService(
-        store, sync_flush=False, on_dispatched=lambda *what: told.append(what), sync=at_once
+        store, sync_flush=False, on_dispatched=lambda *what: reports.append(what), sync=at_once
     )
     nursery.start_soon(service.run)
     for number in range(5):
@@ -40,12 +40,12 @@ async def test_what_is_appended_is_dispatched_and_on_disk_soon(store, tmp_path, 
     assert trio.current_time() < 0.1
     await trio.sleep(2)
     assert store.queue_sync_work() is None
-    # Not of every record, but of the last one in the end.
-    assert (told[-1][0], sum(records for _, records in told), len(told)) == (result.end_offset, 5, 2)
+    # Not for every record, but finally for the last one.
+    assert (reports[-1][0], sum(records for _, records in reports), len(reports)) == (result.end_offset, 5, 2)
     assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
 
 
-async def test_with_sync_flush_nothing_is_shown_before_it_is_on_disk(store, nursery, autojump_clock):
+async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(store, nursery, autojump_clock):
     nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
     first = store.commit_log.append(message())
     second = store.commit_log.append(message())
@@ -59,7 +59,7 @@ async def test_with_sync_flush_nothing_is_shown_before_it_is_on_disk(store, nurs
     assert store.reads.max_offset("Orders", 0) == 2
 
 
-async def test_a_disk_that_takes_no_queue_stops_dispatch_only_as_long(
+async def test_a_disk_that_refuses_queue_files_stops_dispatch_until_it_accepts_them(
     store, nursery, autojump_clock, monkeypatch
 ):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
@@ -79,7 +79,7 @@ async def test_a_disk_that_takes_no_queue_stops_dispatch_only_as_long(
     assert store.reads.max_offset("Orders", 0) == 1
 
 
-async def test_a_master_that_starts_on_a_full_disk_takes_puts_when_its_queues_are_complete(
+async def test_a_master_that_starts_on_a_full_disk_accepts_puts_when_its_queues_are_complete(
     tmp_path, nursery, autojump_clock, monkeypatch
 ):
     store = open_store(tmp_path)
@@ -110,9 +110,7 @@ async def test_a_master_that_starts_on_a_full_disk_takes_puts_when_its_queues_ar
     store.close()
 
 
-async def test_a_failed_sync_of_queues_ends_the_node_and_no_close_calls_the_store_clean(
-    tmp_path, autojump_clock
-):
+async def test_a_failed_sync_of_queues_ends_the_node_and_a_close_leaves_abort(tmp_path, autojump_clock):
     store = open_store(tmp_path)
     store.commit_log.append(message())
 
@@ -126,15 +124,13 @@ async def test_a_failed_sync_of_queues_ends_the_node_and_no_close_calls_the_stor
     assert (tmp_path / "abort").exists()
 
 
-async def test_the_end_of_a_burst_is_told_as_soon_as_a_report_may_follow_the_one_before(
-    store, nursery, autojump_clock
-):
-    told = []
+async def test_the_end_of_a_burst_is_reported_as_soon_as_the_interval_allows(store, nursery, autojump_clock):
+    reports = []
     service = DispatchService(
         store,
         sync_flush=False,
         sync=at_once,
-        on_dispatched=lambda offset, records: told.append((offset, records, trio.current_time())),
+        on_dispatched=lambda offset, records: reports.append((offset, records, trio.current_time())),
     )
     nursery.start_soon(service.run)
     await trio.sleep(0.3)
@@ -143,14 +139,14 @@ async def test_the_end_of_a_burst_is_told_as_soon_as_a_report_may_follow_the_one
         ends.append(store.commit_log.append(message()).end_offset)
         await trio.sleep(0.005)
     await trio.sleep(PROGRESS_INTERVAL_S)
-    (first, last) = told
+    (first, last) = reports
     assert (first[:2], last[:2]) == ((ends[0], 1), (ends[-1], 4))
     assert last[2] - first[2] == pytest.approx(PROGRESS_INTERVAL_S)
     await trio.sleep(10)
-    assert len(told) == 2
+    assert len(reports) == 2
 
 
-async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, nursery, autojump_clock):
+async def test_an_archived_log_deletes_its_queues(store, tmp_path, nursery, autojump_clock):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
     for number in range(50):
         store.commit_log.append(message(properties=b"KEYS\x01k%d\x02" % number))
@@ -166,7 +162,7 @@ async def test_a_log_that_is_set_aside_takes_its_queues_along(store, tmp_path, n
     assert (store.reads.max_offset("Orders", 0), store.reads.max_offset("Other", 0)) == (0, 1)
 
 
-async def test_a_log_that_begins_anew_is_dispatched_as_soon_as_it_has_a_record(
+async def test_a_log_that_restarted_is_dispatched_from_its_first_record_on(
     store, tmp_path, nursery, autojump_clock
 ):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
@@ -180,7 +176,7 @@ async def test_a_log_that_begins_anew_is_dispatched_as_soon_as_it_has_a_record(
     assert store.dispatcher.position == result.end_offset
 
 
-async def test_queues_are_built_again_at_once_where_a_log_could_not_be_set_aside(
+async def test_queues_are_built_again_at_once_if_a_log_could_not_be_archived(
     store, tmp_path, nursery, autojump_clock
 ):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
@@ -196,7 +192,7 @@ async def test_queues_are_built_again_at_once_where_a_log_could_not_be_set_aside
 
 
 @pytest.mark.parametrize("is_slave", [True, False])
-async def test_only_a_slave_that_is_being_filled_leaves_the_thread_to_replication(
+async def test_only_a_slave_that_is_catching_up_dispatches_in_shorter_slices(
     tmp_path, nursery, autojump_clock, is_slave
 ):
     store = open_store(tmp_path, dispatch=DispatchSettings(is_slave=is_slave))
@@ -219,7 +215,7 @@ async def test_only_a_slave_that_is_being_filled_leaves_the_thread_to_replicatio
     store.close()
 
 
-async def test_puts_are_taken_as_soon_as_queues_that_could_not_be_read_can_be(
+async def test_puts_are_accepted_as_soon_as_the_queues_can_be_read(
     tmp_path, nursery, autojump_clock, monkeypatch
 ):
     store = open_store(tmp_path)
@@ -229,7 +225,7 @@ async def test_puts_are_taken_as_soon_as_queues_that_could_not_be_read_can_be(
 
     def refuse(queues, offset):
         calls.append(trio.current_time())
-        # The first is the start's own, which has to know where queues begin.
+        # The first read is the start's own, to find where the queues begin.
         if 1 < len(calls) < 5:
             raise StoreError("cannot be read: Too many open files", path=tmp_path)
         real(queues, offset)

@@ -1,4 +1,4 @@
-"""Whatever call to the disk fails, and however often: afterwards queues and index are what they would be."""
+"""Any call to the disk may fail, any number of times: queues and index are the same afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHAPE = IndexShape(hash_slots=7, index_num=9)
 
 
 class Disk:
-    """Fails the calls to it whose number is in `failing`."""
+    """A disk that fails the calls whose number is in `failing`."""
 
     def __init__(self, failing: Collection[int] = ()) -> None:
         self.failing = failing
@@ -70,7 +70,7 @@ def stored(folder: Path) -> CommitLog:
     log = close_after_test(open_log(folder)[0])
     log.queue_offsets["Late", 0] = 13
     for number in range(32):
-        # A key that is there twice has the same hash twice.
+        # A key that occurs twice has the same hash twice.
         properties = f"UNIQ_KEY\x01key{number}\x02KEYS\x01key{number} other\x02TAGS\x01tag".encode()
         topic = ("Orders", "Orders", BATCH_TOPIC, "Late")[number % 4]
         if number == 27:
@@ -98,7 +98,7 @@ def built(folder: Path) -> tuple[dict[str, bytes], list[bytes]]:
 
 
 def dispatch(made: Parts, disk: Disk, sizes: Iterator[int]) -> int:
-    """Dispatch all, again after each error; how many errors there were. The parts are closed."""
+    """Dispatch all, again after each error; returns the number of errors. The parts are closed."""
     errors = 0
     with disk.in_use():
         while made.dispatcher.position < made.log.max_offset:
@@ -128,7 +128,7 @@ def forever(size: int) -> Iterator[int]:
 
 @pytest.fixture
 def undisturbed(tmp_path):
-    """The log, what is built from it, and how many calls to the disk that takes."""
+    """The log, the files built from it, and the number of calls to the disk."""
     log = stored(tmp_path / "log")
     disk = Disk()
     assert dispatch(parts(log, tmp_path / "whole"), disk, forever(512)) == 0
@@ -166,8 +166,8 @@ def test_any_calls_may_fail_in_batches_of_any_size(tmp_path_factory, failing, si
         assert built(folder / "torn") == built(folder / "whole")
 
 
-def test_after_a_failed_write_a_start_finds_what_counts_and_no_more(undisturbed, tmp_path):
-    """As after a crash in the middle: what the failed write left is no entry of its own."""
+def test_after_a_failed_write_a_start_finds_only_flushed_entries(undisturbed, tmp_path):
+    """As after a crash in the middle: bytes of the failed write are not an entry."""
     log, expected, calls = undisturbed
     for first in range(calls):
         folder = tmp_path / f"{first}"

@@ -1,4 +1,4 @@
-"""Flush and the file made ahead, in virtual time: the disk is a port that the tests play."""
+"""Flush and preallocation in virtual time: tests replace the port to the disk."""
 
 import errno
 
@@ -22,7 +22,7 @@ def store(tmp_path):
 
 
 class Disk:
-    """Takes its time, and may fail."""
+    """A disk whose syncs last a while and may fail."""
 
     def __init__(self, *, seconds=0.0, error=None):
         self.seconds = seconds
@@ -60,7 +60,7 @@ async def test_one_sync_serves_all_puts_that_came_during_the_one_before(store, a
         nursery.cancel_scope.cancel()
 
 
-async def test_async_flush_syncs_what_is_new_every_interval_and_rests_when_nothing_is(store, autojump_clock):
+async def test_async_flush_syncs_new_bytes_every_interval_and_nothing_else(store, autojump_clock):
     log, disk = store.commit_log, Disk()
     started = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def test_async_flush_syncs_a_log_that_grows_by_files_before_its_time(store
     assert log.max_offset - log.flushed.offset <= 3 * FILE_BYTES
 
 
-async def test_nothing_counts_as_flushed_before_the_disk_has_answered(store, autojump_clock):
+async def test_no_byte_counts_as_flushed_before_the_sync_has_returned(store, autojump_clock):
     log = store.commit_log
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service(store, Disk(seconds=3.0), sync_flush=True).run)
@@ -112,7 +112,7 @@ async def test_a_failed_sync_ends_the_service_with_the_offset_and_promises_nothi
     assert log.flushed.offset == 0
 
 
-async def test_the_real_disk_is_synced_in_a_thread_and_noted_in_the_checkpoint(store):
+async def test_the_real_disk_is_synced_in_a_thread_and_the_checkpoint_updated(store):
     log = store.commit_log
     stored = log.append(message())
     flush = FlushService(store, sync_flush=True, interval_s=0.5, on_flushed=lambda *_: None)
@@ -123,7 +123,7 @@ async def test_the_real_disk_is_synced_in_a_thread_and_noted_in_the_checkpoint(s
     assert found.physic_msg_timestamp_ms == stored.store_timestamp_ms
 
 
-async def test_a_log_that_begins_anew_during_a_sync_is_not_called_flushed(store, autojump_clock):
+async def test_a_log_that_restarts_during_a_sync_does_not_count_as_flushed(store, autojump_clock):
     log = store.commit_log
     log.start_at(FILE_BYTES)
     async with trio.open_nursery() as nursery:
@@ -136,7 +136,7 @@ async def test_a_log_that_begins_anew_during_a_sync_is_not_called_flushed(store,
         nursery.cancel_scope.cancel()
 
 
-async def test_a_log_that_begins_anew_is_flushed_from_its_first_record_on(store, autojump_clock):
+async def test_a_log_that_restarted_is_flushed_from_its_first_record_on(store, autojump_clock):
     log, disk = store.commit_log, Disk()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service(store, disk, sync_flush=True).run)
@@ -152,7 +152,7 @@ async def test_a_log_that_begins_anew_is_flushed_from_its_first_record_on(store,
         nursery.cancel_scope.cancel()
 
 
-async def test_a_log_that_cannot_be_set_aside_stays_as_it_was(store, autojump_clock, monkeypatch):
+async def test_a_log_that_cannot_be_archived_stays_as_it_was(store, autojump_clock, monkeypatch):
     log = store.commit_log
     for _ in range(10):
         log.append(message())
@@ -167,7 +167,7 @@ async def test_a_log_that_cannot_be_set_aside_stays_as_it_was(store, autojump_cl
         log.archive(log.directory.with_name("aside"))
     assert (log_bytes(log), sorted(path.name for path in log.directory.iterdir())) == (before, files)
     assert not log.directory.with_name("aside").exists()
-    # Whoever builds from the log has to begin anew.
+    # Dispatch has to begin anew.
     assert dispatched.result is REWOUND
 
 
@@ -195,7 +195,7 @@ async def test_the_next_file_is_made_when_the_last_is_half_full(tmp_path):
     log.close()
 
 
-async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeypatch, autojump_clock):
+async def test_a_failed_preallocation_is_tried_again(tmp_path, monkeypatch, autojump_clock):
     log, _ = open_log(tmp_path)
     log.append(message(bytes(FILE_BYTES // 2)))
     create = MappedFile.create
@@ -224,7 +224,7 @@ async def test_a_file_that_cannot_be_made_ahead_is_tried_again(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("has_preallocated", [False, True])
-async def test_a_log_that_begins_anew_gets_its_next_file_made_ahead(
+async def test_a_log_that_restarted_gets_its_next_file_preallocated(
     tmp_path, monkeypatch, autojump_clock, has_preallocated
 ):
     log, _ = open_log(tmp_path / "commitlog")

@@ -51,13 +51,13 @@ def test_many_hashes_at_once_equal_the_loop(keys):
     )
 )
 @settings(max_examples=200)
-def test_hashes_behind_a_prefix_equal_those_of_the_whole(pairs):
+def test_hashes_with_a_prefix_equal_those_of_the_whole(pairs):
     prefixes = java_hashes([prefix.encode() for prefix, _ in pairs])
     found = java_hashes_with_prefix(prefixes, [key.encode() for _, key in pairs])
     assert found == [loop_hash(prefix + key) for prefix, key in pairs]
 
 
-def test_more_keys_than_one_fold_takes_hash_the_same():
+def test_more_keys_than_are_hashed_at_once_hash_the_same():
     keys = [f"order-{number}" for number in range(5000)]
     assert java_hashes([key.encode() for key in keys]) == [loop_hash(key) for key in keys]
     assert java_hashes([b"x" * 40_000]) == [loop_hash("x" * 40_000)]
@@ -74,7 +74,7 @@ def test_index_hashes_are_absolute_and_the_lowest_number_gives_zero():
     ]
 
 
-def test_delay_levels_clamp_and_refuse_what_is_no_delay():
+def test_delay_levels_clamp_and_refuse_malformed_delays():
     levels = DelayLevels()
     assert levels.max_level == 18
     assert levels.tags_code("1", store_timestamp_ms=5) == 1005
@@ -103,7 +103,7 @@ def test_recorded_index_files_answer_as_rocketmq_does(name, tmp_path):
     assert files_below(root / "index") == before
 
 
-def test_after_an_unclean_stop_unsafe_files_are_deleted_and_their_begin_is_told(tmp_path):
+def test_after_an_unclean_stop_unsafe_files_are_deleted_and_their_first_offset_is_returned(tmp_path):
     root = copy_store("store-5.3.3", tmp_path, kind="crash-store")
     files = sorted((root / "index").iterdir())
     whole, _ = IndexService.open(root, RECORDED_INDEX)
@@ -171,11 +171,11 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
             same_hash = [row for row in rows if loop_hash(f"T#{row[0]}") == loop_hash(f"T#{key}")]
             found = offsets_of(index, "T", key)
             assert found == [offset for _, offset, _ in reversed(same_hash)]
-            # Times are kept in whole seconds from the file's begin: exact to a second.
+            # Times are stored in whole seconds from the file's first time: exact to a second.
             inside = offsets_of(index, "T", key, begin_ms=begin, end_ms=begin + span)
             sure = {o for _, o, time in same_hash if begin + 1000 <= time <= begin + span}
             may = {o for _, o, time in same_hash if begin <= time <= begin + span + 1000}
-            # The first key of a further file counts its time from the end of the file before, as RocketMQ's.
+            # The first key of another file counts its time from the end of the file before, as in RocketMQ.
             first = {offset for _, offset, _ in rows[9::9]}
             assert sure - first <= set(inside) <= may | first
     index.close()
@@ -206,7 +206,7 @@ def test_files_do_not_depend_on_how_puts_are_batched(tmp_path_factory, keys, bat
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def test_names_are_local_time_and_always_grow(tmp_path):
+def test_index_file_names_are_local_time_and_always_grow(tmp_path):
     moments = iter([1_700_000_000_123, 1_700_000_000_123, 1_600_000_000_000])
     index = service(tmp_path, now_ms=lambda: next(moments), shape=IndexShape(hash_slots=3, index_num=2))
     for number in range(3):
@@ -216,7 +216,7 @@ def test_names_are_local_time_and_always_grow(tmp_path):
     assert names == [f"{first}123", f"{first}124", f"{first}125"]
 
 
-def test_a_record_behind_a_full_file_makes_the_next_one_without_any_key(tmp_path):
+def test_a_record_after_a_full_file_makes_the_next_one_without_any_key(tmp_path):
     index = service(tmp_path)
     for number in range(9):
         put(index, "k", number + 1, 1000 + number)
@@ -275,7 +275,7 @@ def entries(index):
 
 
 @pytest.mark.parametrize("offsets", [range(100, 1000, 100), [*range(100, 1000, 100), 900]])
-def test_the_last_record_put_again_is_known_though_its_file_is_full(tmp_path, offsets):
+def test_the_last_record_put_again_is_recognized_though_its_file_is_full(tmp_path, offsets):
     # Nine keys fill a file: the last record's are in it, or some of them in the next one.
     index = service(tmp_path)
     hashes = java_hashes([f"T#{number}".encode() for number in range(len(offsets))])
@@ -285,7 +285,7 @@ def test_the_last_record_put_again_is_known_though_its_file_is_full(tmp_path, of
     index.close()
     index = service(tmp_path)
     files = len(index.files)
-    # After a start dispatch begins before what the index has: records that are in it bring no keys at first.
+    # After a start dispatch begins before the index ends: records that are in it bring no keys at first.
     index.put([], [], [], last_record_offset=offsets[-2])
     last = [at for at, offset in enumerate(offsets) if offset == offsets[-1]]
     index.put(
@@ -298,7 +298,7 @@ def test_the_last_record_put_again_is_known_though_its_file_is_full(tmp_path, of
     assert len(index.files) == files
 
 
-def test_a_cut_deletes_files_that_know_lost_records_and_says_where_they_began(tmp_path):
+def test_a_cut_deletes_files_with_lost_records_and_returns_where_they_began(tmp_path):
     index = service(tmp_path)
     for number in range(30):
         put(index, "k", number * 10, 1000)
@@ -306,7 +306,7 @@ def test_a_cut_deletes_files_that_know_lost_records_and_says_where_they_began(tm
     assert index.cut(150) == 90
     assert [file.end_physical_offset for file in index.files] == [80]
     assert offsets_of(index, "T", "k") == list(range(80, -1, -10))
-    # The last record known starts at the cut: it is lost, too.
+    # The last indexed record starts at the cut: it is lost, too.
     assert index.cut(80) == 0
     assert index.files == ()
 
@@ -338,7 +338,7 @@ def test_a_full_disk_is_an_error_and_the_same_keys_can_be_put_again(tmp_path, mo
     assert offsets_of(index, "T", "b") == [2]
 
 
-def test_a_new_file_that_finds_no_space_leaves_none(tmp_path, monkeypatch):
+def test_a_queue_file_without_space_is_not_left_on_disk(tmp_path, monkeypatch):
     def full(*_args):
         raise OSError(28, "No space left on device")
 
@@ -378,8 +378,8 @@ def test_damaged_files_answer_and_grow_without_a_crash(tmp_path_factory, noise, 
     path = index.files[0].path
     index.close()
     data = bytearray(path.read_bytes())
-    piece = noise[: len(data) - at]
-    data[at : at + len(piece)] = piece
+    part = noise[: len(data) - at]
+    data[at : at + len(part)] = part
     path.write_bytes(data)
     file = IndexFile.open(path, SMALL)
     for hashed in key_hashes(java_hashes([b"T#k", b"T#l", b"T#m"])):

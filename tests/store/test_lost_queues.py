@@ -1,4 +1,4 @@
-"""Queues that are gone at a start are built again, all of them or some."""
+"""Queues that are missing at a start are built again, all of them or some."""
 
 import shutil
 
@@ -41,7 +41,7 @@ def test_lost_queues_are_built_again_before_the_first_put(tmp_path, stop, lost):
 
 def test_a_deleted_topic_does_not_come_back(tmp_path):
     store = filled(tmp_path)
-    # What is behind the last record that any queue knows is dispatched again: let that be another topic's.
+    # Records after the last one in any queue are dispatched again anyhow: let them be another topic's.
     store.commit_log.append(message(topic="T0"))
     store.dispatcher.dispatch(store.commit_log.max_offset)
     store.queue_sync_work()()
@@ -54,7 +54,7 @@ def test_a_deleted_topic_does_not_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"T0": 1}', b"\xff"])
-def test_a_list_that_cannot_be_understood_names_no_queue(tmp_path, content):
+def test_a_manifest_that_cannot_be_parsed_names_no_queue(tmp_path, content):
     store = filled(tmp_path)
     store.close()
     (tmp_path / FILE_NAME).write_bytes(content)

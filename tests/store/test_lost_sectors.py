@@ -1,4 +1,4 @@
-"""What a power loss leaves of an append: any of its sectors, in any combination."""
+"""A power loss keeps any combination of an append's sectors."""
 
 from itertools import product
 
@@ -50,13 +50,13 @@ def lose(log: CommitLog, sectors: list[int]) -> None:
 
 @pytest.mark.parametrize("first_body_bytes", [0, 37, 330, 411, 420, 421, 423])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_whatever_sectors_are_lost_only_what_was_written_is_left(tmp_path, shape, first_body_bytes):
+def test_after_any_loss_of_sectors_only_written_records_are_left(tmp_path, shape, first_body_bytes):
     log, _ = open_log(tmp_path)
     appended(log, [message(bytes([1]) * first_body_bytes)])
     flushed = log.max_offset
     appended(log, SHAPES[shape])
     written = log_bytes(log)
-    # The sector that was being flushed last is whole: writing it again changes what is behind the flush.
+    # The sector that was flushed last is whole: only its bytes after the flush change.
     first = flushed - flushed % SECTOR_BYTES
     sectors = range(first, log.max_offset, SECTOR_BYTES)
     image = bytes(log.files[0].view[: sectors.stop])
@@ -100,7 +100,7 @@ def test_records_of_any_length_are_whole_or_cut(tmp_path_factory, bodies, proper
 
 
 def zeros_in_a_property(log: CommitLog) -> None:
-    """Two messages that a producer may send, the second with zeros that fill whole sectors."""
+    """Two legal messages, the second with zeros that fill whole sectors."""
     appended(log, [message(b"x"), message(b"y", properties=b"a\x01" + bytes(1500) + b"\x02")])
 
 
@@ -128,7 +128,7 @@ def test_zeros_that_fill_no_sector_are_kept(tmp_path):
     assert (again.max_offset, recovered.cut_bytes, recovered.records) == (log.max_offset, 0, 8)
 
 
-def test_a_sector_lost_from_properties_is_named_and_what_follows_is_cut(tmp_path):
+def test_a_sector_lost_from_properties_cuts_the_log_there(tmp_path):
     log, _ = open_log(tmp_path)
     appended(log, [message(b"x"), message(b"y", properties=properties(1500)), message(b"z")])
     first_end = 91 + 1 + len("Orders")

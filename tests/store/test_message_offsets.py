@@ -58,10 +58,10 @@ def test_every_recorded_message_gets_the_offsets_that_rocketmq_gave_it(name, tmp
     }[name]  # fmt: skip
 
 
-def test_an_inner_batch_takes_as_many_queue_offsets_as_it_has_messages(tmp_path):
+def test_a_batch_takes_as_many_queue_offsets_as_it_has_messages(tmp_path):
     log, _ = open_log(tmp_path)
     log.append(message())
-    # What a producer says of its base does not count.
+    # A producer's own INNER_BASE is dropped.
     batch = log.append(
         message(sys_flag=0xC0, properties=b"INNER_BASE\x0177\x02INNER_NUM\x015\x02TAGS\x01a\x02")
     )
@@ -74,7 +74,7 @@ def test_an_inner_batch_takes_as_many_queue_offsets_as_it_has_messages(tmp_path)
     ("sys_flag", "number"),
     [(0, "3"), (INNER_BATCH, "0"), (INNER_BATCH, "-1"), (INNER_BATCH, "x"), (INNER_BATCH, "9" * 20)],
 )
-def test_a_batch_that_does_not_say_well_what_it_is_stores_nothing(tmp_path, sys_flag, number):
+def test_a_batch_with_a_malformed_inner_num_is_not_stored(tmp_path, sys_flag, number):
     log, _ = open_log(tmp_path)
     result = log.append(message(sys_flag=sys_flag, properties=f"INNER_NUM\x01{number}\x02".encode()))
     assert result.status is PutStatus.MESSAGE_ILLEGAL
@@ -87,30 +87,30 @@ def dispatched(log, names, *, topic="Orders", queue_id=3):
     return stored(log, log.append(message(topic=topic, queue_id=queue_id, properties=properties)))[0]
 
 
-def test_further_queues_are_counted_one_by_one(tmp_path):
+def test_other_queues_are_counted_one_by_one(tmp_path):
     log, _ = open_log(tmp_path)
     log.multi_dispatch = LIGHT
     asked = ["%LMQ%a,%LMQ%b", "%LMQ%b", "%LMQ%b,Other,%LMQ%a"]
     assert [dispatched(log, names)["INNER_MULTI_QUEUE_OFFSET"] for names in asked] == ["0,0", "1", "2,0,1"]
-    # A light queue is number 0, any other has the message's number.
+    # A light queue has queue id 0, any other the message's.
     assert log.queue_offsets == {
         ("Orders", 3): 3, ("%LMQ%a", 0): 2, ("%LMQ%b", 0): 3, ("Other", 3): 1,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%group", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
-def test_system_topics_are_not_dispatched_further(tmp_path, topic):
+def test_messages_of_system_topics_enter_no_other_queues(tmp_path, topic):
     log, _ = open_log(tmp_path)
     log.multi_dispatch = LIGHT
     assert "INNER_MULTI_QUEUE_OFFSET" not in dispatched(log, "%LMQ%a", topic=topic)
 
 
-def test_without_the_setting_nothing_is_given(tmp_path):
+def test_without_multi_dispatch_no_offsets_are_assigned(tmp_path):
     log, _ = open_log(tmp_path)
     assert dispatched(log, "%LMQ%a") == {"INNER_MULTI_DISPATCH": "%LMQ%a"}
 
 
-def test_a_refused_message_takes_no_offset_of_a_further_queue(tmp_path):
+def test_a_refused_message_takes_no_offset_of_another_queue(tmp_path):
     log, _ = open_log(tmp_path)
     log.multi_dispatch = LIGHT
     names = b"INNER_MULTI_DISPATCH\x01" + b",".join(b"%%LMQ%%%d" % number for number in range(3000)) + b"\x02"

@@ -18,7 +18,7 @@ ALL = ReadLimits(messages_max=1000, bytes_max=1 << 30)
 
 
 def recorded(name, tmp_path):
-    """A reader on a recorded store as it was left."""
+    """A reader on a recorded store, unchanged."""
     root = copy_store(name, tmp_path)
     log, _ = open_log(root / "commitlog")
     parts = parts_of(
@@ -29,7 +29,7 @@ def recorded(name, tmp_path):
 
 
 def small(tmp_path, tags=(), *, body_bytes=100, queue_settings=None):
-    """A reader on a store with one queue and a message for each tag, and where the messages are."""
+    """A reader on a store with one queue and a message for each tag, and the put results."""
     log, _ = open_log(tmp_path / "log")
     results = [
         log.append(message(bytes(body_bytes), properties=f"TAGS\x01{tag}\x02KEYS\x01k{number}".encode()))
@@ -92,7 +92,7 @@ def test_statuses_are_those_of_the_broker(tmp_path):
     assert (found.status, found.messages, found.next_begin_offset) == (GetStatus.FOUND, 20, 45)
 
 
-def test_limits_of_messages_and_bytes_hold_and_one_message_always_comes(tmp_path):
+def test_limits_of_messages_and_bytes_hold_and_one_message_is_always_returned(tmp_path):
     reader, _, results = small(tmp_path, ["t"] * 50)
     size = results[0].size
 
@@ -118,10 +118,10 @@ def test_records_are_views_of_the_log_and_not_copies(tmp_path):
     assert record[90] == 0xFF
 
 
-def test_tags_are_matched_by_code_and_what_was_passed_is_not_asked_for_again(tmp_path):
+def test_tags_are_matched_by_code_and_the_next_offset_is_after_the_last_checked_entry(tmp_path):
     reader, _, _ = small(tmp_path, ["Aa", "x", "BB", "y"] * 30)
     found = reader.get("Orders", 0, 1, limits=ALL, tag_codes=[java_hash("Aa")])
-    # Two tags with one code: the consumer tells them apart.
+    # Two tags with one code: the consumer compares them.
     assert java_hash("Aa") == java_hash("BB")
     assert found.queue_offsets == tuple(number for number in range(1, 120) if number % 2 == 0)
     assert found.next_begin_offset == 120
@@ -137,7 +137,7 @@ def test_tags_with_negative_codes_are_found(tmp_path):
     assert reader.get("Orders", 0, 0, tag_codes=[java_hash("polygenelubricants")]).queue_offsets == (1,)
 
 
-def test_a_search_for_rare_tags_ends_and_says_where_to_go_on(tmp_path):
+def test_a_search_for_rare_tags_is_bounded_and_returns_the_next_offset(tmp_path):
     count = SCAN_ENTRIES_MAX + 50
     reader, _, _ = small(
         tmp_path, ["t"] * (count - 1) + ["rare"], body_bytes=1, queue_settings=ConsumeQueueSettings()
@@ -148,7 +148,7 @@ def test_a_search_for_rare_tags_ends_and_says_where_to_go_on(tmp_path):
     assert (found.status, found.queue_offsets) == (GetStatus.FOUND, (count - 1,))
 
 
-def test_entries_whose_records_are_gone_or_are_others_give_nothing_wrong(tmp_path):
+def test_entries_with_deleted_or_other_records_return_no_wrong_record(tmp_path):
     reader, parts, _ = small(tmp_path, ["t"] * 5)
     queue = parts.queues.find("Orders", 0)
     end = parts.log.max_offset
@@ -252,7 +252,7 @@ def test_every_key_of_a_real_store_is_found_newest_first(name, tmp_path):
     for topic_and_key, offsets in expected(name)["index"].items():
         topic, key = topic_and_key.split("#", 1)
         found = [decode_record(record).physical_offset for record in reader.by_key(topic, key)]
-        # RocketMQ's list may hold others with the same hash; they are left out here.
+        # RocketMQ's list may have other keys with the same hash; ours leaves them out.
         wanted = [
             offset
             for offset in offsets
@@ -263,7 +263,7 @@ def test_every_key_of_a_real_store_is_found_newest_first(name, tmp_path):
         assert wanted
 
 
-def test_keys_with_one_hash_are_told_apart_however_many_there_are(tmp_path):
+def test_keys_with_one_hash_are_distinguished_in_any_number(tmp_path):
     log, _ = open_log(tmp_path / "log")
     rare = log.append(message(properties=b"KEYS\x01AaAa"))
     for _ in range(200):
@@ -293,8 +293,8 @@ def test_without_an_index_no_key_is_found(tmp_path):
 def test_a_log_damaged_under_its_queues_is_read_without_a_crash(tmp_path_factory, patches):
     reader, parts, results = small(tmp_path_factory.mktemp("damage"), ["t"] * 60)
     for offset, data in patches:
-        piece = data[: parts.log.max_offset - offset]
-        parts.log.files[0].view[offset : offset + len(piece)] = piece
+        part = data[: parts.log.max_offset - offset]
+        parts.log.files[0].view[offset : offset + len(part)] = part
     found = reader.get("Orders", 0, 0, limits=ALL)
     untouched = [
         number

@@ -114,10 +114,10 @@ def records(draw):
 
 
 @given(records(), st.binary(max_size=20), st.binary(max_size=20))
-def test_a_record_survives_encoding_and_decoding_anywhere_in_a_buffer(record, before, behind):
+def test_a_record_survives_encoding_and_decoding_anywhere_in_a_buffer(record, before, after):
     data = encode_record(record)
     assert len(data) == record.total_size
-    assert decode_record(before + data + behind, len(before)) == record
+    assert decode_record(before + data + after, len(before)) == record
 
 
 @given(records(), st.data())

@@ -1,4 +1,4 @@
-"""Finding a log's end: real stores, torn tails, damage, and what must not be cut."""
+"""Recovery: real stores, torn tails, damage, and records that must not be cut."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ from trioha.store.record import decode_record
 @pytest.mark.parametrize("name", STORES)
 def test_real_stores_end_where_rocketmq_says(tmp_path, name):
     said = expected(name)
-    # Without a checkpoint every record is looked at.
+    # Without a checkpoint every record is checked.
     root = copy_store(name, tmp_path)
     log, recovered = open_log(root / "commitlog", clean_exit=False)
     assert log.max_offset == said["maxPhyOffset"]
@@ -59,11 +59,11 @@ def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
 
 
 # Up to the topic's length field: beyond it, lengths and CRC are all there and only zeros stand for text. Such
-# bytes are never left behind by an append of ours, which writes a record's first eight bytes last.
+# bytes are never left by an append of ours, which writes a record's first eight bytes last.
 @given(cut=st.integers(0, 388))
 @settings(max_examples=60, deadline=None)
 @resources_closed()
-def test_a_torn_last_record_is_cut_and_what_follows_is_zero(tmp_path_factory, cut):
+def test_a_torn_last_record_is_cut_and_the_rest_is_zeroed(tmp_path_factory, cut):
     tmp_path = tmp_path_factory.mktemp("torn")
     log, _ = open_log(tmp_path)
     results = [log.append(message(b"x" * 300, queue_id=number)) for number in range(3)]
@@ -90,7 +90,7 @@ def test_a_damaged_last_record_is_cut_after_any_stop(tmp_path, at, clean_exit):
     assert (third.max_offset, recovered_again.cut_bytes) == (damaged.physical_offset, 0)
 
 
-def test_queue_offsets_after_a_cut_are_those_of_what_is_left(tmp_path):
+def test_queue_offsets_after_a_cut_are_those_of_the_log_that_is_left(tmp_path):
     store = open_store(tmp_path)
     results = [store.commit_log.append(message(b"x" * 3000, queue_id=number % 4)) for number in range(60)]
     store.commit_log.files[-1].view[results[-1].physical_offset % FILE_BYTES + 100] ^= 1
@@ -101,7 +101,7 @@ def test_queue_offsets_after_a_cut_are_those_of_what_is_left(tmp_path):
     again.close()
 
 
-def test_a_file_made_ahead_is_removed(tmp_path):
+def test_a_preallocated_file_is_removed_at_the_next_start(tmp_path):
     filled(tmp_path)
     (tmp_path / f"{3 * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
     log, recovered = open_log(tmp_path, clean_exit=False)
@@ -120,7 +120,7 @@ def test_a_full_last_file_ends_the_log_at_its_end(tmp_path):
 
 @pytest.mark.parametrize("clean_exit", [True, False])
 @pytest.mark.parametrize("number", [5, 50])
-def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path, number, clean_exit):
+def test_damage_with_valid_records_after_it_is_refused_and_not_cut(tmp_path, number, clean_exit):
     log, results = filled(tmp_path)
     damaged = results[number]
     file = log.files[damaged.physical_offset // FILE_BYTES]
@@ -131,7 +131,7 @@ def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path, numb
     file.view[damaged.physical_offset % FILE_BYTES + 20] ^= 0xFF
     file.view[damaged.physical_offset % FILE_BYTES] ^= 0xFF
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    # Some records were flushed after the damaged one, and no file is so old that it is believed unseen.
+    # Some records were flushed after the damaged one, and every file is young enough to be checked.
     flushed = Checkpoint(physic_msg_timestamp_ms=results[-1].store_timestamp_ms + 1)
     with pytest.raises(StoreError, match=str(damaged.physical_offset)) as raised:
         open_log(tmp_path, clean_exit=clean_exit, checkpoint=flushed)
@@ -140,9 +140,9 @@ def test_damage_with_valid_records_behind_it_is_not_cut_but_named(tmp_path, numb
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_records_of_before_an_earlier_cut_are_no_reason_to_refuse_a_start(tmp_path):
+def test_records_from_before_an_earlier_cut_do_not_refuse_a_start(tmp_path):
     log, results = filled(tmp_path, count=20)
-    # RocketMQ cuts without zeroing: what is written next ends in the middle of a record that was cut.
+    # RocketMQ cuts without zeroing: its next write ends in the middle of a record that was cut.
     cut_at, stale = results[10].physical_offset, bytes(log.files[0].view[: log.max_offset])
     log.files[0].view[cut_at : log.max_offset] = bytes(log.max_offset - cut_at)
     again, _ = open_log(tmp_path, clean_exit=False)
@@ -193,7 +193,7 @@ def test_other_names_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_blank_that_does_not_reach_the_files_end_is_damage(tmp_path):
+def test_a_blank_that_does_not_reach_the_end_of_its_file_is_damage(tmp_path):
     log, results = filled(tmp_path, count=22)
     blank_at = next(
         at for at in range(FILE_BYTES) if bytes(log.files[0].view[at + 4 : at + 8]) == b"\xcb\xd4\x31\x94"
@@ -249,13 +249,13 @@ def test_the_checkpoint_of_a_real_store_is_read_as_rocketmq_does(name, tmp_path)
     assert found.index_msg_timestamp_ms == said["indexMsgTimestamp"]
 
 
-def test_a_checkpoint_that_is_too_short_is_named(tmp_path):
+def test_a_checkpoint_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "checkpoint").write_bytes(b"short")
     with pytest.raises(StoreError, match="5 bytes"):
         Checkpoint.load(tmp_path / "checkpoint")
 
 
-def test_a_checkpoint_that_was_made_and_never_written_vouches_for_nothing(tmp_path):
+def test_an_empty_checkpoint_reads_as_zeros(tmp_path):
     (tmp_path / "checkpoint").touch()
     assert Checkpoint.load(tmp_path / "checkpoint") == Checkpoint()
 

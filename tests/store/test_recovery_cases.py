@@ -1,6 +1,6 @@
-"""Damaged and crashed stores of RocketMQ: what it said after loading each, and what we say (spec store 5.4).
+"""Damaged and crashed stores of RocketMQ: its report after loading each, and ours (spec store 5.4).
 
-`recovery-cases.json` has what the Java store reported after `load()`, before any dispatch; we report after
+`recovery-cases.json` has the Java store's report after `load()`, before any dispatch; ours is from after
 `open`, with queues and index at the log's end. docs/recovery.md explains the differences to operators.
 """
 
@@ -26,12 +26,12 @@ DAMAGED_AT = {"4.9.7": 20312, "5.3.3": 20267}
 
 @frozen
 class Ours:
-    """Where we differ from what RocketMQ said of a case, and why."""
+    """Differences from RocketMQ's report, and why."""
 
     why: str
     log_end: int | None = None
     whole_queues: bool = False
-    """Every queue is what it is in an undamaged store."""
+    """Every queue is as in an undamaged store."""
     index_files: int | None = None
     damage_left: bool = False
     """The damaged record is still in the log."""
@@ -40,7 +40,7 @@ class Ours:
 OURS = {
     ("4.9.7", "normal-mid-first-file-corrupt"): Ours(
         "4.9.7 looks at the last three files and cuts off 114 kB of good messages at the damaged one. After "
-        "a clean stop everything was on disk, so damage is no torn tail: we look for the end in the last "
+        "a clean stop everything was on disk, so damage is not a torn tail: we look for the end in the last "
         "file only, as 5.3.3 does, and `trioha verify` names the record.",
         log_end=134091,
         whole_queues=True,
@@ -87,8 +87,8 @@ CASES = [(version, case) for version in ("4.9.7", "5.3.3") for case in cases_of(
 def bounds_rocketmq_said(version: str, case: str) -> dict[str, Bounds]:
     """RocketMQ's report in our terms.
 
-    Of a queue that a cut leaves empty it says that it knows all up to the cut, we say that it knows nothing;
-    of a batch queue it says where the last record begins, we say where it ends, as of all queues.
+    For a queue that a cut leaves empty, its maxPhysicOffset is the cut, ours -1. For a batch queue, its
+    maxPhysicOffset is the last record's start, ours the end, as for all queues.
     """
     ends = {
         found["physicalOffset"]: found["physicalOffset"] + found["size"]
@@ -112,7 +112,7 @@ def bounds_of(store: MessageStore) -> dict[str, Bounds]:
     }
 
 
-def test_every_case_that_we_answer_otherwise_exists():
+def test_every_listed_difference_names_an_existing_case():
     assert set(OURS) <= set(CASES)
     assert len(CASES) == 20
 

@@ -1,4 +1,4 @@
-"""A replica's log is its master's, byte for byte, however the bytes arrive, and never holds half a record."""
+"""A replica's log equals its master's, however the bytes are cut, and never holds a part of a record."""
 
 import os
 import random
@@ -33,7 +33,7 @@ def master_bytes(tmp_path_factory):
 
 
 def feed(appender, data, rng, start=0):
-    """Hand over `data[start:]` in random pieces that no file end lies in."""
+    """Append `data[start:]` in random chunks that do not cross a file's end."""
     offset = start
     while offset < len(data):
         size = min(rng.choice([1, 7, 100, 5000, 32768]), FILE_BYTES - offset % FILE_BYTES, len(data) - offset)
@@ -45,7 +45,7 @@ def feed(appender, data, rng, start=0):
 @given(seed=st.integers(0, 2**32), boundaries_only=st.booleans())
 @settings(max_examples=25, deadline=None)
 @resources_closed()
-def test_any_pieces_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
+def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
     feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes, random.Random(seed))
@@ -65,7 +65,7 @@ def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
     feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes[:stop], random.Random(seed))
-    # No close, no flush: what a kill -9 leaves is what is in the files now.
+    # No close, no flush: a kill -9 leaves the files as they are now.
     again, _ = open_log(directory, clean_exit=False)
     assert again.max_offset <= min(stop, len(master_bytes))
     assert again.max_offset == log.max_offset
@@ -75,7 +75,7 @@ def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
     again.close()
 
 
-def test_the_end_is_always_behind_a_whole_record(tmp_path, master_bytes):
+def test_the_end_is_always_after_a_whole_record(tmp_path, master_bytes):
     log, _ = open_log(tmp_path)
     appender = ReplicaAppender(log)
     ends = set()
@@ -92,7 +92,7 @@ def test_the_end_is_always_behind_a_whole_record(tmp_path, master_bytes):
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_the_log_of_a_real_broker_is_taken_as_it_is(tmp_path, name):
+def test_the_log_of_a_real_broker_is_appended_unchanged(tmp_path, name):
     real, _ = open_log(copy_store(name, tmp_path) / "commitlog")
     log, _ = open_log(tmp_path / "replica")
     feed(ReplicaAppender(log), log_bytes(real), random.Random(1))
@@ -113,7 +113,7 @@ def test_a_bad_record_is_refused_with_its_offset_and_those_before_it_are_kept(tm
     assert log.max_offset == first.end_offset
 
 
-def test_a_record_longer_than_its_file_is_refused_before_it_is_waited_for(tmp_path):
+def test_a_record_longer_than_its_file_is_refused_at_its_header(tmp_path):
     log, _ = open_log(tmp_path)
     head = (FILE_BYTES + 1).to_bytes(4, "big") + bytes.fromhex("daa320a7")
     with pytest.raises(RecordError, match="65537 bytes"):
@@ -160,7 +160,7 @@ def test_a_bad_boundary_is_refused_even_where_bodies_are_not_looked_at(tmp_path,
     assert log.max_offset == first.end_offset
 
 
-def test_a_damaged_body_is_for_the_dispatcher_where_only_boundaries_are_checked(tmp_path):
+def test_a_damaged_body_is_appended_where_only_boundaries_are_checked(tmp_path):
     reference, _ = open_log(tmp_path / "reference")
     end_offset = reference.append(message(b"good" * 100)).end_offset
     data = bytearray(log_bytes(reference))
@@ -170,14 +170,14 @@ def test_a_damaged_body_is_for_the_dispatcher_where_only_boundaries_are_checked(
     assert log.max_offset == end_offset
 
 
-def test_a_cut_record_is_written_together_with_those_behind_it(tmp_path, master_bytes, monkeypatch):
+def test_a_record_cut_by_frames_is_written_together_with_those_after_it(tmp_path, master_bytes, monkeypatch):
     log, _ = open_log(tmp_path)
     pwritev, calls = os.pwritev, []
 
-    def write_some(fd, pieces, at):
-        """As a disk that takes 5000 bytes at a time."""
-        calls.append(sum(map(len, pieces)))
-        data = b"".join(pieces)[:5000]
+    def write_some(fd, chunks, at):
+        """A disk that writes 5000 bytes at a time."""
+        calls.append(sum(map(len, chunks)))
+        data = b"".join(chunks)[:5000]
         return pwritev(fd, [data], at)
 
     monkeypatch.setattr(os, "pwritev", write_some)
@@ -185,7 +185,7 @@ def test_a_cut_record_is_written_together_with_those_behind_it(tmp_path, master_
     for start in range(0, FILE_BYTES, FILE_BYTES // 2):
         appender.append(memoryview(master_bytes)[start : start + FILE_BYTES // 2])
     assert log_bytes(log) == master_bytes[:FILE_BYTES]
-    # Each piece at once, but for its first eight bytes, in the disk's steps; then a blank's filler.
+    # Each chunk at once, without its first eight bytes, in the disk's steps; then a blank's filler.
     wholes = [size for before, size in pairwise([0, *calls]) if before - 5000 != size]
     assert [size > FILE_BYTES // 3 for size in wholes] == [True, True, False]
 
@@ -199,10 +199,10 @@ def test_a_disk_that_refuses_bytes_leaves_the_log_as_it_was(
     ReplicaAppender(log).append(memoryview(master_bytes)[:first_bytes])
     pwritev, calls = os.pwritev, []
 
-    def refuse(fd, pieces, at):
-        calls.append(sum(map(len, pieces)))
+    def refuse(fd, chunks, at):
+        calls.append(sum(map(len, chunks)))
         if len(calls) == 1 and written_bytes:
-            return pwritev(fd, [pieces[0][:written_bytes]], at)
+            return pwritev(fd, [chunks[0][:written_bytes]], at)
         raise OSError(ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", refuse)

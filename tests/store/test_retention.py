@@ -1,4 +1,4 @@
-"""Which files go and when, and what a full disk does: a disk that the tests play."""
+"""Retention and a full disk; tests replace the port to the disk."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def retention(log, *, hours=3, **options):
         (0.86, NOW, 1),
     ],
 )
-def test_old_files_go_at_their_hour_or_when_the_disk_fills_up(log, ratio, now, left):
+def test_old_files_are_deleted_at_their_hour_or_when_the_disk_fills_up(log, ratio, now, left):
     first = log.files[0].path
     retention(log).apply(ratio, now=now)
     assert len(log.files) == left
@@ -64,7 +64,7 @@ def test_forced_cleaning_can_be_switched_off(log):
     assert len(log.files) == 6
 
 
-def test_what_a_connected_replica_still_needs_stays_unless_the_disk_is_too_full(log):
+def test_files_that_a_connected_replica_needs_stay_unless_the_disk_is_too_full(log):
     cleaner = retention(log, hours=1, retention_floor=lambda: FILE_BYTES + 5)
     cleaner.apply(0.80, now=NOW)
     assert log.min_offset == FILE_BYTES
@@ -72,7 +72,7 @@ def test_what_a_connected_replica_still_needs_stays_unless_the_disk_is_too_full(
     assert log.min_offset == 5 * FILE_BYTES
 
 
-def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(log):
+def test_a_full_disk_refuses_puts_until_there_is_space(log):
     cleaner = retention(log)
     cleaner.apply(0.91, now=NOW)
     refused = log.append(message())
@@ -82,7 +82,7 @@ def test_a_full_disk_refuses_puts_and_takes_them_again_when_there_is_space(log):
     assert log.append(message()).status is PutStatus.PUT_OK
 
 
-async def test_the_disk_is_looked_at_every_interval(log, autojump_clock, in_place):
+async def test_the_disk_is_checked_every_interval(log, autojump_clock, in_place):
     looks = []
 
     def used_ratio(directory):
@@ -97,7 +97,7 @@ async def test_the_disk_is_looked_at_every_interval(log, autojump_clock, in_plac
 
 @pytest.fixture
 def in_place(monkeypatch):
-    """Worker threads do not follow virtual time: what they do is done in place."""
+    """Worker threads do not follow virtual time: run their functions in place."""
 
     async def run_in_place(function, *args, **_options):
         await trio.lowlevel.checkpoint()
@@ -167,13 +167,13 @@ async def test_a_file_that_cannot_be_looked_at_or_deleted_stays_and_goes_later(
     assert [path.exists() for path in paths] == [False] * 3 + [True] * 3
 
 
-async def test_a_file_that_an_operator_has_deleted_is_no_obstacle(log):
+async def test_a_file_that_an_operator_has_deleted_is_passed_over(log):
     log.files[1].path.unlink()
     retention(log).apply(0.80, now=NOW)
     assert log.min_offset == 3 * FILE_BYTES
 
 
-async def test_what_was_built_from_deleted_files_is_cleaned_once_a_run_and_again_until_all_is(
+async def test_queues_of_deleted_files_are_cleaned_once_a_run_and_again_until_all_are(
     log, in_place, autojump_clock
 ):
     runs = []
@@ -193,7 +193,7 @@ async def test_what_was_built_from_deleted_files_is_cleaned_once_a_run_and_again
     assert cleaner.errors == 2
 
 
-async def test_other_tasks_get_their_turn_while_many_queues_are_cleaned(log, monkeypatch):
+async def test_other_tasks_run_while_many_queues_are_cleaned(log, monkeypatch):
     turns = []
     clock_s = count(0, 0.0004)
     monkeypatch.setattr("trioha.store.retention.time.perf_counter", lambda: next(clock_s))
@@ -211,7 +211,7 @@ async def test_other_tasks_get_their_turn_while_many_queues_are_cleaned(log, mon
 
     log.delete_first_file()
     cleaner = retention(log, on_deleted=clean)
-    # It takes the log as it is when it begins.
+    # The run starts with the log as it is.
     await cleaner.clean()
     assert turns == []
     log.delete_first_file()
@@ -221,11 +221,11 @@ async def test_other_tasks_get_their_turn_while_many_queues_are_cleaned(log, mon
         await cleaner.clean()
         done.set()
     assert turns.count("queue") == 20
-    # A slice is three looks at this clock; tasks that are ready run once each, in any order.
+    # A slice is three readings of this clock; tasks that are ready run once each, in any order.
     assert max(map(len, "".join(turn[0] for turn in turns).split("o"))) <= 6
 
 
-def test_queues_are_those_of_the_log_that_is_left_whatever_the_disk_refused(tmp_path, monkeypatch):
+def test_queues_are_those_of_the_log_that_is_left_after_any_refusal_of_the_disk(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     log = store.commit_log
     for number in range(300):
@@ -254,13 +254,13 @@ def test_queues_are_those_of_the_log_that_is_left_whatever_the_disk_refused(tmp_
         found = list(queue.entries(0, 1000))
         assert all(entry.physical_offset >= log.min_offset for entry in found)
         assert (found[0].queue_offset, found[-1].queue_offset + 1) == (queue.min_offset, queue.max_offset)
-        # Files of 20 entries: what is before the first one that counts is gone.
+        # Files of 20 entries: those before the first valid entry are deleted.
         names = sorted(path.name for path in (tmp_path / f"consumequeue/Orders/{queue_id}").iterdir())
         assert int(names[0]) == queue.min_offset // 20 * 400
     store.close()
 
 
-async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_clock):
+async def test_a_slave_whose_next_bytes_were_deleted_is_disconnected(log, autojump_clock):
     master, _, _ = make_master(log)
     near, far = trio.testing.lockstep_stream_pair()
     reasons = []
@@ -271,7 +271,7 @@ async def test_a_slave_whose_next_bytes_were_deleted_is_sent_away(log, autojump_
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         await far.send_all((100).to_bytes(8, "big"))
-        # It takes one frame and then nothing for a while.
+        # It receives one frame and then nothing for a while.
         assert await far.receive_some(100)
         assert master.retention_floor() == 100
         retention(log).apply(0.86, now=NOW)
@@ -288,7 +288,7 @@ async def test_an_observer_keeps_no_file_that_it_was_sent(log, autojump_clock):
         await taken(peer, log.max_offset)
         cleaner.apply(0.80, now=NOW)
         assert (master.retention_floor(), log.min_offset) == (100, 0)
-        # It says that it is there, and never more than where it began.
+        # It sends heartbeats, and never acknowledges more than its start.
         for _ in range(3):
             await trio.sleep(5)
             await peer.report(100)
@@ -308,7 +308,7 @@ async def test_a_replica_that_acknowledges_keeps_what_it_has_not_acknowledged(lo
             await peer.report(acknowledged)
             await settled()
             assert master.retention_floor() == acknowledged
-        # Stuck: from here on it is judged by what it was sent, as an observer is.
+        # Stuck: from here on the offset that it was sent counts, as for an observer.
         for _ in range(3):
             await trio.sleep(5)
             assert master.retention_floor() in {900, log.max_offset}
@@ -332,7 +332,7 @@ async def test_a_stuck_peer_keeps_what_it_was_not_sent_yet(log, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_an_empty_slave_keeps_what_it_gets_and_not_all_that_was_before(log, autojump_clock):
+async def test_an_empty_slave_retains_only_what_it_is_sent(log, autojump_clock):
     master, _, _ = make_master(log)
     async with connected(master) as (peer, _):
         await settled()
@@ -343,7 +343,7 @@ async def test_an_empty_slave_keeps_what_it_gets_and_not_all_that_was_before(log
 
 
 async def taken(peer, end_offset):
-    """Take frames up to `end_offset`."""
+    """Receive frames up to `end_offset`."""
     offset = body_bytes = 0
     while offset + body_bytes < end_offset:
         offset, body = await peer.next_frame()

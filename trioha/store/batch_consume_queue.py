@@ -45,7 +45,7 @@ class BatchConsumeQueue(EntryQueue):
     def __init__(
         self, directory: Path, *, topic: str, queue_id: int, file_bytes: int, cache: FileCache
     ) -> None:
-        """Raises StoreError if the file length is no multiple of an entry's: the broker could not use it."""
+        """Raises StoreError for files that no whole number of entries fills: brokers could not use them."""
         if file_bytes % ENTRY_BYTES:
             raise StoreError(
                 f"files of {file_bytes} bytes hold no whole number of entries",

@@ -193,7 +193,8 @@ class CommitLog:
             )
             if offsets is None:
                 return AppendResult(
-                    PutStatus.MESSAGE_ILLEGAL, reason="INNER_NUM is no number of messages of an inner batch"
+                    PutStatus.MESSAGE_ILLEGAL,
+                    reason="INNER_NUM is not the number of messages of an inner batch",
                 )
             properties = offsets.properties
         born_host_packed = message.born_host.packed
@@ -420,7 +421,7 @@ class CommitLog:
     # -- files -------------------------------------------------------------------------------------------
 
     def preallocate(self, file: MappedFile) -> None:
-        """Keep a file that was made ahead, as `LogFiles.preallocate`."""
+        """Keep a preallocated file, as `LogFiles.preallocate`."""
         self._files.preallocate(file)
 
     @property
@@ -442,7 +443,9 @@ class CommitLog:
         Raises StoreError if a file that was made for it cannot be deleted; it begins where it did then.
         """
         assert self.is_empty, "only an empty log can begin elsewhere"
-        assert offset % self.file_bytes == 0, f"{offset} is no start of a file of {self.file_bytes} bytes"
+        assert offset % self.file_bytes == 0, (
+            f"{offset} is not the start of a file of {self.file_bytes} bytes"
+        )
         self._files.restart_at(offset)
         self._landmarks.clear()
         for mark in (self.appended, self.flushed):
@@ -486,5 +489,5 @@ class CommitLog:
         self._files.hold_last()
 
     def close(self) -> None:
-        """Close all files, and delete the one that was made ahead. Flush first; no sync may be running."""
+        """Close all files, and delete the preallocated one. Flush first; no sync may be running."""
         self._files.close()

@@ -89,11 +89,11 @@ class ConsumeQueue(EntryQueue):
         self._begins_at = self.next_offset = queue_offset
 
     def _bridge(self, queue_offset: int) -> None:
-        """Some entries before this one never came: the queue was damaged, or the record's number is wrong.
+        """Fill the gap before an entry with blanks: the queue was damaged, or the record's number is wrong.
 
-        The broker appends at the end whatever the number is, and every later message is then found under a
-        wrong offset. Up to a file's worth is filled here with blanks, which readers pass over; beyond that
-        the number itself is not believed.
+        The broker appends the entry at the end, and every later message is then found under a wrong offset.
+        Blanks, which readers pass over, fill a gap of up to a file's length. A larger number counts as wrong,
+        and the entry is appended at the end.
         """
         missing = queue_offset - self.next_offset
         log.warning(

@@ -1,7 +1,7 @@
 """The files of a commit log (spec store 1): of one length, contiguous, each but the last one full.
 
 Space on disk is reserved for a file when it is made, so that a full disk is an error at that moment and not
-the end of the process later. A worker thread can make the next file ahead (`store.allocate`).
+the end of the process later. A worker thread can preallocate the next file (`store.allocate`).
 
 Files with bytes that are not on disk keep a descriptor, and so does the last one; the others need none.
 """
@@ -30,7 +30,7 @@ class LogFiles:
         self.start_offset = files[0].start_offset if files else 0
         """First byte of the first file, also if that is still to be made."""
         self.preallocated: MappedFile | None = None
-        """The next file, made ahead."""
+        """The next file, if it was made ahead of need."""
         self.unsynced: list[SyncWork] = []
         """Syncs that were asked for and have not run yet."""
         self._with_descriptor: list[MappedFile] = []
@@ -50,7 +50,7 @@ class LogFiles:
         return last if last is not None and offset < last.end_offset else None
 
     def add(self, start_offset: int) -> MappedFile:
-        """The next file, made now if it was not made ahead. Raises StoreError, with nothing changed."""
+        """The next file, made now if it was not preallocated. Raises StoreError, with nothing changed."""
         ahead = self.preallocated
         if ahead is not None and ahead.start_offset == start_offset:
             file, self.preallocated = ahead, None
@@ -62,7 +62,7 @@ class LogFiles:
         return file
 
     def preallocate(self, file: MappedFile) -> None:
-        """Keep a file that was made ahead; one that came too late is closed, its bytes are in use already.
+        """Keep a file that was made ahead of need; one that came too late is closed: the log uses it already.
 
         Raises StoreError if one that is not needed cannot be deleted.
         """
@@ -77,7 +77,7 @@ class LogFiles:
                 file.close()
 
     def discard_preallocated(self) -> None:
-        """Delete a file that was made ahead and is not needed. Raises StoreError if it cannot be."""
+        """Delete the preallocated file. Raises StoreError if it cannot be deleted."""
         if self.preallocated is not None:
             self.preallocated.remove()
             self.preallocated = None
@@ -146,7 +146,7 @@ class LogFiles:
             self._with_descriptor = [self.files[-1]]
 
     def close(self) -> None:
-        """Delete the file that was made ahead and close all others. Flush first.
+        """Delete the preallocated file and close all others. Flush first.
 
         No sync may be running; those that were asked for and never ran are given up.
         """
@@ -159,7 +159,7 @@ class LogFiles:
                 ahead.remove()
             except StoreError as error:
                 # The next start finds it empty and removes it.
-                log.warning("file made ahead stays", path=error.path, reason=error.reason)
+                log.warning("preallocated file stays", path=error.path, reason=error.reason)
                 ahead.close()
         self._with_descriptor.clear()
         self.close_all()

@@ -168,8 +168,7 @@ def encode_record(record: Record) -> bytes:
 def decode_record(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record | Blank:
     """The record or blank that starts at index `at` of `buffer`.
 
-    Raises RecordError with the reason if there is no whole valid one: cut short, unknown magic, lengths that
-    do not add up, or (with `check_crc`) a body that is not what was stored.
+    Raises RecordError with the reason of its fault, see `record_layout.FaultKind`; CRC only with `check_crc`.
     """
     view = memoryview(buffer)
     if starts_blank(view, at, len(view)):

@@ -1,4 +1,4 @@
-"""An opening that its caller ends: nothing stays open, and what is half done does not look clean."""
+"""An opening that its caller interrupts: all files are closed, and a changed store is not marked as clean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 
 class Ended(BaseException):
-    """As a cancellation, not an Exception."""
+    """Like a cancellation, not an Exception."""
 
 
 class EndAt:
@@ -47,13 +47,13 @@ def open_files(root: Path) -> list[str]:
         try:
             found.append(str(descriptor.readlink()))
         except FileNotFoundError:
-            # The one that the listing itself had.
+            # The descriptor of the listing itself.
             continue
     return [name for name in found if name.startswith(str(root))]
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_an_opening_may_be_ended_at_any_report_and_the_next_one_finds_all(
+def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_complete(
     tmp_path: Path, is_clean: bool
 ) -> None:
     settings = filled(tmp_path, is_clean=is_clean).settings
@@ -68,7 +68,7 @@ def test_an_opening_may_be_ended_at_any_report_and_the_next_one_finds_all(
             break
         reports += 1
         assert open_files(tmp_path) == []
-        # Queues and index were complete: a store that was closed cleanly is still that.
+        # Queues and index were complete: a store that was closed cleanly is still clean.
         assert (tmp_path / "abort").exists() != is_clean
     assert phases >= {"opening consume queues", "checking the commit log, files"}
     assert [store.reads.max_offset("Orders", queue_id) for queue_id in range(4)] == [75] * 4
@@ -76,7 +76,7 @@ def test_an_opening_may_be_ended_at_any_report_and_the_next_one_finds_all(
     assert open_files(tmp_path) == []
 
 
-def test_a_store_whose_queues_are_half_built_is_in_need_of_recovery(
+def test_a_store_with_partly_built_queues_is_in_need_of_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 10)

@@ -1,4 +1,4 @@
-"""A node that deletes its log's head: queues, index and reads follow (spec store 5.8)."""
+"""After old log files are deleted, queues, index and reads follow (spec store 5.8)."""
 
 import os
 import time
@@ -87,7 +87,7 @@ def test_reads_begin_where_the_log_does_after_its_first_files_were_deleted(start
     for queue in store.queues:
         low, high = queue.min_offset, queue.max_offset
         assert 0 < low < high == 150
-        # No file is left that only knows what is gone.
+        # No file is left with only deleted records.
         names = sorted(int(path.name) for path in (root / f"consumequeue/{TOPIC}/{queue.queue_id}").iterdir())
         assert names[0] <= low * 20 < names[0] + QUEUES.file_bytes
         too_small = store.reads.get(TOPIC, queue.queue_id, low - 1)
@@ -105,5 +105,5 @@ def test_reads_begin_where_the_log_does_after_its_first_files_were_deleted(start
     assert store.reads.record_at(0) is None
     store.close()
     shape = Shape(log_file_bytes=FILE_BYTES, queues=QUEUES, index=INDEX)
-    # An index file that begins with records of deleted files stays as long as it knows of others.
+    # An index file that begins with deleted records stays as long as it has keys of others.
     assert [problem for problem in check_rebuilt(root, shape) if "consumequeue" in problem] == []
