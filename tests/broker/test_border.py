@@ -1,4 +1,4 @@
-"""Exceptions planted in what answers requests: one answer says so, and everything else goes on."""
+"""Exceptions planted in request handlers affect one answer only."""
 
 import pytest
 import trio
@@ -44,7 +44,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("place", "name", "command"), PLACES, ids=[name for _, name, _ in PLACES])
-async def test_a_fault_in_a_handler_is_one_system_error_and_the_next_request_is_served(
+async def test_a_bug_in_a_handler_is_one_system_error_and_the_next_request_is_served(
     tmp_path, nursery, monkeypatch, *, place, name, command
 ):
     def planted(*args, **kwargs):
@@ -70,7 +70,7 @@ async def test_a_fault_in_a_handler_is_one_system_error_and_the_next_request_is_
 
 
 @pytest.mark.parametrize("name", ["ha_status", "runtime_info"])
-async def test_a_status_that_cannot_be_made_sends_no_updates_and_ends_nothing(
+async def test_a_status_that_cannot_be_collected_sends_no_updates_and_ends_no_connection(
     tmp_path, nursery, monkeypatch, autojump_clock, name
 ):
     def planted(*args, **kwargs):
@@ -95,7 +95,7 @@ async def test_a_status_that_cannot_be_made_sends_no_updates_and_ends_nothing(
     assert server.statistics.bugs == 0
 
 
-async def test_a_push_that_fails_ends_the_connection_of_its_reader_alone(tmp_path, nursery, monkeypatch):
+async def test_a_failing_push_ends_the_connection_of_its_subscriber_only(tmp_path, nursery, monkeypatch):
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
     clients = []

@@ -1,4 +1,4 @@
-"""What a broker answers: sends in every form and outcome, its status, and what it does not do."""
+"""Answers of a broker: sends in every form and with every result, status, unknown requests."""
 
 import json
 import random
@@ -59,7 +59,7 @@ class WrittenTopics(TopicTable):
 
 
 class Broker:
-    """A processor with the parts under it in reach."""
+    """A processor with its parts."""
 
     def __init__(self, tmp_path, *, need=0, is_slave=False, delay_levels=DEFAULT_DELAY_LEVELS):
         self.store = open_store(tmp_path)
@@ -141,7 +141,7 @@ async def broker(tmp_path):
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_send_is_stored_with_all_that_it_said_and_answered_with_its_place(broker, code):
+async def test_a_send_is_stored_with_all_its_fields_and_answered_with_its_position(broker, code):
     answer = await broker.send(code=code)
     record = broker.stored()
     assert answer.code == ResponseCode.SUCCESS
@@ -211,7 +211,7 @@ async def test_a_send_that_its_topic_does_not_allow_is_refused_as_by_the_real_br
     assert broker.log.max_offset == 0
 
 
-async def test_topics_have_a_maximum_that_a_flood_of_names_does_not_pass(broker):
+async def test_the_number_of_topics_is_limited(broker):
     broker.topics.settings = TopicSettings(topics_max=len(broker.topics.topics) + 3)
     codes = Counter([(await broker.send(topic=f"T{number}")).code for number in range(10)])
     assert codes == {ResponseCode.SUCCESS: 3, ResponseCode.SYSTEM_ERROR: 7}
@@ -248,13 +248,13 @@ async def test_a_negative_queue_id_lets_the_broker_choose_among_the_default_numb
     assert {queue for _, queue in broker.log.queue_offsets} == {0, 1, 2, 3}
 
 
-async def test_a_negative_queue_id_with_a_huge_default_number_stays_within_the_queues_there_may_be(broker):
+async def test_a_negative_queue_id_with_a_huge_default_number_stays_below_the_highest_queue_id(broker):
     for _ in range(50):
         await broker.send(queue_id=-1, default_topic_queue_nums=2**31 - 1)
     assert all(0 <= queue <= 65535 for _, queue in broker.log.queue_offsets)
 
 
-async def test_what_utf_8_cannot_say_is_stored_as_java_does(broker):
+async def test_lone_surrogates_are_stored_as_by_java(broker):
     answer = await broker.send(properties="TAGS\x01a\ud800\x02")
     assert answer.code == ResponseCode.SUCCESS
     assert parse_properties(broker.stored().properties_raw)["TAGS"] == "a?"
@@ -297,7 +297,7 @@ async def test_a_delay_is_refused_where_there_are_no_levels(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["0", "-3"])
-async def test_no_delay_is_no_delay(broker, level):
+async def test_a_delay_level_of_0_or_less_delays_nothing(broker, level):
     await broker.send(properties=f"DELAY\x01{level}\x02")
     assert broker.stored().topic == "Orders"
 
@@ -322,7 +322,7 @@ async def test_no_delay_is_no_delay(broker, level):
         ({"properties": "a\x01" + "b" * 32768}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
     ],
 )
-async def test_what_cannot_be_stored_is_refused_with_its_reason_and_nothing_is(broker, changes, code, said):
+async def test_an_invalid_send_is_refused_with_its_reason_and_nothing_is_stored(broker, changes, code, said):
     answer = await broker.send(**changes)
     assert answer.code == code
     assert said in answer.remark
@@ -336,7 +336,7 @@ async def test_a_missing_field_is_named(broker):
     assert (answer.code, "topic" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
 
 
-async def test_a_slave_takes_no_messages(tmp_path):
+async def test_a_slave_refuses_messages(tmp_path):
     broker = Broker(tmp_path, is_slave=True)
     answer = await broker.send()
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -344,7 +344,7 @@ async def test_a_slave_takes_no_messages(tmp_path):
     assert broker.puts.statistics().statuses == {"SERVICE_NOT_AVAILABLE": 1}
 
 
-async def test_a_sync_put_is_answered_ok_only_when_the_slave_has_it(tmp_path, nursery, autojump_clock):
+async def test_a_sync_put_is_put_ok_only_after_the_slaves_ack(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
     nursery.start_soon(broker.group_commit.run)
     async with connected(broker.master) as (peer, _):
@@ -383,7 +383,7 @@ async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, nurs
     assert len(broker.events.of(Kind.PUT)) == 3
 
 
-async def test_ha_status_says_what_the_connections_say(tmp_path, nursery, autojump_clock):
+async def test_ha_status_has_the_connections(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
     nursery.start_soon(broker.group_commit.run)
     await broker.send(properties="WAIT\x01false\x02")
@@ -401,7 +401,7 @@ async def test_ha_status_says_what_the_connections_say(tmp_path, nursery, autoju
         assert info.put_statuses == {"PUT_OK": 1}
 
 
-async def test_a_peer_that_has_not_asked_for_anything_is_no_connection_and_then_a_probe(
+async def test_a_peer_without_a_request_is_not_a_connection_and_counts_as_probe(
     tmp_path, nursery, autojump_clock
 ):
     broker = Broker(tmp_path, need=1)
@@ -422,7 +422,7 @@ async def test_a_peer_that_has_not_asked_for_anything_is_no_connection_and_then_
     assert status.ended_connections == {}
 
 
-async def test_every_answer_to_ha_status_is_of_its_moment(broker, autojump_clock):
+async def test_every_answer_to_ha_status_has_the_current_offsets(broker, autojump_clock):
     for _ in range(3):
         await broker.send()
         answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
@@ -443,7 +443,7 @@ async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
     assert int(table["earliestMessageTimeStamp"]) == broker.stored().store_timestamp_ms
 
 
-async def test_runtime_info_says_what_became_of_clients(broker):
+async def test_runtime_info_has_the_counters_of_clients(broker):
     broker.info.client_statistics = lambda: ServerStatistics(connections_open=3, protocol_errors=7)
     answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
     table = json.loads(bytes(answer.body))["table"]
@@ -452,7 +452,7 @@ async def test_runtime_info_says_what_became_of_clients(broker):
 
 
 @pytest.mark.parametrize("code", [11, 320, 999, -5])
-async def test_anything_else_is_not_supported(broker, code):
+async def test_other_request_codes_are_not_supported(broker, code):
     answer = await broker.ask(request(code))
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert answer.remark == f" request type {code} not supported"
@@ -472,7 +472,7 @@ async def test_put_rates_are_those_of_the_windows(tmp_path, autojump_clock):
     assert broker.puts.statistics().messages_per_s == (0.0, 0.0, 0.0)
 
 
-async def test_a_question_for_updates_is_answered_with_what_is_promised(broker):
+async def test_a_subscription_is_answered_with_its_interval_and_count(broker):
     fields = {"triohaEveryMillis": "10", "triohaUpdates": "20"}
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS, ext_fields=fields))
     assert answer.ext_fields == {"triohaEveryMillis": "50", "triohaUpdates": "20"}
@@ -483,13 +483,13 @@ async def test_a_question_for_updates_is_answered_with_what_is_promised(broker):
     assert broker.updates.subscribers == 0
 
 
-async def test_a_question_without_updates_is_answered_as_a_broker_does(broker):
+async def test_a_request_without_a_subscription_is_answered_as_by_rocketmq(broker):
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
     assert answer.ext_fields == {}
     assert broker.updates.subscribers == 0
 
 
-async def test_many_who_ask_for_runtime_info_take_one_thread(broker, monkeypatch):
+async def test_many_requests_for_runtime_info_use_one_thread(broker, monkeypatch):
     asked = 0
 
     async def run_in_thread(call):
@@ -529,7 +529,7 @@ ODD_JSON = [None, True, 1.5, [], {}, [1], {"a": None}, 10**30]
 
 
 def header_bytes(chance, code, fields, serialize_type):
-    """A frame's header as no encoder of ours would write it: JSON values of any type, any bytes in binary."""
+    """A frame whose header is not from our encoder: JSON values of any type, any bytes in binary."""
     if serialize_type is SerializeType.ROCKETMQ:
         ext = b"".join(
             pack(">h", len(raw_key)) + raw_key + pack(">i", len(raw)) + raw
@@ -547,7 +547,7 @@ def header_bytes(chance, code, fields, serialize_type):
 
 
 async def test_every_field_of_every_request_in_every_wrong_form_is_answered_and_never_a_bug(broker):
-    """Both header formats, as from the wire; what is stored is what the log can be read back from."""
+    """In both header formats, as from the wire; all stored records can be read."""
     chance = random.Random(11)
     codes = Counter()
     for _ in range(6000):

@@ -1,4 +1,4 @@
-"""Updates of the status: who gets them, when, and for how long."""
+"""Status updates: subscribers, times and numbers."""
 
 import math
 import shutil
@@ -21,7 +21,7 @@ from trioha.remoting.status_subscription import StatusSubscription
 
 
 class Pushes:
-    """Connections that take what is pushed, and when they did."""
+    """Connections that accept pushed frames, with their times."""
 
     def __init__(self, *connections):
         self.connections = set(connections)
@@ -57,7 +57,7 @@ def updates(told):
     return StatusPublisher(tell, tell_table)
 
 
-async def test_readers_of_one_interval_share_their_moments_and_what_is_told(
+async def test_subscribers_of_one_interval_get_the_same_update_at_the_same_time(
     updates, told, nursery, autojump_clock
 ):
     push = Pushes(1, 2)
@@ -74,7 +74,7 @@ async def test_readers_of_one_interval_share_their_moments_and_what_is_told(
     assert updates.subscribers == 0
 
 
-async def test_each_reader_has_its_own_interval(updates, nursery, autojump_clock):
+async def test_each_subscriber_has_its_own_interval(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
     updates.subscribe(1, StatusSubscription(1000, 2))
@@ -85,7 +85,7 @@ async def test_each_reader_has_its_own_interval(updates, nursery, autojump_clock
     ]  # fmt: skip
 
 
-async def test_what_was_asked_for_before_is_replaced_or_ended(updates, nursery, autojump_clock):
+async def test_a_new_subscription_replaces_or_ends_the_last_one(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
     updates.subscribe(1, StatusSubscription(100, 50))
@@ -99,7 +99,7 @@ async def test_what_was_asked_for_before_is_replaced_or_ended(updates, nursery, 
     ]  # fmt: skip
 
 
-async def test_a_connection_that_is_gone_is_forgotten(updates, told, nursery, autojump_clock):
+async def test_subscriptions_of_closed_connections_are_dropped(updates, told, nursery, autojump_clock):
     push = Pushes(1)
     nursery.start_soon(updates.run, push)
     updates.subscribe(1, StatusSubscription(100, 50))
@@ -110,13 +110,13 @@ async def test_a_connection_that_is_gone_is_forgotten(updates, told, nursery, au
     assert updates.subscribers == 0
 
 
-async def test_a_node_that_nobody_watches_tells_nothing(updates, told, nursery, autojump_clock):
+async def test_without_subscribers_no_status_is_collected(updates, told, nursery, autojump_clock):
     nursery.start_soon(updates.run, Pushes())
     await trio.sleep(1000)
     assert told == []
 
 
-async def test_the_table_goes_along_once_a_second_and_holds_no_update_up(updates, nursery, autojump_clock):
+async def test_the_table_is_sent_along_once_a_second_and_delays_no_update(updates, nursery, autojump_clock):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
     updates.subscribe(1, StatusSubscription(100, 25))
@@ -130,7 +130,7 @@ async def test_the_table_goes_along_once_a_second_and_holds_no_update_up(updates
     assert [at_s for at_s, number, _ in push.seen if number == 1] == [round(n / 10, 1) for n in range(1, 26)]
 
 
-async def test_a_status_that_cannot_be_told_ends_its_updates_and_nothing_else(nursery, autojump_clock):
+async def test_a_status_that_cannot_be_collected_ends_its_subscriptions_only(nursery, autojump_clock):
     faults = [OSError("the disk is gone"), KeyError("a bug"), None]
 
     def tell():
@@ -172,7 +172,7 @@ async def served(broker):
         nursery.cancel_scope.cancel()
 
 
-async def test_a_reader_sees_each_moment_and_asks_once_for_many(tmp_path, autojump_clock):
+async def test_a_reader_gets_every_update_with_one_request_for_many(tmp_path, autojump_clock):
     broker = Broker(tmp_path)
     # Worker threads do not follow virtual time: the disk is asked before.
     broker.info._disk, broker.info._disk_until_s = shutil.disk_usage(tmp_path), math.inf

@@ -1,4 +1,4 @@
-"""The command root: what it refuses and how, what it imports, and how every end becomes an exit code."""
+"""The command root: errors, imports and exit codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trioha.errors import ConfigError, PeerError
 
 @pytest.fixture
 def status(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., object]], None]:
-    """Put a function in the place of the `status` command."""
+    """Replaces the `status` command by a function."""
 
     def install(function: Callable[..., object]) -> None:
         module = ModuleType("trioha.cli.status")
@@ -166,7 +166,7 @@ def test_each_of_several_errors_has_its_line(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])
-def test_an_interrupt_is_quiet_and_exit_code_130(
+def test_an_interrupt_prints_nothing_and_is_exit_code_130(
     error: BaseException,
     status: Callable[[Callable[..., object]], None],
     capsys: pytest.CaptureFixture[str],
@@ -196,7 +196,7 @@ def test_an_interrupt_inside_a_nursery_ends_quietly(status: Callable[[Callable[.
     assert main(["status"]) == 130
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly() -> None:
+def test_a_closed_pipe_ends_a_command_without_an_error() -> None:
     code = (
         "import sys, types; module = types.ModuleType('trioha.cli.status');"
         "module.status = lambda: [print('x' * 100) for _ in range(100000)] and None;"

@@ -1,4 +1,4 @@
-"""The demo holds, says so honestly when it does not, and leaves no process behind however it ends."""
+"""The demo succeeds, reports failed checks, and leaves no process however it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARK = "TRIOHA_TEST_MARK"
 
 
 def marked(mark: str) -> list[str]:
-    """Command lines of all living processes that have this mark: those of one demo, however far below."""
+    """Command lines of all running processes with this mark: those of one demo and their children."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -36,7 +36,7 @@ def marked(mark: str) -> list[str]:
 
 
 class Demo:
-    """A running `trioha demo`, in a folder of its own, and all processes below it."""
+    """A running `trioha demo` in a folder of its own, with its child processes."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Demo:
         )
 
     def wait_for(self, remark: str) -> None:
-        """Read remarks until one has this text."""
+        """Read stderr until a line has this text."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.remarks.append(line)
@@ -64,7 +64,7 @@ class Demo:
         pytest.fail(f"{remark!r} was never said:\n{''.join(self.remarks)}")
 
     def end(self) -> str:
-        """Wait for the end; what it printed."""
+        """Wait for the end; the output."""
         out, err = self.process.communicate(timeout=200)
         self.remarks.append(err)
         return out
@@ -72,7 +72,7 @@ class Demo:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
-    """Start demos; at the end none of their processes may be left."""
+    """Start demos; fails at the end if one of their processes still runs."""
     demos: list[Demo] = []
 
     def start_demo(*arguments: str) -> Demo:
@@ -147,9 +147,7 @@ def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
 
 
 @pytest.mark.parametrize("moment", ["master serves", "slave killed"])
-def test_a_demo_killed_with_sigkill_takes_its_processes_along(
-    start: Callable[..., Demo], moment: str
-) -> None:
+def test_sigkill_of_the_demo_ends_its_processes(start: Callable[..., Demo], moment: str) -> None:
     demo = start("--count", "2000")
     demo.wait_for(moment)
     demo.process.kill()
@@ -190,7 +188,7 @@ def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) 
         (["--keep", "full/file"], "settings: --keep: full/file: File exists; name a new folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_invalid_input_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

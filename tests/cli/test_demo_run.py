@@ -1,4 +1,4 @@
-"""What the demo counts as held."""
+"""The checks of the demo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_result(complete: bool = True, **statuses: int) -> LoadResult:
         (DURING, load_result(complete=False, PUT_OK=5, SLAVE_NOT_AVAILABLE=1), False),
     ],
 )
-def test_puts_are_judged_by_what_the_slave_can_have_had(act: str, result: LoadResult, held: bool) -> None:
+def test_puts_are_checked_by_act(act: str, result: LoadResult, held: bool) -> None:
     said: list[str] = []
     demo_run = DemoRun(log=said.append)
     judge_puts(demo_run, act, result)
@@ -51,7 +51,7 @@ def test_puts_are_judged_by_what_the_slave_can_have_had(act: str, result: LoadRe
     assert said[0].startswith("ok: " if held else "FAILED: ")
 
 
-def test_a_story_without_checks_has_not_held() -> None:
+def test_a_run_without_checks_has_not_held() -> None:
     assert not DemoRun(log=print).all_held
 
 
@@ -114,7 +114,7 @@ REPLAYED = {
 
 
 def judged(replayed: dict[str, Any]) -> list[bool]:
-    """Offsets, group commits, completeness: which of them held."""
+    """Results of the checks of offsets, group commits and completeness."""
     demo_run = DemoRun(
         log=lambda text: None,
         puts={BEFORE: load_result(PUT_OK=5), DURING: load_result(PUT_OK=2, SLAVE_NOT_AVAILABLE=2)},
@@ -124,7 +124,7 @@ def judged(replayed: dict[str, Any]) -> list[bool]:
     return [check.held for check in demo_run.checks]
 
 
-def test_a_replay_that_says_what_the_nodes_said_holds() -> None:
+def test_a_replay_that_equals_the_status_of_the_nodes_holds() -> None:
     assert judged(REPLAYED) == [True, True, True]
 
 
@@ -144,7 +144,7 @@ def test_a_replay_that_says_what_the_nodes_said_holds() -> None:
         ("sessions", 2, "lost", 1, [True, True, False]),
     ],
 )
-def test_a_replay_that_differs_from_the_nodes_in_one_figure_does_not_hold(
+def test_a_replay_that_differs_in_one_figure_does_not_hold(
     table: str, row: int, column: str, value: object, verdict: list[bool]
 ) -> None:
     replayed: dict[str, Any] = deepcopy(REPLAYED)
@@ -152,6 +152,6 @@ def test_a_replay_that_differs_from_the_nodes_in_one_figure_does_not_hold(
     assert judged(replayed) == verdict
 
 
-def test_a_replay_without_the_connection_cannot_be_judged() -> None:
+def test_a_replay_without_the_connection_is_an_error() -> None:
     with pytest.raises(TriohaError, match="no connection in session s2"):
         judged(REPLAYED | {"connections": REPLAYED["connections"][:3]})

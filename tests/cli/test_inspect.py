@@ -17,7 +17,7 @@ from trioha.cli.inspect import inspect
         (-(2**63), "-9223372036854775808 ms"),
     ],
 )
-def test_a_record_may_claim_any_time(tmp_path, capsys, time_ms, shown):
+def test_a_record_with_any_time_is_printed(tmp_path, capsys, time_ms, shown):
     store = open_store(tmp_path)
     store.commit_log.append(message())
     # storeTimestamp, of a record with an IPv4 born host: no checksum covers it.

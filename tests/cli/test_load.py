@@ -1,4 +1,4 @@
-"""`trioha load`: what it sends, what it counts, and what it says."""
+"""`trioha load`: messages, counts and output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stored(asked: RemotingCommand, status: PutStatus = PutStatus.PUT_OK) -> Remo
 
 
 class Broker:
-    """Keeps what it is sent; `answer` decides how each put ends."""
+    """Stores the sends; `answer` chooses the result of each put."""
 
     def __init__(self, answer: Callable[[RemotingCommand, int], RemotingCommand] | None = None) -> None:
         self.sends: list[tuple[SendMessageRequestHeader, bytes]] = []
@@ -57,7 +57,7 @@ class Broker:
 async def start(
     handler: Handler, port: int, task_status: trio.TaskStatus[tuple[trio.CancelScope, int]]
 ) -> None:
-    """A server that its scope can take away."""
+    """A server that ends with its scope."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
 
@@ -113,7 +113,7 @@ async def test_the_same_seed_gives_the_same_bodies_and_another_seed_others() -> 
     assert bodies[0] != bodies[2]
 
 
-async def test_lines_are_sent_over_and_over_until_the_count() -> None:
+async def test_lines_are_repeated_up_to_the_count() -> None:
     broker = Broker()
     await run(broker, lines=(b"one", b"two", b"three"), count=7, concurrency=1)
     assert broker.bodies == [b"one", b"two", b"three", b"one", b"two", b"three", b"one"]
@@ -137,7 +137,7 @@ async def test_each_put_status_is_counted_by_its_name() -> None:
     assert result.complete
 
 
-async def test_an_answer_that_does_not_come_is_a_timeout() -> None:
+async def test_a_missing_answer_is_a_timeout() -> None:
     async def wait() -> RemotingCommand:
         await trio.sleep_forever()
         raise AssertionError("sleeps forever")
@@ -150,7 +150,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout() -> None:
     assert set(result.latency_ms) == {"p50", "p90", "p99", "p99.9", "max"}
 
 
-async def test_a_broker_that_goes_and_comes_back_costs_only_what_was_in_flight() -> None:
+async def test_a_lost_connection_costs_only_the_messages_in_flight() -> None:
     held = trio.Event()
     answered = 0
 
@@ -188,7 +188,7 @@ async def test_a_broker_that_goes_and_comes_back_costs_only_what_was_in_flight()
     assert (result.reconnects, result.complete) == (1, True)
 
 
-async def test_a_broker_that_stays_away_ends_the_load_with_the_figures_so_far() -> None:
+async def test_an_unreachable_broker_ends_the_load_with_the_figures_so_far() -> None:
     broker = Broker()
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -208,7 +208,7 @@ async def test_a_broker_that_stays_away_ends_the_load_with_the_figures_so_far() 
     )
 
 
-async def test_a_broker_that_is_not_there_to_begin_with_is_a_peer_error() -> None:
+async def test_a_failing_first_connection_is_a_peer_error() -> None:
     with trio.fail_after(5), pytest.raises(PeerError, match="cannot connect"):
         await Load(plan_for(1)).run()
 
@@ -251,12 +251,12 @@ def test_sizes_are_one_number_or_two(text: str, sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "..", "1..", "..1", "1.2", "-1", "1k", "9..3", "99999999", "1..2..3", "²"]
 )
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--size"):
         parse_size(text)
 
 
-def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes("eins\r\n\nzwei\nüber".encode())
     assert read_lines(file) == (b"eins", b"zwei", "über".encode())
@@ -272,7 +272,7 @@ def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
 
 @contextmanager
 def broker_thread(handler: Handler) -> Iterator[str]:
-    """A broker in a thread of its own, and its address."""
+    """The address of a broker in a thread."""
     ready = threading.Event()
     address: list[str] = []
     stop: list[Callable[[], None]] = []
@@ -372,7 +372,7 @@ def test_an_interrupt_ends_the_command_with_the_figures_so_far(number: signal.Si
         (["--broker", "127.0.0.1:1", "--from", "/nonexistent"], "No such file or directory"),
     ],
 )
-def test_bad_input_is_told_in_one_line_with_exit_code_2(arguments: list[str], says: str) -> None:
+def test_bad_input_is_reported_in_one_line_with_exit_code_2(arguments: list[str], says: str) -> None:
     process = trioha("load", *arguments)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 2

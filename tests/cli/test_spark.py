@@ -1,4 +1,4 @@
-"""The bar that a terminal shows while Spark works."""
+"""The progress bar of commands on Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trioha.cli.spark import progress
 
 
 def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
-    """What a terminal gets whose tasks are done to 3 of 8."""
+    """Output on a terminal when 3 of 8 tasks are done."""
     ours, theirs = pty.openpty()
     try:
         with os.fdopen(theirs, "w") as stderr:
@@ -41,5 +41,5 @@ def test_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch)
     assert "3/8" in text
 
 
-def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown_on_a_terminal(monkeypatch, shown=False) == ""

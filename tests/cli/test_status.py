@@ -70,7 +70,7 @@ def node(status: BrokerStatus) -> dict[int, RemotingCommand]:
 
 @contextmanager
 def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
-    """Brokers in a thread of their own that answer as recorded; their addresses."""
+    """Addresses of brokers in a thread, with recorded answers."""
     ready = threading.Event()
     addresses: list[str] = []
     tokens: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
@@ -195,7 +195,7 @@ def test_real_brokers_are_shown(session: str, row: list[str], capsys: pytest.Cap
     assert rows_of(capsys.readouterr().out)[0] == [address, *row]
 
 
-def test_a_broker_that_is_away_is_one_line_and_the_others_are_shown(
+def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(
     dead_address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with brokers(node(SLAVE)) as (slave,):
@@ -205,7 +205,7 @@ def test_a_broker_that_is_away_is_one_line_and_the_others_are_shown(
     assert err == f"trioha: {dead_address}: cannot connect: Connection refused\n"
 
 
-def test_a_broker_that_talks_nonsense_is_one_line_with_its_address(
+def test_an_invalid_answer_is_one_line_with_the_brokers_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code = RequestCode.GET_BROKER_HA_STATUS
@@ -254,7 +254,7 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
         (["127.0.0.1:1", "--timeout", "0"], "--timeout: 0 is not more than 0"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_bad_input_is_reported_in_one_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", *arguments]) == 2

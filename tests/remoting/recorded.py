@@ -13,7 +13,7 @@ STREAMS = sorted(VECTORS.glob("remoting-*/*.bin"))
 
 
 def frames(path: Path) -> list[bytes]:
-    """The whole frames of a recorded direction, cut by their length fields alone."""
+    """The frames of a recorded direction, cut by their length fields only."""
     raw = path.read_bytes()
     cut = []
     start = 0

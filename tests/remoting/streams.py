@@ -1,4 +1,4 @@
-"""Streams in memory that behave as a connection's socket does: bounded, half-closeable, without waiting."""
+"""Memory streams that behave like sockets: bounded, half-closeable, with non-blocking calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
 
 
 def transport_pair(capacity_bytes: int = 64 * 1024) -> tuple[MemoryTransport, MemoryTransport]:
-    """Two ends of a connection, of which each direction holds so many bytes that nobody has received."""
+    """Two ends of a connection; each direction buffers so many bytes."""
     there, back = _Pipe(capacity_bytes), _Pipe(capacity_bytes)
     ours, theirs = MemoryTransport(back, there), MemoryTransport(there, back)
     assert isinstance(theirs, DirectStream)

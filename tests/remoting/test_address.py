@@ -1,4 +1,4 @@
-"""Addresses as people write them."""
+"""Addresses in command lines and settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trioha.remoting.address import Address, parse_address
         (" localhost:10911\n", Address("localhost", 10911)),
     ],
 )
-def test_an_address_is_read_and_written_alike(text: str, address: Address) -> None:
+def test_an_address_is_parsed_and_formatted_alike(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert str(address) == text.strip()
 
@@ -40,7 +40,7 @@ def test_an_address_is_read_and_written_alike(text: str, address: Address) -> No
         ("localhost:-1", "is not a port"),
     ],
 )
-def test_what_is_no_address_is_refused_in_one_line(text: str, says: str) -> None:
+def test_an_invalid_address_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         parse_address(text)
     assert "\n" not in str(caught.value)

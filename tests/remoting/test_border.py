@@ -1,4 +1,4 @@
-"""Exceptions planted in every part of server and client: they end one connection, and nothing else."""
+"""Exceptions planted in every part of server and client end one connection only."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[Remo
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[RemotingServer, str]]:
-    """A server on loopback in this nursery: what leaves it fails the test."""
+    """A server on loopback in this nursery: an exception that leaves it fails the test."""
     server = RemotingServer(echo)
 
     async def serve(task_status: trio.TaskStatus[object]) -> None:
@@ -163,7 +163,7 @@ def reported(server: RemotingServer) -> int:
 async def test_a_peer_that_was_reset_before_it_is_served_is_counted_as_broken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As macOS does it: the accepted socket has no peer any more."""
+    """As on macOS: the accepted socket has lost its peer."""
 
     def gone(_: object) -> tuple[str, int]:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
@@ -200,7 +200,7 @@ async def test_a_bug_of_one_kind_is_logged_once_a_minute_and_counted_each_time()
     assert server.statistics.handler_errors == server.statistics.bugs == 100
 
 
-async def test_peers_that_break_the_protocol_again_and_again_do_not_fill_the_log(
+async def test_peers_that_break_the_protocol_repeatedly_do_not_fill_the_log(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     server = RemotingServer(echo)
@@ -275,7 +275,7 @@ async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_blo
 
 
 @pytest.mark.parametrize("host", ["a" * 70, "a..b", "\ud800", "é" * 64, "x" * 300])
-async def test_a_host_that_no_name_can_be_is_a_peer_that_cannot_be_reached(host: str) -> None:
+async def test_an_invalid_host_name_is_a_connection_error(host: str) -> None:
     with trio.fail_after(20), pytest.raises(ConnectionLostError, match="cannot connect"):
         async with open_client(f"{host}:10911"):
             raise AssertionError("not reached")

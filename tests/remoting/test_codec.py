@@ -61,7 +61,7 @@ def binary_frame(header: bytes, body: bytes = b"") -> bytes:
 
 
 @given(COMMANDS)
-def test_what_is_encoded_decodes_to_its_equal(command: RemotingCommand) -> None:
+def test_an_encoded_command_decodes_to_an_equal_one(command: RemotingCommand) -> None:
     assert decode(encode(command)) == [command]
 
 
@@ -158,7 +158,7 @@ def dialect(value: object) -> str:
 
 
 def decoded_or_refused(frame: bytes) -> RemotingCommand | None:
-    """The command of one frame; None if it is refused as it should be. Any other exception comes out."""
+    """The command of one frame; None for RemoteProtocolError. Other exceptions are raised."""
     try:
         (command,) = decode(frame)
     except RemoteProtocolError:
@@ -260,7 +260,7 @@ def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error() ->
                 decode(bytes(mutated), frame_bytes_max=len(frame) + 100)
 
 
-def test_values_that_are_not_strings_are_taken_as_they_were_written() -> None:
+def test_values_that_are_not_strings_are_read_as_they_were_written() -> None:
     header = {
         "code": 310,
         "opaque": 7,
@@ -274,7 +274,7 @@ def test_values_that_are_not_strings_are_taken_as_they_were_written() -> None:
     assert command.body == b"body"
 
 
-def test_missing_null_and_empty_ext_fields_are_all_no_fields() -> None:
+def test_missing_and_null_ext_fields_are_an_empty_mapping() -> None:
     headers: list[dict[str, object]] = [
         {"code": 28, "opaque": 1},
         {"code": 28, "opaque": 1, "extFields": None, "flag": None, "version": None},
@@ -323,7 +323,7 @@ def test_a_header_in_fastjson_dialect_is_read() -> None:
         ({"code": 1, "opaque": 1, "extFields": {str(n): "x" for n in range(257)}}, "257 ext fields"),
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused_with_its_reason(header: object, says: str) -> None:
+def test_an_invalid_header_is_refused_with_its_reason(header: object, says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):
         decode(json_frame(header))
 
@@ -341,12 +341,12 @@ def test_a_header_that_makes_no_sense_is_refused_with_its_reason(header: object,
         (b"GET / HTTP/1.1\r\n\r\n", "beyond the limit"),
     ],
 )
-def test_bytes_that_are_no_frame_are_refused_at_the_first_chance(frame: bytes, says: str) -> None:
+def test_an_invalid_frame_is_refused_as_early_as_possible(frame: bytes, says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):
         decode(frame)
 
 
-def test_a_frame_at_the_limit_is_taken_and_one_byte_more_is_not() -> None:
+def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused() -> None:
     head = encode_head(request(28))
     fitting = encode(request(28, body=b"x" * (1000 - len(head))))
     assert len(fitting) == 1000
@@ -362,7 +362,7 @@ def test_a_header_beyond_its_own_limit_is_refused() -> None:
         decode(frame, header_bytes_max=100)
 
 
-def test_a_huge_length_takes_no_memory() -> None:
+def test_a_huge_length_allocates_no_memory() -> None:
     decoder = FrameDecoder()
     decoder.feed(pack(">II", 16 * 1024 * 1024 - 4, 100))
     tracemalloc.start()
@@ -373,7 +373,7 @@ def test_a_huge_length_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_large_frame_in_small_pieces_is_not_copied_over_and_over() -> None:
+def test_a_large_frame_in_small_chunks_is_copied_once() -> None:
     body = random.Random(1).randbytes(8 * 1024 * 1024)
     frame = encode(request(310, body=body))
     pieces = [frame[start : start + 4096] for start in range(0, len(frame), 4096)]
@@ -402,7 +402,7 @@ def test_an_empty_value_of_a_binary_header_is_null() -> None:
     assert decoded.ext_fields == {"b": "T"}
 
 
-def test_what_the_format_cannot_hold_is_a_local_error() -> None:
+def test_a_command_that_does_not_fit_the_format_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         encode(RemotingCommand(40_000, serialize_type=SerializeType.ROCKETMQ))
     with pytest.raises(LocalProtocolError):

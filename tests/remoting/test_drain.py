@@ -46,7 +46,7 @@ async def connected(
 
 
 async def answers_until_end(stream: MemoryTransport) -> list[tuple[int, float]]:
-    """Opaque and moment of each answer until the server ends the connection; then ours ends, too."""
+    """Opaque and time of each answer until the server ends the connection; then closes our end."""
     decoder = FrameDecoder()
     answers = []
     while data := await stream.receive_some():
@@ -57,7 +57,7 @@ async def answers_until_end(stream: MemoryTransport) -> list[tuple[int, float]]:
     return answers
 
 
-async def test_requests_in_flight_are_answered_when_they_are_ready_and_then_the_connection_ends(
+async def test_requests_in_flight_are_answered_before_the_connection_ends(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     server = RemotingServer(sleeper)
@@ -70,7 +70,9 @@ async def test_requests_in_flight_are_answered_when_they_are_ready_and_then_the_
     assert server.statistics.cut_connections == 0
 
 
-async def test_what_is_not_ready_in_time_is_cut_and_counted(autojump_clock: trio.testing.MockClock) -> None:
+async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(20), opaque=2))
@@ -82,8 +84,8 @@ async def test_what_is_not_ready_in_time_is_cut_and_counted(autojump_clock: trio
     assert server.statistics.connections_open == 0
 
 
-async def test_nothing_is_read_any_more(autojump_clock: trio.testing.MockClock) -> None:
-    """Neither a new request nor the rest of one; and the handler never sees them."""
+async def test_a_draining_connection_reads_no_more_requests(autojump_clock: trio.testing.MockClock) -> None:
+    """Neither a new request nor the rest of one reaches the handler."""
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
         half = encode(request(0), opaque=9)
@@ -126,7 +128,7 @@ async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(
     assert server.statistics.cut_connections == 0
 
 
-async def test_answers_that_the_peer_reads_slowly_are_flushed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_answers_to_a_slow_peer_are_sent_completely(autojump_clock: trio.testing.MockClock) -> None:
     server = RemotingServer(sleeper)
     body = bytes(range(256)) * 100
     async with connected(server, capacity_bytes=10_000) as stream, trio.open_nursery() as nursery:
@@ -142,7 +144,7 @@ async def test_answers_that_the_peer_reads_slowly_are_flushed(autojump_clock: tr
     assert server.statistics.cut_connections == 0
 
 
-async def test_a_oneway_request_in_flight_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_draining_waits_for_a_oneway_request_in_flight(autojump_clock: trio.testing.MockClock) -> None:
     done = False
 
     async def work() -> None:
@@ -159,13 +161,13 @@ async def test_a_oneway_request_in_flight_is_waited_for(autojump_clock: trio.tes
     assert (done, trio.current_time()) == (True, 2.0)
 
 
-async def test_draining_without_connections_takes_no_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_draining_without_connections_ends_at_once(autojump_clock: trio.testing.MockClock) -> None:
     await RemotingServer(sleeper).drain()
     assert trio.current_time() == 0.0
 
 
-async def test_a_draining_server_accepts_nobody_serves_who_is_there_and_ends() -> None:
-    """Over sockets; the client learns of it as of any connection that ends."""
+async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_ends() -> None:
+    """Over sockets; for the client the connection ends like any other."""
     release = trio.Event()
 
     async def hold(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
@@ -204,7 +206,7 @@ async def test_a_draining_server_accepts_nobody_serves_who_is_there_and_ends() -
     assert answers == [0]
 
 
-async def test_stopping_to_accept_leaves_connections_as_they_are() -> None:
+async def test_stop_accepting_keeps_open_connections() -> None:
     server = RemotingServer(sleeper)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:

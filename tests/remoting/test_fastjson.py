@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_standard_json_means_the_same_to_both_parsers(value: object) -> None:
+def test_both_parsers_read_standard_json_alike(value: object) -> None:
     text = json.dumps(value)
     assert parse_json(text) == value
     assert _Parser(text).parse() == value
@@ -76,7 +76,7 @@ def test_single_quotes_and_escapes_are_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "{a}", "{0:1", "[1", "{0:1}}", "{0:}", "{:1}", "nul", "{'a:1}", "[1 2]", '{0:1 "a":2}']
 )
-def test_text_that_is_broken_says_where(text: str) -> None:
+def test_an_error_has_its_position(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="bad JSON at character"):
         parse_json(text)
 
@@ -88,7 +88,7 @@ def test_nesting_without_end_is_refused() -> None:
         parse_json("{0:" * 1000)
 
 
-def test_a_reader_may_limit_what_a_text_costs_it() -> None:
+def test_limits_bound_the_cost_of_parsing() -> None:
     limits = JsonLimits(containers_max=3, dialect_chars_max=10)
     assert parse_json('[[],{"a":"long enough to be over it"}]', limits=limits)
     assert parse_json("{0:1}", limits=limits) == {"0": 1}

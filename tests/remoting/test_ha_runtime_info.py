@@ -101,7 +101,7 @@ def test_the_status_of_a_slave_is_read_as_it_was_written(status: BrokerStatus, c
     assert decode_ha_status(encode_ha_status(slave)) == slave
 
 
-def test_our_additions_stand_beside_rocketmqs_own_keys() -> None:
+def test_triohas_keys_are_added_beside_rocketmqs() -> None:
     status = BrokerStatus(
         version="1.0",
         role="SYNC_MASTER",
@@ -186,7 +186,7 @@ def test_our_additions_stand_beside_rocketmqs_own_keys() -> None:
         (b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}', "frameBytes is not four integers: an array"),
     ],
 )
-def test_a_body_that_is_no_ha_runtime_info_is_refused(body: bytes, message: str) -> None:
+def test_an_invalid_body_is_refused_with_key_and_value(body: bytes, message: str) -> None:
     with pytest.raises(RemoteProtocolError, match=re.escape(message)):
         decode_ha_status(body)
 
@@ -200,7 +200,7 @@ def test_missing_and_null_members_have_their_fields_defaults() -> None:
     assert decode_ha_status(b"{}") == BrokerStatus(client=SlaveStatus())
 
 
-def test_connections_beyond_those_that_a_reader_takes_are_counted_and_not_read() -> None:
+def test_connections_beyond_the_readers_limit_are_counted_and_not_read() -> None:
     replica = {"addr": "10.0.0.1:1", "slaveAckOffset": 5, "transferFromWhere": 5, "state": "TRANSFER"}
     probe = {"addr": "10.0.0.2:1", "slaveAckOffset": -1, "transferFromWhere": -1}
     listed = [*[probe | {"state": "HANDSHAKE"}] * 5, probe, *[replica] * 4, {"slaveAckOffset": "not read"}]

@@ -1,4 +1,4 @@
-"""Whatever a server answers, its reader raises RemoteProtocolError or gives a value, and nothing else."""
+"""For any answer of a server, its reader returns a value or raises RemoteProtocolError."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_answer_to_a_send_is_read_or_refused(
 
 
 @pytest.mark.parametrize("text", WRONG_NUMBERS)
-def test_what_is_no_number_is_no_figure_of_a_runtime_table(text: str) -> None:
+def test_invalid_numbers_of_a_runtime_table_are_none(text: str) -> None:
     table = runtime_info_of(
         {
             "bootTimestamp": text,

@@ -1,4 +1,4 @@
-"""What name servers answer, in fastjson's dialect."""
+"""Answers of name servers, in fastjson's dialect."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def test_a_name_server_without_brokers_lists_none(body: bytes) -> None:
         b'{"brokerAddrTable":{"b":{"brokerAddrs":{"0":1}}}}',
     ],
 )
-def test_a_body_that_is_no_cluster_info_is_refused(body: bytes) -> None:
+def test_an_invalid_cluster_info_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         parse_broker_groups(body)
 
 
-def test_no_more_addresses_are_taken_than_a_monitor_can_ask() -> None:
+def test_the_number_of_addresses_is_limited() -> None:
     many = ",".join(f'{number}:"h:{number}"' for number in range(BROKERS_MAX + 50))
     (group,) = parse_broker_groups(f'{{"brokerAddrTable":{{"b":{{"brokerAddrs":{{{many}}}}}}}}}'.encode())
     assert len(group.addresses) == BROKERS_MAX
 
 
-async def test_groups_are_fetched_over_a_connection_and_a_refusal_says_its_code() -> None:
+async def test_groups_are_fetched_over_a_connection_and_a_refusal_has_its_code() -> None:
     codes = iter((ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR))
 
     async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:

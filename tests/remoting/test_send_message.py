@@ -56,11 +56,11 @@ V1 = {
 
 
 @given(HEADERS)
-def test_a_header_survives_its_own_fields(header: SendMessageRequestHeader) -> None:
+def test_a_header_is_parsed_from_its_own_fields(header: SendMessageRequestHeader) -> None:
     assert SendMessageRequestHeader.of(send_request(header, b"body")) == header
 
 
-def test_both_forms_of_a_send_mean_the_same() -> None:
+def test_both_forms_of_a_send_give_the_same_header() -> None:
     long = SendMessageRequestHeader.of(request(RequestCode.SEND_MESSAGE, ext_fields=V1))
     short = SendMessageRequestHeader.of(request(RequestCode.SEND_MESSAGE_V2, ext_fields=long.to_ext_fields()))
     assert short == long
@@ -76,7 +76,7 @@ def test_both_forms_of_a_send_mean_the_same() -> None:
         ("remoting-4.9.7/065-adm-sendMessage--master", 1),
     ],
 )
-def test_recorded_sends_of_java_producers_are_understood(session: str, count: int) -> None:
+def test_recorded_sends_of_java_producers_are_parsed(session: str, count: int) -> None:
     codes = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
     sends = [command for command in commands(VECTORS / f"{session}.c2s.bin") if command.code in codes]
     assert len(sends) >= count
@@ -90,7 +90,7 @@ def test_recorded_sends_of_java_producers_are_understood(session: str, count: in
         assert "WAIT" in parse_properties(header.properties.encode())
 
 
-def test_recorded_answers_to_sends_are_understood() -> None:
+def test_recorded_answers_to_sends_are_parsed() -> None:
     stored = answers("remoting-5.3.3/047-adm-sendMessage--master")[RequestCode.SEND_MESSAGE_V2]
     header = SendMessageResponseHeader.of(stored)
     assert header == SendMessageResponseHeader(
@@ -119,9 +119,7 @@ def test_recorded_answers_to_sends_are_understood() -> None:
         ({"topic": "%RETRY%" + "g" * 249}, "at most 255"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused_with_one_reason(
-    change: dict[str, str | None], says: str
-) -> None:
+def test_an_invalid_header_is_refused_with_one_reason(change: dict[str, str | None], says: str) -> None:
     fields = {name: value for name, value in {**V1, **change}.items() if value is not None}
     command = request(RequestCode.SEND_MESSAGE, ext_fields=fields)
     with pytest.raises(BadRequestError, match=says) as caught:
@@ -132,7 +130,7 @@ def test_a_header_that_does_not_fit_is_refused_with_one_reason(
     assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
 
 
-def test_long_retry_topics_are_taken() -> None:
+def test_long_retry_topics_are_accepted() -> None:
     topic = "%RETRY%" + "g" * 248
     command = request(RequestCode.SEND_MESSAGE, ext_fields={**V1, "topic": topic})
     assert SendMessageRequestHeader.of(command).topic == topic
@@ -167,7 +165,7 @@ def test_codes_of_put_statuses_are_the_brokers() -> None:
     }
 
 
-def test_a_code_that_is_no_put_status_keeps_its_own_name() -> None:
+def test_a_code_of_no_put_status_keeps_its_own_name() -> None:
     asked = request(310)
     assert put_status_name(response_to(asked, 17)) == "TOPIC_NOT_EXIST"
     assert put_status_name(response_to(asked, 1, remark="java.lang.NullPointerException")) == "SYSTEM_ERROR"

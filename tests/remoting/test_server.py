@@ -1,4 +1,4 @@
-"""The server and the client against each other, and the server against peers that misbehave."""
+"""Server and client with each other, and the server with peers that misbehave."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _start(server: RemotingServer, task_status: trio.TaskStatus[object]) -
 async def served_stream(
     server: RemotingServer,
 ) -> AsyncIterator[trio.StapledStream[trio.abc.SendStream, trio.abc.ReceiveStream]]:
-    """Our end of a stream in memory that `server` serves at the other."""
+    """Our end of a memory stream whose other end `server` serves."""
     ours, theirs = trio.testing.memory_stream_pair()
 
     async def run() -> None:
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-async def test_a_request_is_answered_in_the_serialization_it_came_in(serialize_type: SerializeType) -> None:
+async def test_a_request_is_answered_in_its_own_serialization(serialize_type: SerializeType) -> None:
     async with serving(echo) as (_, address), open_client(address) as client:
         asked = request(310, ext_fields={"b": "T"}, body=b"body", serialize_type=serialize_type)
         answer = await client.request(asked)
@@ -120,7 +120,7 @@ async def test_many_requests_in_flight_each_get_their_own_answer() -> None:
     assert got == {number: b"x" * number + bytes([number]) for number in range(200)}
 
 
-async def test_a_request_that_waits_does_not_hold_the_next(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_waiting_request_does_not_delay_the_next(autojump_clock: trio.testing.MockClock) -> None:
     def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         return wait(asked, peer) if asked.code == 1 else echo(asked, peer)
 
@@ -139,7 +139,7 @@ async def test_a_request_that_waits_does_not_hold_the_next(autojump_clock: trio.
     assert moments == [(2, 0.0), (1, 3.0)]
 
 
-async def test_a_frame_in_pieces_is_one_request() -> None:
+async def test_a_frame_in_chunks_is_one_request() -> None:
     async with served_stream(RemotingServer(echo)) as stream:
         for byte in encode(request(310, body=b"body"), opaque=5):
             await stream.send_all(bytes([byte]))
@@ -199,7 +199,7 @@ async def test_a_handler_that_fails_is_answered_with_system_error_and_logged(at_
     ]
 
 
-async def test_a_bad_request_is_answered_with_its_code_and_is_no_handler_error() -> None:
+async def test_a_bad_request_is_answered_with_its_code_and_not_counted_as_handler_error() -> None:
     def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
         raise BadRequestError("the topic is missing", code=13)
 
@@ -251,7 +251,7 @@ async def test_a_peer_that_breaks_the_protocol_is_closed_and_counted(garbage: by
 
 
 @pytest.mark.parametrize("sent", [0, 20])
-async def test_silence_ends_after_the_idle_timeout_and_half_a_frame_before(
+async def test_an_idle_connection_ends_at_the_idle_timeout_and_an_unfinished_frame_before(
     sent: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = RemotingServer(echo)
@@ -265,7 +265,7 @@ async def test_silence_ends_after_the_idle_timeout_and_half_a_frame_before(
     assert server.statistics.connections_open == 0
 
 
-async def test_reading_and_writing_put_the_idle_timeout_off(autojump_clock: trio.testing.MockClock) -> None:
+async def test_reading_and_writing_postpone_the_idle_timeout(autojump_clock: trio.testing.MockClock) -> None:
     async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
         await trio.sleep(100)
         return echo(asked, peer)
@@ -281,7 +281,7 @@ async def test_reading_and_writing_put_the_idle_timeout_off(autojump_clock: trio
         assert trio.current_time() == 330.0
 
 
-async def test_a_peer_that_reads_nothing_stops_itself_and_is_closed() -> None:
+async def test_a_peer_that_reads_no_answers_is_not_read_from_and_is_closed() -> None:
     limits = ServerLimits(in_flight_max=8, send_timeout_s=0.3)
     server = RemotingServer(echo, limits=limits)
     frame = encode(request(310, body=b"x" * 1_000_000))
@@ -346,7 +346,7 @@ async def test_one_connection_too_many_is_closed_and_counted() -> None:
         assert server.statistics.connections_accepted == 3
 
 
-async def test_one_address_cannot_take_all_places() -> None:
+async def test_connections_of_one_address_are_limited() -> None:
     limits = ServerLimits(connections_max=10, connections_per_peer_max=2)
     async with serving(echo, limits) as (server, address):
         port = int(str(address).rpartition(":")[2])
@@ -366,7 +366,7 @@ async def test_one_address_cannot_take_all_places() -> None:
             await fourth.request(request(28))
 
 
-async def test_a_handler_in_flight_is_cancelled_when_its_peer_leaves() -> None:
+async def test_a_handler_in_flight_is_cancelled_when_its_connection_ends() -> None:
     cancelled = trio.Event()
 
     async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
@@ -384,7 +384,7 @@ async def test_a_handler_in_flight_is_cancelled_when_its_peer_leaves() -> None:
         await until(lambda: server.statistics.connections_open == 0)
 
 
-async def test_responses_that_nobody_asked_for_are_counted_and_ignored() -> None:
+async def test_unexpected_responses_are_counted_and_ignored() -> None:
     server = RemotingServer(echo)
     async with served_stream(server) as stream:
         await stream.send_all(encode(response_to(request(40), 0)))
@@ -395,7 +395,7 @@ async def test_responses_that_nobody_asked_for_are_counted_and_ignored() -> None
     assert server.statistics.unexpected_responses == 1
 
 
-async def test_an_address_in_use_is_told_in_one_line() -> None:
+async def test_an_address_in_use_is_reported_in_one_line() -> None:
     async with serving(echo) as (_, address):
         port = int(address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
@@ -516,13 +516,13 @@ async def test_opaques_wrap_without_leaving_32_bits() -> None:
     assert (first.opaque, second.opaque) == (2**31 - 1, 0)
 
 
-async def test_a_request_that_wants_an_answer_is_not_sent_oneway() -> None:
+async def test_a_request_with_an_answer_cannot_be_sent_oneway() -> None:
     async with client_and_peer() as (client, _):
         with pytest.raises(LocalProtocolError, match="not one-way"):
             client.send_oneway(request(28))
 
 
-async def test_nobody_there_is_told_in_one_line() -> None:
+async def test_a_refused_connection_is_reported_in_one_line() -> None:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = listener.socket.getsockname()[1]
     await listener.aclose()
@@ -532,7 +532,7 @@ async def test_nobody_there_is_told_in_one_line() -> None:
     assert str(caught.value) == f"127.0.0.1:{port}: cannot connect: Connection refused"
 
 
-async def test_errors_of_the_clients_block_come_out_as_they_are() -> None:
+async def test_errors_of_the_clients_block_are_not_wrapped() -> None:
     async with serving(echo) as (_, address):
         with pytest.raises(ValueError, match=r"^mine$"):
             async with open_client(address):
@@ -542,7 +542,7 @@ async def test_errors_of_the_clients_block_come_out_as_they_are() -> None:
 PUSHED = encode(request(907, body=b"pushed", oneway=True))
 
 
-async def test_what_is_pushed_goes_to_the_connection_of_that_number() -> None:
+async def test_a_pushed_frame_goes_to_the_connection_of_that_number() -> None:
     server = RemotingServer(echo)
     async with served_stream(server) as first:
         await trio.testing.wait_all_tasks_blocked()
@@ -561,8 +561,8 @@ async def test_what_is_pushed_goes_to_the_connection_of_that_number() -> None:
             assert not server.push(1, PUSHED)
 
 
-async def test_who_does_not_read_is_pushed_no_more_than_the_socket_holds() -> None:
-    """And what follows, once it reads, is whole and in order."""
+async def test_pushes_to_a_peer_that_does_not_read_are_dropped() -> None:
+    """When it reads again, the frames after that are complete and in order."""
     frame = encode(request(907, body=bytes(100_000), oneway=True))
     pushes = 2000
     async with serving(echo) as (server, address):

@@ -45,7 +45,8 @@ RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
 
 @asynccontextmanager
 async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple[RemotingClient, list[int]]]:
-    """A client of a server that answers as recorded (other codes: never), and the codes it was asked."""
+    """A client of a server with the recorded answers (none for other codes), and the codes of its
+    requests."""
     asked_codes: list[int] = []
 
     async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
@@ -153,7 +154,7 @@ async def test_a_real_49_broker_is_shown_from_its_runtime_info() -> None:
     assert slave.max_offset > 0
 
 
-async def test_a_broker_that_keeps_its_configuration_to_itself_is_a_plain_master() -> None:
+async def test_a_broker_that_refuses_its_configuration_is_shown_as_master() -> None:
     refused = response_to(request(CONFIG), ResponseCode.NO_PERMISSION)
     async with broker({**MASTER_53, CONFIG: refused}) as (client, _):
         status = await fetch_status(client)
@@ -188,7 +189,7 @@ async def test_one_answer_has_the_whole_status_of_a_trioha_node() -> None:
     assert status == evolve(node, address=client.address)
 
 
-async def test_a_refusal_is_told_with_its_code() -> None:
+async def test_a_refusal_has_its_code() -> None:
     refused = response_to(request(HA_STATUS), ResponseCode.NO_PERMISSION, remark="No accessKey\n\tat X")
     async with broker({HA_STATUS: refused}) as (client, _):
         with pytest.raises(PeerError) as caught:
@@ -207,7 +208,7 @@ async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
         assert 0.29 < trio.current_time() - start_s < 2.0
 
 
-async def test_the_long_table_of_a_broker_that_tells_its_offsets_is_not_asked_for_each_time(
+async def test_the_runtime_table_is_not_requested_each_time_if_907_reports_the_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 1e6)
@@ -266,7 +267,7 @@ async def promising(
         nursery.cancel_scope.cancel()
 
 
-async def test_an_update_is_waited_for_and_the_newest_one_taken(autojump_clock: object) -> None:
+async def test_fetch_waits_for_an_update_and_returns_the_newest_one(autojump_clock: object) -> None:
     async with promising(PROMISE) as (reader, push, asked):
         assert (await reader.fetch()).max_offset == 100
         await push(update(101) + update(102))
@@ -283,7 +284,7 @@ async def push_later(push: Callable[[bytes], Awaitable[None]], data: bytes) -> N
     await push(data)
 
 
-async def test_a_node_whose_update_is_late_is_asked(autojump_clock: object) -> None:
+async def test_a_late_update_is_replaced_by_a_request(autojump_clock: object) -> None:
     async with promising(PROMISE) as (reader, push, asked):
         await reader.fetch()
         started = trio.current_time()
@@ -296,7 +297,7 @@ async def test_a_node_whose_update_is_late_is_asked(autojump_clock: object) -> N
         assert asked == [HA_STATUS] * 2
 
 
-async def test_an_update_that_is_older_than_an_answer_is_passed_over(autojump_clock: object) -> None:
+async def test_an_update_older_than_an_answer_is_dropped(autojump_clock: object) -> None:
     async with promising(PROMISE, before=update(99)) as (reader, push, _):
         assert (await reader.fetch()).max_offset == 100
         await push(update(101))
@@ -311,7 +312,7 @@ async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock: o
         assert trio.current_time() == 0
 
 
-async def test_wrong_updates_and_promises_are_errors_of_the_peer(autojump_clock: object) -> None:
+async def test_invalid_updates_and_promises_are_protocol_errors(autojump_clock: object) -> None:
     async with promising({**PROMISE, "triohaUpdates": "many"}) as (reader, _, _):
         with pytest.raises(RemoteProtocolError, match="triohaUpdates is not a whole number"):
             await reader.fetch()
@@ -322,14 +323,14 @@ async def test_wrong_updates_and_promises_are_errors_of_the_peer(autojump_clock:
             await reader.fetch()
 
 
-async def test_other_requests_of_a_broker_are_no_updates(autojump_clock: object) -> None:
+async def test_other_requests_of_a_broker_are_ignored(autojump_clock: object) -> None:
     async with promising(PROMISE) as (reader, push, _):
         await reader.fetch()
         await push(encode(request(RequestCode.GET_BROKER_CONFIG, body=b"?", oneway=True)) + update(105))
         assert (await reader.fetch()).max_offset == 105
 
 
-async def test_a_table_that_comes_along_is_not_asked_for(autojump_clock: object) -> None:
+async def test_a_table_that_comes_with_updates_is_not_requested(autojump_clock: object) -> None:
     def table(rate: str) -> bytes:
         return json.dumps({"table": {"putTps": rate}}).encode()
 

@@ -1,4 +1,4 @@
-"""The fields of a question for updates."""
+"""The fields of a subscription to updates."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from trioha.remoting.command import BadRequestError
 from trioha.remoting.status_subscription import COUNT_MAX, EVERY_MS_MAX, EVERY_MS_MIN, StatusSubscription
 
 
-def test_fields_say_what_they_were_made_of() -> None:
+def test_fields_are_parsed_as_they_were_written() -> None:
     assert StatusSubscription.of(StatusSubscription(100, 20).to_fields()) == StatusSubscription(100, 20)
 
 
-def test_a_question_that_wants_none_says_nothing_of_them() -> None:
+def test_a_request_without_the_fields_is_no_subscription() -> None:
     assert StatusSubscription.of({"brokerName": "b"}) is None
 
 
@@ -22,7 +22,7 @@ def test_a_question_that_wants_none_says_nothing_of_them() -> None:
         ("999999999", "0", StatusSubscription(EVERY_MS_MAX, 0)),
     ],
 )
-def test_what_is_too_much_is_promised_up_to_the_limit(
+def test_values_outside_the_limits_become_the_limits(
     every_ms: str, count: str, promised: StatusSubscription
 ) -> None:
     assert StatusSubscription.of({"triohaEveryMillis": every_ms, "triohaUpdates": count}) == promised
@@ -30,12 +30,12 @@ def test_what_is_too_much_is_promised_up_to_the_limit(
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "ten", "\u0663", "9" * 10, "9" * 10_000])
 @pytest.mark.parametrize("name", ["triohaEveryMillis", "triohaUpdates"])
-def test_what_is_no_whole_number_is_refused_by_name(name: str, text: str) -> None:
+def test_a_field_that_is_not_a_whole_number_is_refused_by_name(name: str, text: str) -> None:
     fields = {"triohaEveryMillis": "100", "triohaUpdates": "20"} | {name: text}
     with pytest.raises(BadRequestError, match=f"{name} is not a whole number"):
         StatusSubscription.of(fields)
 
 
-def test_half_a_question_is_refused() -> None:
+def test_a_single_field_is_refused() -> None:
     with pytest.raises(BadRequestError, match="triohaUpdates is not a whole number"):
         StatusSubscription.of({"triohaEveryMillis": "100"})

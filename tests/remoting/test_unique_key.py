@@ -1,4 +1,4 @@
-"""The message id that a producer makes."""
+"""The message id of a producer."""
 
 from __future__ import annotations
 

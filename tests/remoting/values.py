@@ -18,7 +18,7 @@ WRONG_NUMBERS = (
     "9" * 5000,
     "-9223372036854775809",
 )
-"""What `int` might read and no protocol means, and numbers beyond all ranges."""
+"""Texts that `int` reads and no protocol allows, and numbers beyond all ranges."""
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=10)
 """Also with lone surrogates and control characters."""

@@ -30,8 +30,7 @@ from trioha.store.topics import SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
-"""What 4.9 says at the end of some refusals."""
-UNIQUE_KEY: Final = "UNIQ_KEY"
+"""End of some remarks of 4.9."""
 
 FORBIDDEN_TOPICS: Final = frozenset(
     {
@@ -52,7 +51,7 @@ _INNER_NUM = b"INNER_NUM\x01"
 
 
 class SendProcessor:
-    """Answers sends."""
+    """Handles sends."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class SendProcessor:
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
     ) -> None:
-        """`delay_levels`: those of messageDelayLevel, by which the dispatcher finds out when one is due."""
+        """`delay_levels`: those of messageDelayLevel, which the dispatcher uses for due times."""
         self._puts = puts
         self._topics = topics
         self._is_writable = broker_permission & Perm.WRITE != 0
@@ -71,7 +70,7 @@ class SendProcessor:
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The response to a send, or an awaitable of it where replicas or the disk are waited for.
+        """The response to a send, or an awaitable of it if the put waits for slaves or the disk.
 
         The message is in the log when this returns, so messages of one connection keep their order. The
         answer to a send that made its topic waits until the topic is in its file.
@@ -90,13 +89,13 @@ class SendProcessor:
         return _respond_later(request, message, result)
 
     def _message(self, header: SendMessageRequestHeader, body: bytes, peer: Peer) -> tuple[Message, bool]:
-        """The message to store, and whether it wants to wait. Raises BadRequestError."""
+        """The message to store, and its WAIT property. Raises BadRequestError."""
         topic = header.topic
         if topic in FORBIDDEN_TOPICS:
             raise BadRequestError(
                 f"sending to the system topic {topic} is forbidden", code=ResponseCode.NO_PERMISSION
             )
-        # Java stores a question mark for what UTF-8 cannot say (lone surrogates), and so do we.
+        # Lone surrogates, which UTF-8 cannot encode, become question marks, as in Java.
         properties = header.properties.encode("utf-8", "replace")
         if header.batch or header.sys_flag & BATCH_BITS or _INNER_NUM in properties:
             raise BadRequestError("batches are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL)
@@ -123,9 +122,9 @@ class SendProcessor:
         return message, wait_store_ok
 
     def _queue_id(self, header: SendMessageRequestHeader, peer: Peer) -> int:
-        """The queue that a message goes to; its topic is made if need be. Raises BadRequestError."""
+        """The queue of a message; creates its topic if needed. Raises BadRequestError."""
         if self._puts.is_slave:
-            # Its master has the topics, and it refuses the put.
+            # A slave has its master's topics and refuses the put.
             return max(0, header.queue_id)
         if not self._is_writable:
             raise BadRequestError("the broker sending message is forbidden", code=ResponseCode.NO_PERMISSION)
@@ -161,7 +160,7 @@ class SendProcessor:
         return topic
 
     def _delayed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
-        """Where a delayed message is kept until its time: queue level - 1 of the schedule topic.
+        """Topic, queue and properties of a delayed message: queue level - 1 of the schedule topic.
 
         A level above the highest counts as the highest (spec store 2.9).
         """
