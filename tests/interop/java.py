@@ -250,6 +250,38 @@ class JavaDriver:
         results: list[dict[str, Any]] = said["results"]
         return results
 
+    def produce(
+        self, name_server: str, number: int, *, topic: str, tags: str = "", prefix: str = "m"
+    ) -> dict[str, int]:
+        """Send messages with a DefaultMQProducer, bodies `prefix` and a number; counts of their statuses."""
+        said = self.call(
+            "produce",
+            namesrv=name_server,
+            count=number,
+            topic=topic,
+            tags=tags,
+            prefix=prefix,
+            timeout_s=60.0,
+        )
+        statuses: dict[str, int] = said["statuses"]
+        return statuses
+
+    def consume(
+        self, name_server: str, *, group: str, topic: str, mode: str = "concurrent", expression: str = "*"
+    ) -> JavaConsumer:
+        """Start a DefaultMQPushConsumer (concurrent, orderly, broadcast), or with lite a pull consumer."""
+        name = f"consumer-{next(self._ids)}"
+        self.call(
+            "consume",
+            name=name,
+            namesrv=name_server,
+            group=group,
+            topic=topic,
+            mode=mode,
+            expression=expression,
+        )
+        return JavaConsumer(self, name)
+
     def ask(self, address: str) -> dict[str, Any]:
         """A broker by RocketMQ's own client: runtimeInfo, haStatus (absent in 4.9.7, which does not know it).
 
@@ -320,6 +352,33 @@ class JavaDriver:
             lost, self._calls = self._calls, {}
         for call in lost.values():
             call.set_exception(JavaError(f"the {self.version} driver ended\n{self.log()}"))
+
+
+@frozen
+class JavaConsumer:
+    """A running consumer."""
+
+    driver: JavaDriver
+    name: str
+
+    def received(self, number: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
+        """What it was given so far, in order; waits for `number` messages, but not longer than `within_s`.
+
+        Each message with queueId, queueOffset, body, tags and keys.
+        """
+        said = self.driver.call(
+            "received",
+            name=self.name,
+            count=number,
+            millis=int(within_s * 1000),
+            timeout_s=within_s + 10,
+        )
+        messages: list[dict[str, Any]] = said["messages"]
+        return messages
+
+    def end(self) -> None:
+        """Shut it down: it commits its offsets and leaves its group."""
+        self.driver.call("endConsumer", name=self.name)
 
 
 class JavaStore:

@@ -78,6 +78,7 @@ public final class StoreDriver {
 
     private final Map<String, Opened> opened = new ConcurrentHashMap<>();
     private final PrintStream answers;
+    private final Clients clients = new Clients();
     private MQClientAPIImpl client;
 
     private StoreDriver(PrintStream answers) {
@@ -133,6 +134,10 @@ public final class StoreDriver {
         }
         if (command.equals("send")) {
             return send(request);
+        }
+        if (command.equals("produce") || command.equals("consume") || command.equals("received")
+            || command.equals("endConsumer")) {
+            return clients.perform(command, request);
         }
         if (command.equals("ask")) {
             return ask(request.getString("address"));

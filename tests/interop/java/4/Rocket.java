@@ -6,6 +6,7 @@ import java.nio.channels.ServerSocketChannel;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.hook.SendMessageContext;
 import org.apache.rocketmq.client.impl.CommunicationMode;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
@@ -15,6 +16,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.protocol.header.SendMessageRequestHeader;
+import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -91,6 +93,10 @@ final class Rocket {
         header.setReconsumeTimes(0);
         return client.sendMessage(
             address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
+    }
+
+    static void broadcast(DefaultMQPushConsumer consumer) {
+        consumer.setMessageModel(MessageModel.BROADCASTING);
     }
 
     /** Port 0 is bound as the system likes, and kept to itself: it is read off the listening socket. */

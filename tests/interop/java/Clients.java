@@ -1,0 +1,154 @@
+package interop;
+
+import com.alibaba.fastjson.JSONObject;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** RocketMQ's own producers and consumers, found through a name server as an application finds them. */
+final class Clients {
+    /** What one consumer was given, in the order in which it came. */
+    private static final class Consumer {
+        final List<Object> received = new ArrayList<>();
+        Runnable shutdown = () -> { };
+        volatile boolean stopped;
+
+        synchronized void receive(List<MessageExt> messages) {
+            for (MessageExt message : messages) {
+                Map<String, Object> one = new LinkedHashMap<>();
+                one.put("queueId", message.getQueueId());
+                one.put("queueOffset", message.getQueueOffset());
+                one.put("body", new String(message.getBody(), StandardCharsets.UTF_8));
+                one.put("tags", message.getTags());
+                one.put("keys", message.getKeys());
+                received.add(one);
+            }
+            notifyAll();
+        }
+
+        synchronized List<Object> waitFor(int count, long millis) throws InterruptedException {
+            long deadline = System.nanoTime() + millis * 1_000_000;
+            while (received.size() < count) {
+                long left = (deadline - System.nanoTime()) / 1_000_000;
+                if (left <= 0) {
+                    break;
+                }
+                wait(left);
+            }
+            return new ArrayList<>(received);
+        }
+    }
+
+    private final Map<String, Consumer> consumers = new ConcurrentHashMap<>();
+
+    Map<String, Object> perform(String command, JSONObject request) throws Exception {
+        String name = request.getString("name");
+        switch (command) {
+            case "produce":
+                return produce(request);
+            case "consume":
+                consumers.put(name, start(request));
+                return new LinkedHashMap<>();
+            case "received":
+                return new LinkedHashMap<>(Map.of("messages", consumers.get(name)
+                    .waitFor(request.getIntValue("count"), request.getLongValue("millis"))));
+            default:
+                Consumer consumer = consumers.remove(name);
+                consumer.stopped = true;
+                consumer.shutdown.run();
+                return new LinkedHashMap<>();
+        }
+    }
+
+    private static Map<String, Object> produce(JSONObject request) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("interop-producer");
+        producer.setNamesrvAddr(request.getString("namesrv"));
+        producer.setInstanceName("producer-" + System.nanoTime());
+        producer.start();
+        try {
+            Map<String, Integer> statuses = new LinkedHashMap<>();
+            for (int i = 0; i < request.getIntValue("count"); i++) {
+                Message message = new Message(request.getString("topic"), request.getString("tags"),
+                    "key" + i, (request.getString("prefix") + i).getBytes(StandardCharsets.UTF_8));
+                SendResult result = producer.send(message);
+                statuses.merge(result.getSendStatus().name(), 1, Integer::sum);
+            }
+            return new LinkedHashMap<>(Map.of("statuses", statuses));
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    private static Consumer start(JSONObject request) throws Exception {
+        return request.getString("mode").equals("lite") ? startLite(request) : startPush(request);
+    }
+
+    private static Consumer startPush(JSONObject request) throws Exception {
+        Consumer consumer = new Consumer();
+        String mode = request.getString("mode");
+        DefaultMQPushConsumer push = new DefaultMQPushConsumer(request.getString("group"));
+        push.setNamesrvAddr(request.getString("namesrv"));
+        push.setInstanceName(request.getString("name"));
+        push.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        push.subscribe(request.getString("topic"), request.getString("expression"));
+        if (mode.equals("broadcast")) {
+            Rocket.broadcast(push);
+        }
+        if (mode.equals("orderly")) {
+            push.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                consumer.receive(messages);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            push.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                consumer.receive(messages);
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        }
+        consumer.shutdown = push::shutdown;
+        push.start();
+        return consumer;
+    }
+
+    private static Consumer startLite(JSONObject request) throws Exception {
+        Consumer consumer = new Consumer();
+        DefaultLitePullConsumer lite = new DefaultLitePullConsumer(request.getString("group"));
+        lite.setNamesrvAddr(request.getString("namesrv"));
+        lite.setInstanceName(request.getString("name"));
+        lite.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        lite.subscribe(request.getString("topic"), request.getString("expression"));
+        lite.start();
+        Thread poller = new Thread(() -> {
+            while (!consumer.stopped) {
+                consumer.receive(lite.poll(200));
+            }
+            // By itself it commits every 5 s only.
+            lite.commitSync();
+            lite.shutdown();
+        }, "lite");
+        poller.setDaemon(true);
+        consumer.shutdown = () -> {
+            try {
+                poller.join(10_000);
+            } catch (InterruptedException interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        };
+        poller.start();
+        return consumer;
+    }
+}
