@@ -50,7 +50,7 @@ STEPS = (
     (SlaveProgress, "next_body_bytes"),
     (HaConnection, "_close"),
     (connection_module, "encode_header"),
-    (master_module, "_address"),
+    (master_module, "format_address"),
     (Replicas, "acknowledge"),
     (Replicas, "forget"),
     (ConnectionMeter, "frame_sent"),

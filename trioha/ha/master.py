@@ -29,7 +29,7 @@ from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import BusyPoll
 from trioha.net.descriptors import Gate, OpenGate
 from trioha.net.listen import serve_listeners
-from trioha.net.transport import SocketTransport
+from trioha.net.transport import SocketTransport, format_address
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
 from trioha.watermark import Wait
@@ -208,7 +208,7 @@ class HaMaster:
             # The peer has closed it already.
             return
         self._accepted += 1
-        with self._border.around(_address(host, port)) as crossing:
+        with self._border.around(format_address(host, port)) as crossing:
             await self._serve_peer(stream, host=host, port=port)
         if crossing.error is not None:
             self.probes.add(host, CloseReason.INTERNAL_ERROR, detail="see its traceback")
@@ -273,7 +273,7 @@ class HaMaster:
         """
         connection_id = next(self._ids)
         replica, is_stable = self._replica_name(host=host, connection_id=connection_id, identity=identity)
-        peer = PeerIdentity(connection_id, host, _address(host, port), replica, is_stable)
+        peer = PeerIdentity(connection_id, host, format_address(host, port), replica, is_stable)
 
         def publish(state: HaState) -> None:
             if state is HaState.HANDSHAKE:
@@ -328,7 +328,3 @@ class HaMaster:
         if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
             return f"connection {connection_id}", False
         return host, True
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -36,10 +36,10 @@ class BusyPoll:
         self._to_skip = 0
         """Calls left that skip the poll."""
         self._skipped = 0
-        """Calls that skipped the poll after the last failed one."""
+        """How many calls skipped the poll after the last failed one."""
 
     def until(self, poll: Callable[[], bool]) -> bool:
-        """Call `poll` until it returns True, at most for the limit, or skip it; returns whether it did."""
+        """Call `poll` until it returns True, at most for the limit, or skip it. Returns whether it did."""
         if self._to_skip:
             self._to_skip -= 1
             return False

@@ -74,8 +74,7 @@ class DescriptorGate:
         count_open: Callable[[int], int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """None is the limit of this process, `lowest_free_descriptor` and `open_descriptors`; tests pass
-        others."""
+        """None stands for those of this process; tests pass others."""
         self.keep = keep
         self.limit = descriptor_limit() if limit is None else limit
         self._lowest_free = lowest_free or lowest_free_descriptor

@@ -26,6 +26,7 @@ import trio
 
 from trioha.net.border import ConnectionBorder, is_shortage
 from trioha.net.descriptors import Gate
+from trioha.net.transport import format_address
 
 log = structlog.get_logger(__name__)
 
@@ -82,8 +83,7 @@ async def _serve_listener(
     handler_nursery: trio.Nursery,
     border: ConnectionBorder,
 ) -> NoReturn:
-    address = _local_address(listener)
-    report = _Report(address)
+    report = _Report(format_address(*listener.socket.getsockname()[:2]))
     async with listener:
         while True:
             try:
@@ -127,16 +127,10 @@ class _Report:
         self._unreported = 0
 
 
-def _local_address(listener: trio.SocketListener) -> str:
-    host, port = listener.socket.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _peer(stream: trio.SocketStream) -> str:
     """The peer's address, for a log line."""
     try:
-        host, port = stream.socket.getpeername()[:2]
+        return format_address(*stream.socket.getpeername()[:2])
     except OSError as error:
         # Closed already; the handler will find that, too.
         return f"unknown ({os.strerror(error.errno or 0)})"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -65,7 +65,6 @@ class Outbox:
             chunks.popleft().release()
 
     def close(self) -> None:
-        """Release unsent chunks, once no task flushes any more: a slice of a log keeps a deleted file on
-        disk."""
+        """Release unsent chunks, which keep deleted files on disk, once no task flushes any more."""
         while self._chunks:
             self._chunks.popleft().release()

@@ -23,7 +23,7 @@ CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
 """Each further part of so many bytes in one call counts as another call: it takes as long."""
 IN_STEP_BYTES_MAX = 16 * 1024
-"""A slave that receives more at once is catching up: no put waits for its next bytes, so it does not poll."""
+"""A slave that receives more at once catches up: no put waits for its next bytes, so it does not poll."""
 UNSENT_BYTES_MAX = 1 << 20
 """Unsent data in the kernel above which the writer waits. trio's 16 KiB suit short messages, a log transfer
 needs more."""
@@ -85,10 +85,9 @@ class SocketTransport(trio.abc.HalfCloseableStream):
     def local_address(self) -> str | None:
         """The own end, `host:port` as a peer writes it; None if the connection is gone."""
         try:
-            host, port = self._socket.getsockname()[:2]
+            return format_address(*self._socket.getsockname()[:2])
         except OSError:
             return None
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send_now(self, data: bytes | memoryview) -> int:
         """Send what the socket accepts without waiting; returns the number of bytes.
@@ -210,6 +209,11 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         if self._socket.fileno() < 0:
             return trio.ClosedResourceError("this stream is closed")
         return trio.BrokenResourceError(f"the connection is gone: {error.strerror}")
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def send_now(stream: trio.abc.Stream, data: bytes) -> memoryview:
