@@ -40,25 +40,25 @@ class Pushes:
 
 
 @pytest.fixture
-def told():
+def collected():
     return []
 
 
 @pytest.fixture
-def updates(told):
-    def tell():
-        told.append(round(trio.current_time(), 3))
-        return b"%d" % len(told)
+def updates(collected):
+    def collect_status():
+        collected.append(round(trio.current_time(), 3))
+        return b"%d" % len(collected)
 
-    async def tell_table():
+    async def collect_table():
         await trio.sleep(0.15)
         return b"of %.2f" % trio.current_time()
 
-    return StatusPublisher(tell, tell_table)
+    return StatusPublisher(collect_status, collect_table)
 
 
 async def test_subscribers_of_one_interval_get_the_same_update_at_the_same_time(
-    updates, told, nursery, autojump_clock
+    updates, collected, nursery, autojump_clock
 ):
     push = Pushes(1, 2)
     nursery.start_soon(updates.run, push)
@@ -70,7 +70,7 @@ async def test_subscribers_of_one_interval_get_the_same_update_at_the_same_time(
     assert push.seen == [
         (0.1, 1, b"1"), (0.1, 2, b"1"), (0.2, 1, b"2"), (0.2, 2, b"2"), (0.3, 1, b"3"), (0.3, 2, b"3"),
     ]  # fmt: skip
-    assert told == [0.1, 0.2, 0.3]
+    assert collected == [0.1, 0.2, 0.3]
     assert updates.subscribers == 0
 
 
@@ -99,21 +99,21 @@ async def test_a_new_subscription_replaces_or_ends_the_last_one(updates, nursery
     ]  # fmt: skip
 
 
-async def test_subscriptions_of_closed_connections_are_dropped(updates, told, nursery, autojump_clock):
+async def test_subscriptions_of_closed_connections_are_dropped(updates, collected, nursery, autojump_clock):
     push = Pushes(1)
     nursery.start_soon(updates.run, push)
     updates.subscribe(1, StatusSubscription(100, 50))
     await trio.sleep(0.15)
     push.connections.clear()
     await trio.sleep(5)
-    assert told == [0.1, 0.2]
+    assert collected == [0.1, 0.2]
     assert updates.subscribers == 0
 
 
-async def test_without_subscribers_no_status_is_collected(updates, told, nursery, autojump_clock):
+async def test_without_subscribers_no_status_is_collected(updates, collected, nursery, autojump_clock):
     nursery.start_soon(updates.run, Pushes())
     await trio.sleep(1000)
-    assert told == []
+    assert collected == []
 
 
 async def test_the_table_is_sent_along_once_a_second_and_delays_no_update(updates, nursery, autojump_clock):
@@ -133,16 +133,16 @@ async def test_the_table_is_sent_along_once_a_second_and_delays_no_update(update
 async def test_a_status_that_cannot_be_collected_ends_its_subscriptions_only(nursery, autojump_clock):
     faults = [OSError("the disk is gone"), KeyError("a bug"), None]
 
-    def tell():
+    def collect_status():
         fault = faults.pop(0)
         if fault is not None:
             raise fault
         return b"well"
 
-    async def tell_table():
+    async def collect_table():
         raise OSError("the disk is gone")
 
-    updates, push = StatusPublisher(tell, tell_table), Pushes(1)
+    updates, push = StatusPublisher(collect_status, collect_table), Pushes(1)
     nursery.start_soon(updates.run, push)
     with capture_logs() as logs:
         for _ in range(3):

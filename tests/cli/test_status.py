@@ -104,7 +104,7 @@ def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
 @pytest.fixture
 def dead_address() -> Iterator[str]:
     with socket() as bound:
-        # Bound and not listening: nobody else gets the port, and connecting to it is refused.
+        # Bound and not listening: the port stays free of others, and connections to it are refused.
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 

@@ -66,7 +66,7 @@ def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(
         end_offset = grown(master, beyond=before)
         terminate(master)
         wait_for(master, "stopping")
-        # Whoever waits for nothing is let go, and no stranger comes in.
+        # Idle connections are closed, and new ones are refused.
         assert idle.answer() is None
         with pytest.raises(OSError, match="refused"):
             Client(master.listen_address)

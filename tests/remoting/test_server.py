@@ -84,7 +84,7 @@ async def read_command(stream: trio.abc.ReceiveStream, decoder: FrameDecoder) ->
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return once `condition` holds; bounded by the caller's deadline."""
-    while not condition():  # noqa: ASYNC110 - what is waited for are counters, which tell nobody
+    while not condition():  # noqa: ASYNC110 - counters have no event
         await trio.sleep(0.005)
 
 

@@ -27,7 +27,7 @@ _LIMITS: Final = JsonLimits(containers_max=20_000, dialect_chars_max=64 * 1024)
 
 
 class ClientProcessor:
-    """Answers what clients say of themselves, and ask of each other."""
+    """Handles heartbeats, and requests for the members of a group."""
 
     def __init__(self, clients: ClientRegistry, metadata: MetadataStore, *, is_slave: bool) -> None:
         self._clients = clients
@@ -35,7 +35,7 @@ class ClientProcessor:
         self._is_slave = is_slave
 
     def heart_beat(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
-        """The client is there, in these groups. Raises BadRequestError."""
+        """HEART_BEAT: make the client a member of its groups. Raises BadRequestError."""
         heartbeat = _heartbeat(request)
         try:
             for data in heartbeat.consumers:
@@ -66,7 +66,7 @@ class ClientProcessor:
             raise BadRequestError(str(error)) from None
 
     def unregister(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
-        """The client leaves. Raises BadRequestError."""
+        """UNREGISTER_CLIENT: remove the client from its groups. Raises BadRequestError."""
         fields = HeaderFields(request.ext_fields)
         fields.text("clientID")
         self._clients.unregister(

@@ -1,10 +1,10 @@
-"""The clients that are connected: members of groups of consumers and of producers (spec remoting 4.4).
+"""Connected clients: members of groups of consumers and of producers (spec remoting 4.4).
 
-Theory of operation. A heartbeat makes its connection a member of each group that it names. A member goes when
-it says so, when its connection ends, or after `SILENCE_S` without a heartbeat. Where a group of consumers has
-gained or lost a member, or the topics that it subscribes to have changed, all its members are notified, so
-that they share the queues anew; those that miss a notification find out within 20 s, when they ask for the
-list. What a group subscribes to is what the last heartbeat of any member says.
+Theory of operation. A heartbeat makes its connection a member of each group in it. A member is removed when
+it unregisters, when its connection ends, or after `SILENCE_S` without a heartbeat. When a group of consumers
+gains or loses a member, or its topics change, all its members are notified, so that they rebalance the
+queues; a client that misses a notification gets the change within 20 s, when it requests the list. The last
+heartbeat of any member sets the subscriptions of its group.
 
 Members are counted, and so are the bytes of subscriptions: a heartbeat that would pass a maximum is refused
 and leaves everything as it was.
@@ -35,7 +35,7 @@ BROADCASTING: Final = "BROADCASTING"
 
 
 class TooManyClients(Exception):  # noqa: N818 - says what there is
-    """A heartbeat would make more members, or longer subscriptions, than may be; `str()` names the limit."""
+    """A heartbeat would exceed the limit of members or of their subscriptions; `str()` names the limit."""
 
 
 @define
@@ -49,7 +49,7 @@ class Member:
     language: LanguageCode
     version: int
     heard_s: float
-    """When its last heartbeat came, on trio's clock."""
+    """Time of its last heartbeat, on trio's clock."""
 
 
 @define
@@ -83,7 +83,7 @@ class ConsumerGroup:
 
 @frozen
 class ConsumerData:
-    """What a heartbeat says of one group that its client consumes in."""
+    """A group of consumers in a heartbeat."""
 
     group: str
     consume_type: str
@@ -95,7 +95,7 @@ class ConsumerData:
 
 @frozen
 class Heartbeat:
-    """What a client says of itself."""
+    """A client's groups, from its heartbeat."""
 
     client_id: str
     producer_groups: tuple[str, ...]
@@ -107,7 +107,7 @@ Notify = Callable[[int, str], None]
 
 
 class ClientRegistry:
-    """Who produces and who consumes. Run it."""
+    """All members of groups. `run` removes silent ones."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ClientRegistry:
         self.producers: dict[str, dict[int, Member]] = {}
         """The same of producers: members by connection."""
         self.notify: Notify = lambda _connection, _group: None
-        """Set by whoever runs the server."""
+        """Set by the owner of the server."""
         self.members = 0
         self._members_max = members_max
         self._notifies = notifies
@@ -238,13 +238,13 @@ class ClientRegistry:
     # -- time ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Let members go that are silent, for ever."""
+        """Remove silent members, until cancelled."""
         while True:
             await trio.sleep(SWEEP_INTERVAL_S)
             self.expire(trio.current_time())
 
     def expire(self, now_s: float) -> None:
-        """Let members go that were not heard for `SILENCE_S`."""
+        """Remove members without a heartbeat for `SILENCE_S`."""
         for is_consumer, name, members in self._all_groups():
             for member in list(members):
                 if now_s - member.heard_s > SILENCE_S:

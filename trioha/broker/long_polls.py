@@ -87,7 +87,7 @@ class LongPolls:
         """Set when there is an earlier deadline than `run` sleeps for."""
         self.open_polls = 0
         self.refused = 0
-        """How many were not opened for want of room."""
+        """Polls that were refused because there were too many."""
         self._is_stopping = False
 
     def open(self, key: QueueKey, connection: int, *, timeout_s: float) -> LongPoll | None:
@@ -139,7 +139,7 @@ class LongPolls:
             del self._by_connection[poll.connection]
 
     async def run(self) -> None:
-        """End polls whose time is over, for ever."""
+        """End polls at their deadlines, until cancelled."""
         while True:
             deadlines = self._deadlines
             while deadlines and deadlines[0][2].is_over:

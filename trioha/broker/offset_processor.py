@@ -18,7 +18,7 @@ _NOT_SET_TO_ZERO = "Not found, do not set to zero, maybe this group boot first"
 
 
 class OffsetProcessor:
-    """Answers where queues begin and end, and where groups are in them."""
+    """Handles offsets of queues, and of groups in them."""
 
     def __init__(self, store: MessageStore, metadata: MetadataStore, *, settings: PullSettings) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class OffsetProcessor:
         self._settings = settings
 
     def query(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """QUERY_CONSUMER_OFFSET: where the group goes on.
+        """QUERY_CONSUMER_OFFSET: the committed offset of the group.
 
         A group that is new begins at 0 if the queue still begins there and its first message is recent:
         then it missed nothing. Else the client decides. Raises BadRequestError.
@@ -57,7 +57,7 @@ class OffsetProcessor:
         return self._store.commit_log.max_offset - at <= self._settings.recent_bytes
 
     def update(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """UPDATE_CONSUMER_OFFSET: the group goes on at an offset. Raises BadRequestError."""
+        """UPDATE_CONSUMER_OFFSET: commit an offset of the group. Raises BadRequestError."""
         fields = HeaderFields(request.ext_fields)
         group, topic = fields.text("consumerGroup"), fields.text("topic")
         queue_id, offset = fields.number("queueId", NATURAL32), fields.number("commitOffset", I64)

@@ -116,7 +116,7 @@ class PullProcessor:
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to a pull, or an awaitable of it where it waits for messages.
 
-        Whoever drops the awaitable ends the wait. Raises BadRequestError for a request that is refused.
+        Dropping the awaitable ends the wait. Raises BadRequestError for a request that is refused.
         """
         pull = self._checked(request, peer)
         header = pull.header
@@ -198,7 +198,7 @@ class PullProcessor:
         return group
 
     def _subscription(self, header: PullRequest, group: SubscriptionGroup) -> Subscription:
-        """What the consumer wants. Raises BadRequestError."""
+        """The subscription that filters the pull. Raises BadRequestError."""
         if header.has(PullFlag.SUBSCRIPTION):
             try:
                 subscription = Subscription.parse(

@@ -1,4 +1,4 @@
-"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: single messages, by place and by key (spec remoting 4.3)."""
+"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by offset and by key (spec remoting 4.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trioha.remoting.serving import Peer
 from trioha.store.message_store import MessageStore
 
 UNIQUE_KEY_MESSAGES_MAX: Final = 32
-"""defaultQueryMaxNum: of a query by unique key, whatever it asks for."""
+"""defaultQueryMaxNum: messages in an answer to a query by unique key."""
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of an answer to a query by key; the first message is always given."""
 

@@ -118,7 +118,7 @@ class QueueLocks:
             del self._by_connection[lock.connection]
 
     async def run(self) -> None:
-        """Sweep out locks that are over, for ever."""
+        """Remove expired locks, until cancelled."""
         while True:
             await trio.sleep(SWEEP_INTERVAL_S)
             now_s = trio.current_time()

@@ -1,9 +1,9 @@
 """Keeps this broker registered with its name servers (spec remoting 3, 6.1).
 
 Theory of operation. Each name server has a task and a connection of its own: one that is down or slow delays
-no other. The task registers all topics when it has connected, all of them again every period, and those that
-have changed as soon as they do: name servers merge what they get. When the connection ends it dials again,
-after 1 s first, then after twice as long each time, up to the period.
+no other. The task registers all topics when it has connected, all of them again every period, and changed
+topics at once: name servers merge registrations. When the connection ends it dials again, after 1 s first,
+then after twice as long each time, up to the period.
 
 A name server answers a slave with the addresses of its master; the last answer counts. `stop` unregisters
 wherever the broker is connected, within a bounded time: elsewhere it is removed since its connection is gone.
@@ -43,7 +43,7 @@ _connect: Final[Connect] = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX
 
 @frozen
 class BrokerEntry:
-    """What name servers list of this broker, beside its topics."""
+    """The entry of this broker at name servers, beside its topics."""
 
     cluster_name: str
     broker_name: str
@@ -79,7 +79,7 @@ class BrokerRegistration:
         on_master: Callable[[str], None] | None = None,
         connect: Connect = _connect,
     ) -> None:
-        """`on_master` gets the HA address of this slave's master whenever a name server tells it.
+        """`on_master` gets the HA address of this slave's master from each answer that has it.
 
         `period_s` is between two registrations, `timeout_s` for the answer to one.
         """
@@ -158,7 +158,7 @@ class BrokerRegistration:
         return not period.cancelled_caught
 
     async def _register(self, client: RemotingClient, link: _Link) -> None:
-        """Tell of all topics that the name server does not know from this connection as they are now.
+        """Register the topics that were not registered over this connection as they are now.
 
         Raises PeerError for no answer and for a refusal.
         """
@@ -207,7 +207,7 @@ class _Link:
         self.address = address
         self.is_registered = False
         self.topics: Mapping[str, TopicConfig] = {}
-        """What the name server was told over it; empty if it is to be told everything."""
+        """Topics that were registered over it; empty if all are to be registered."""
 
 
 def _reason(error: PeerError | RemoteProtocolError) -> str:

@@ -22,7 +22,7 @@ from trioha.remoting.address import Address
 log = structlog.get_logger(__name__)
 
 RESERVE_DESCRIPTORS: Final = 32
-"""Kept free of connections: for files, listeners, and whatever the system opens."""
+"""Not used by connections: for files, listeners, and descriptors that the system opens."""
 
 
 def namesrv(
@@ -34,9 +34,9 @@ def namesrv(
 ) -> int:
     """Run a name server until SIGTERM or SIGINT.
 
-    When it serves, one line on stdout starts with `ready` and names its address and the file of its
-    key-value table. Log lines go to stderr. A signal stops it: requests in flight are answered, for 3 s at
-    most; a second signal cuts that short.
+    When the server is ready, it prints one line on stdout that starts with `ready` and has its address and
+    the file of its key-value table. Log lines go to stderr. A signal stops it: it answers the requests in
+    flight, for 3 s at most; a second signal ends it at once.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from trioha.remoting.fastjson import camel_case
 from trioha.remoting.status_reader import fetch_status
 
 UNKNOWN = "-"
-"""Shown where the peer does not say."""
+"""Shown for a value that the broker does not report."""
 PROBE_HOSTS_MAX = 5
 """Hosts whose probes get a line each."""
 

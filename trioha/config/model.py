@@ -532,7 +532,7 @@ class BrokerConfig:
     notify_consumer_ids_changed_enable: bool = _setting(
         "notifyConsumerIdsChangedEnable", values.boolean, default=True
     )
-    """Whether consumers of a group are told when its members change. RocketMQ default: true."""
+    """Whether consumers of a group are notified when its members change. RocketMQ default: true."""
 
     topics_max: int = _setting("trioha.topicsMax", values.integer(low=1), default=10_000)
     """Topics that a broker may have, its system's included: one more is refused."""

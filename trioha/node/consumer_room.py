@@ -1,4 +1,4 @@
-"""What a node does for consumers: pulls, offsets, queries, groups and locks."""
+"""The parts of a node for consumers: pulls, offsets, queries, groups and locks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ConsumerRoom:
         )
 
     def attach(self, server: RemotingServer) -> None:
-        """Notify members by `server`, and learn from it which connections have ended."""
+        """Notify members by `server`, and remove those whose connections have ended."""
 
         def notify(connection: int, group: str) -> None:
             frame = encode(
@@ -113,7 +113,7 @@ class ConsumerRoom:
         server.on_closed = lambda peer: self.clients.connection_ended(peer.connection)
 
     async def run(self) -> None:
-        """End pulls in time, and let silent members and old locks go, for ever."""
+        """End pulls at their deadlines, remove silent members and expired locks, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.polls.run)
             nursery.start_soon(self.clients.run)

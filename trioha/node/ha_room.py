@@ -35,24 +35,24 @@ log = structlog.get_logger(__name__)
 HA_BACKLOG = 50
 """As RocketMQ's listener (spec ha 2.6)."""
 MASTER_WAIT_S = 3.0
-"""How long one attempt to connect waits for a name server to tell the master's address."""
+"""How long one attempt to connect waits for the master's address from a name server."""
 
 
 class MasterLocation:
-    """Where a slave finds its master: as configured, or as a name server says."""
+    """The HA address of a slave's master: as configured, or from a name server."""
 
     def __init__(self, address: Address | None) -> None:
         self._address = address
         self._is_fixed = address is not None
         self._known = trio.Event()
         self.on_changed: Callable[[str], None] | None = None
-        """Called with another address; must not wait."""
+        """Called with each new address; must not block."""
 
     def __str__(self) -> str:
         return "" if self._address is None else str(self._address)
 
     def learn(self, text: str) -> None:
-        """Take the address that a name server tells, if none is configured; the next connection is to it."""
+        """Use the address from a name server for the next connection, if none is configured."""
         if self._is_fixed or text == str(self):
             return
         try:
@@ -66,7 +66,7 @@ class MasterLocation:
             self.on_changed(str(self))
 
     async def resolve(self) -> Address:
-        """The address, which it waits for `MASTER_WAIT_S` at most. Raises OSError if it is not known then."""
+        """The address; waits for it up to `MASTER_WAIT_S`. Raises OSError if it is not known then."""
         if self._address is None:
             with trio.move_on_after(MASTER_WAIT_S):
                 await self._known.wait()

@@ -27,7 +27,7 @@ class PullFlag(IntFlag):
 
 @frozen
 class PullRequest:
-    """What a consumer asks for."""
+    """Header of a pull."""
 
     group: str
     topic: str
@@ -37,7 +37,7 @@ class PullRequest:
     flags: int
     """Bits of PullFlag."""
     commit_offset: int
-    """Where the group goes on in the queue, with COMMIT_OFFSET."""
+    """Committed offset of the group in the queue, with COMMIT_OFFSET."""
     suspend_timeout_ms: int
     subscription: str | None = None
     """The expression, with SUBSCRIPTION."""
@@ -71,7 +71,7 @@ class PullRequest:
 
 @frozen
 class PullResponseHeader:
-    """What a broker says beside the messages."""
+    """Header of the response to a pull."""
 
     suggested_broker_id: int
     next_begin_offset: int

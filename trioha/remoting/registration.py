@@ -1,4 +1,4 @@
-"""What a broker tells a name server of itself: topics with their DataVersion (spec remoting 3.1).
+"""The body of REGISTER_BROKER: a broker's topics with their DataVersion (spec remoting 3.1).
 
 The body of REGISTER_BROKER comes in two forms. As JSON:
 
@@ -52,7 +52,7 @@ _WRAPPER: Final = "topicConfigSerializeWrapper"
 
 @frozen
 class DataVersion:
-    """Which state of a table it is: two are equal if all fields are."""
+    """Version of a table: two are equal if all fields are."""
 
     counter: int = 0
     """Changes since the table was made."""
@@ -123,7 +123,7 @@ class Registration:
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """What the header says as `bodyCrc32` (spec remoting 3.1)."""
+    """The value of `bodyCrc32` in the header (spec remoting 3.1)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 

@@ -216,5 +216,5 @@ class RemotingServer:
 def _host_and_port(socket_address: tuple[object, ...]) -> tuple[str, int]:
     host, port = socket_address[:2]
     assert isinstance(host, str), "TCP addresses start with the host"
-    assert isinstance(port, int), "and go on with the port"
+    assert isinstance(port, int), "and have the port after it"
     return host, port
