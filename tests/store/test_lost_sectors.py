@@ -10,9 +10,9 @@ from tests.descriptors import resources_closed
 from tests.store.support import log_bytes, message, open_log
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
+from trioha.store.lost_sectors import SECTOR_BYTES
 from trioha.store.messages import Message
 from trioha.store.record import Host
-from trioha.store.recovery import SECTOR_BYTES
 
 LONG_TOPIC = "%RETRY%" + "g" * 200
 IPV6 = Host.parse("2001:db8::1", 50001)

@@ -3,7 +3,7 @@
 Theory of operation. The log is synchronous and has a single writer, the trio thread; it needs no locks and
 never awaits. Appends move `appended`, flushes move `flushed`; all other parts of the node wait for these
 watermarks. A record's first eight bytes (length and magic) are written after all others, so a process that is
-killed in the middle of an append leaves no bytes that could be taken for a record.
+killed in the middle of an append leaves no bytes that could be mistaken for a record.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class CommitLog:
         self._landmarks = Landmarks()
         self._on_restart: list[Callable[[], None]] = []
         self.before_restart: Callable[[], None] = lambda: None
-        """Called before all bytes are given up, to delete what was built from them. It has to go first: a
-        process that is killed in between can build it again, but a later one could not distinguish it from
-        what is built from the new log."""
+        """Called before the log begins anew, to delete its queues and index. They are deleted first: after a
+        kill in between they can be built again, but old ones could not be distinguished from those of the
+        new log."""
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
@@ -113,7 +113,7 @@ class CommitLog:
         """Everything before it is on disk. Moved by the flush task; never beyond `appended`."""
 
     def set_store_host(self, store_host: Host) -> None:
-        """Name `store_host` in all records from now on: a broker that takes any free port knows it late."""
+        """Name `store_host` in all records from now on: a broker on any free port knows its port late."""
         self.store_host = store_host
         self._store_host_packed = store_host.packed
 
@@ -372,7 +372,7 @@ class CommitLog:
         self.appended.advance(file.end_offset)
 
     def _last_file(self) -> MappedFile:
-        """The file that takes the next byte, made if needed. Raises StoreError."""
+        """The file for the next byte, made if needed. Raises StoreError."""
         max_offset = self.appended.offset
         return self._files.last_with(max_offset) or self._files.add(max_offset)
 

@@ -41,7 +41,7 @@ def rounded_file_bytes(file_bytes: int) -> int:
 
 
 def _blanks(count: int) -> list[bytes]:
-    """`count` pre-blanks; however many, they take little memory until they are written."""
+    """`count` pre-blanks, in little memory for any number."""
     return [_PRE_BLANKS] * (count // _BLANKS_TOGETHER) + [_PRE_BLANK * (count % _BLANKS_TOGETHER)]
 
 

@@ -1,7 +1,7 @@
 """Dispatch: from the log's records to consume queues and index (spec store 5.6; "reput" in RocketMQ).
 
 Theory of operation. `position` walks through the log, record by record; everything before it is in the
-queues and the index. `dispatch` takes a stretch of the log, collects what its records enter
+queues and the index. `dispatch` takes a stretch of the log, collects its records' entries
 (`store.record_entries`), and then writes each queue once and the index once; only then `dispatched` moves.
 If a step fails, every queue goes back to the end of its last write, which needs no disk access and cannot
 fail, and the same stretch can be dispatched again: queues drop entries that they have, the index drops keys

@@ -23,7 +23,7 @@ from trioha.watermark import REWOUND
 UNFLUSHED_FILES: Final = 2
 """With ASYNC_FLUSH a sync starts before its time when the log has grown by so many files."""
 OnFlushed = Callable[[int, int], None]
-"""Receives the flushed offset, and how long the sync took in ns."""
+"""Receives the flushed offset, and the duration of the sync in ns."""
 
 
 class FlushService:

@@ -1,4 +1,4 @@
-"""The index of a store: its files in order, the newest of which takes new keys (spec store 4.1).
+"""The index of a store: its files in order; new keys go to the newest (spec store 4.1).
 
 Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. A record's keys are UNIQ_KEY, then
 each part of KEYS, in this order; each is hashed as `topic#key`.

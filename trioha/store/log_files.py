@@ -32,7 +32,7 @@ class LogFiles:
         self.preallocated: MappedFile | None = None
         """The next file, if it was made ahead of need."""
         self.unsynced: list[SyncWork] = []
-        """Syncs that were asked for and have not run yet."""
+        """Syncs that have not run yet."""
         self._with_descriptor: list[MappedFile] = []
 
     @property
@@ -129,7 +129,7 @@ class LogFiles:
         return work
 
     def _release_flushed(self, flushed_offset: int) -> None:
-        """Give up the descriptors of files that are full and on disk: no write or sync comes any more."""
+        """Close the descriptors of files that are full and on disk: they get no more writes or syncs."""
         last = self.files[-1] if self.files else None
         needed = []
         for file in self._with_descriptor:
@@ -148,7 +148,7 @@ class LogFiles:
     def close(self) -> None:
         """Delete the preallocated file and close all others. Flush first.
 
-        No sync may be running; those that were asked for and never ran are given up.
+        No sync may be running; those that never ran are dropped.
         """
         for work in self.unsynced:
             work.close()
@@ -165,7 +165,7 @@ class LogFiles:
         self.close_all()
 
     def close_all(self) -> None:
-        """Close the log's files; syncs that were asked for keep their descriptors."""
+        """Close the log's files; syncs that have not run keep their descriptors."""
         for file in self.files:
             file.close()
         self.files.clear()

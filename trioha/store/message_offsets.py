@@ -39,14 +39,14 @@ class MultiDispatch:
 
 @frozen
 class MessageOffsets:
-    """The queue offsets that a message takes."""
+    """The queue offsets that the log assigns to a message."""
 
     properties: bytes
     """The message's properties with its offsets."""
     messages: int
-    """How many offsets of its own queue it takes."""
+    """Number of offsets of its own queue."""
     other_queues: tuple[QueueKey, ...]
-    """Other queues that it takes one offset of, each."""
+    """Other queues, in each of which it gets one offset."""
 
 
 def assign_offsets(

@@ -25,7 +25,7 @@ A record, all integers big-endian and signed; B and S are 4 or 16 (IPv4 or IPv6 
 A file that has no room for the next record ends with a blank: i32 bytes left, i32 BLANK magic, then filler up
 to the file's end.
 
-The functions are pure: they take a buffer and indexes, and give numbers. Recovery, verification, replicas,
+The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
 reads and dispatch all check records with `check_record`. Two loops repeat its test of the common record (V1,
 IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, and the one in
 `store.record_entries`.

@@ -5,10 +5,8 @@ those from the newest file on whose first record was surely on disk: length, mag
 CRC. The log ends after the last whole valid record. All bytes after it are zeroed, so that no later start can
 mistake stale bytes for records, and empty files after it are removed.
 
-A power loss may keep some sectors of an append and lose others, which then read as zeros. The body's CRC and
-the lengths show most losses. Topic and properties have no CRC, so after the part of the log that was surely
-flushed a record counts as torn if a sector of them is all zeros. (Zeros are legal there: a producer may send
-them.)
+A power loss may keep some sectors of an append and lose others: `store.lost_sectors` finds records that are
+torn so.
 
 Only a torn tail may be cut: bytes that were never promised to be on disk. If records that a flush had covered
 are damaged and valid ones follow them, a cut would destroy good messages, so the start is refused with the
@@ -17,12 +15,8 @@ damaged offset (RocketMQ 4.9 cuts there, 5.3 does not check).
 
 from __future__ import annotations
 
-import mmap
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import structlog
 from attrs import evolve, frozen
@@ -31,38 +25,30 @@ from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.log_files import list_files
+from trioha.store.lost_sectors import cut_at_lost_sector
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Host
 from trioha.store.record_layout import (
     BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     MAGICS,
     RECORD_BYTES_MIN,
     ScanEnd,
     check_record,
-    claimed_bytes,
     is_blank,
     scan_records,
     store_timestamp_ms,
-    topic_span,
 )
+from trioha.store.record_search import valid_record_after
 
 log = structlog.get_logger(__name__)
 
 SLACK_MS = 3000
 """A checkpoint may be this far ahead of the disk (spec store 4.2)."""
 _CHUNK_BYTES = 1 << 20
-_SEARCH_BYTES = 4 << 20
 _FOR_EVER_MS = (1 << 63) - 1
-_MAGIC_AT = 4
-_MAGIC_BYTES = (MAGIC_V1.to_bytes(4), MAGIC_V2.to_bytes(4))
 _ZERO_CHUNK = bytes(1 << 20)
 CHECKED_BYTES = 64 << 20
 """So much of the log's end is checked after a clean stop, at most what is in the last file."""
-SECTOR_BYTES = 512
-"""The least that a disk writes or loses; a disk with larger sectors loses several of these."""
-_ZERO_SECTOR = bytes(SECTOR_BYTES)
 _LOST_SECTOR = "a sector with its topic or properties was not written"
 
 
@@ -244,7 +230,7 @@ def _scan_file(
         end = scan_records(file.view, at, chunk_end, file.start_offset + at)
         reason = ""
         if end.records and flushed_ms < _FOR_EVER_MS:
-            torn = _cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, flushed_ms=flushed_ms)
+            torn = cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, flushed_ms=flushed_ms)
             if torn is not None:
                 end, reason = torn, _LOST_SECTOR
         if end.records:
@@ -261,58 +247,6 @@ def _scan_file(
             return evolve(end, at=at, records=records, last_store_timestamp_ms=last_ms), reason
 
 
-def _cut_at_lost_sector(
-    file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, flushed_ms: int
-) -> ScanEnd | None:
-    """The scan of `[at, end.at)` up to its first record with a lost sector; None if there is none."""
-    starts: list[int] = []
-    for sector in _zero_sectors(file, at, end.at):
-        if not starts:
-            scan_records(
-                file.view,
-                at,
-                end.at,
-                file.start_offset + at,
-                check_crc=False,
-                on_record=lambda record_at, _size: starts.append(record_at),
-            )
-        # A record cannot start in zeros: only the one that reaches into them can be torn.
-        number = bisect_right(starts, sector) - 1
-        if number < 0 or not _has_text_in(file.view, starts[number], sector):
-            continue
-        before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
-        if before_ms >= flushed_ms:
-            return ScanEnd(
-                at=starts[number], records=number, fault=None, blank=False, last_store_timestamp_ms=before_ms
-            )
-    return None
-
-
-def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
-    """Starts of the sectors in `[start, end)` of the file that hold only zeros, in order."""
-    data = cast("mmap.mmap", file.view.obj)
-    at = start - start % SECTOR_BYTES
-    end += -end % SECTOR_BYTES
-    # A log without zeros costs one search.
-    while (found := data.find(_ZERO_SECTOR, at, end)) >= 0:
-        sector = found + -found % SECTOR_BYTES
-        if sector + SECTOR_BYTES > end:
-            return
-        if data[sector : sector + SECTOR_BYTES] == _ZERO_SECTOR:
-            yield sector
-        at = sector + SECTOR_BYTES
-
-
-def _has_text_in(view: memoryview, at: int, sector: int) -> bool:
-    """Whether topic or properties of the checked record at `at` have a byte in that sector."""
-    topic_at, topic_end = topic_span(view, at)
-    sector_end = sector + SECTOR_BYTES
-    return any(
-        start < end and start < sector_end and sector < end
-        for start, end in ((topic_at, topic_end), (topic_end + 2, at + claimed_bytes(view, at, len(view))))
-    )
-
-
 def _refuse_to_cut_flushed_records(
     files: list[MappedFile],
     *,
@@ -322,7 +256,7 @@ def _refuse_to_cut_flushed_records(
     on_chunk: Callable[[], None],
 ) -> None:
     """Raise StoreError if valid records follow the damaged one, which was on disk already."""
-    following = _valid_record_after(
+    following = valid_record_after(
         files, end_offset, stored_from_ms=last_store_timestamp_ms, on_chunk=on_chunk
     )
     if following is not None:
@@ -332,42 +266,6 @@ def _refuse_to_cut_flushed_records(
             offset=end_offset,
             hint="nothing was cut; restore the store from a replica, or move the files from here on aside",
         )
-
-
-def _valid_record_after(
-    files: list[MappedFile], offset: int, *, stored_from_ms: int, on_chunk: Callable[[], None]
-) -> int | None:
-    """Offset of the first whole record after the damage at `offset` of the first file, if there is one.
-
-    It has its magic and its own physical offset, which a message's body would not have in that place. It was
-    stored no earlier than the last good record: an older one is from before an earlier cut, since RocketMQ
-    zeroes nothing.
-
-    Holes at a file's end are not read; the rest costs about 1 s a GiB, plus the check of each record.
-    """
-    for file in files:
-        start = max(offset + 1 - file.start_offset, 0) + _MAGIC_AT
-        used = file.used_bytes(start)
-        for chunk in range(start, used, _SEARCH_BYTES):
-            on_chunk()
-            chunk_end = min(chunk + _SEARCH_BYTES, used)
-            for magic_at in merge(*(_occurrences(file, magic, chunk, chunk_end) for magic in _MAGIC_BYTES)):
-                at = magic_at - _MAGIC_AT
-                if (
-                    check_record(file.view, at, file.size, file.start_offset + at) > 0
-                    and store_timestamp_ms(file.view, at) >= stored_from_ms
-                ):
-                    return file.start_offset + at
-    return None
-
-
-def _occurrences(file: MappedFile, text: bytes, start: int, stop: int) -> Iterator[int]:
-    """Indexes in `[start, stop)` of the file at which `text` begins, in order; it may end after `stop`."""
-    data = cast("mmap.mmap", file.view.obj)
-    at = data.find(text, start, stop + len(text) - 1)
-    while at >= 0:
-        yield at
-        at = data.find(text, at + 1, stop + len(text) - 1)
 
 
 def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int) -> int:

@@ -140,7 +140,7 @@ class Retention:
                     "disk full: puts are refused", used=f"{ratio:.0%}", limit=f"{settings.full_ratio:.0%}"
                 )
             else:
-                log.info("the disk has space again: puts are taken", used=f"{ratio:.0%}")
+                log.info("the disk has space again: puts are accepted", used=f"{ratio:.0%}")
         force = ratio > settings.force_ratio and settings.clean_forcibly
         if force or ratio > settings.disk_max_used_ratio or now.hour in settings.delete_when:
             try:

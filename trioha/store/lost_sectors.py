@@ -1,0 +1,83 @@
+"""Find records that a power loss has torn without a trace in lengths and CRC.
+
+A power loss may keep some sectors of an append and lose others, which then read as zeros. The body's CRC and
+the lengths show most losses. Topic and properties have no CRC, so after the part of the log that was surely
+flushed a record counts as torn if a sector of them is all zeros. (Zeros are legal there: a producer may send
+them.)
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, cast
+
+from trioha.store.mapped_file import MappedFile
+from trioha.store.record_layout import (
+    ScanEnd,
+    claimed_bytes,
+    scan_records,
+    store_timestamp_ms,
+    topic_span,
+)
+
+SECTOR_BYTES: Final = 512
+"""The least that a disk writes or loses; a disk with larger sectors loses several of these."""
+_ZERO_SECTOR = bytes(SECTOR_BYTES)
+
+
+def cut_at_lost_sector(
+    file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, flushed_ms: int
+) -> ScanEnd | None:
+    """The scan of `[at, end.at)` up to its first record with a lost sector; None if there is none.
+
+    `last_store_timestamp_ms` is that of the record before `at`. A record counts as flushed if the one before
+    it was stored earlier than `flushed_ms`.
+    """
+    starts: list[int] = []
+    for sector in _zero_sectors(file, at, end.at):
+        if not starts:
+            scan_records(
+                file.view,
+                at,
+                end.at,
+                file.start_offset + at,
+                check_crc=False,
+                on_record=lambda record_at, _size: starts.append(record_at),
+            )
+        # A record cannot start in zeros: only the one that reaches into them can be torn.
+        number = bisect_right(starts, sector) - 1
+        if number < 0 or not _has_text_in(file.view, starts[number], sector):
+            continue
+        before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
+        if before_ms >= flushed_ms:
+            return ScanEnd(
+                at=starts[number], records=number, fault=None, blank=False, last_store_timestamp_ms=before_ms
+            )
+    return None
+
+
+def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
+    """Starts of the sectors in `[start, end)` of the file that hold only zeros, in order."""
+    data = cast("mmap.mmap", file.view.obj)
+    at = start - start % SECTOR_BYTES
+    end += -end % SECTOR_BYTES
+    # A log without zeros costs one search.
+    while (found := data.find(_ZERO_SECTOR, at, end)) >= 0:
+        sector = found + -found % SECTOR_BYTES
+        if sector + SECTOR_BYTES > end:
+            return
+        if data[sector : sector + SECTOR_BYTES] == _ZERO_SECTOR:
+            yield sector
+        at = sector + SECTOR_BYTES
+
+
+def _has_text_in(view: memoryview, at: int, sector: int) -> bool:
+    """Whether topic or properties of the checked record at `at` have a byte in that sector."""
+    topic_at, topic_end = topic_span(view, at)
+    sector_end = sector + SECTOR_BYTES
+    return any(
+        start < end and start < sector_end and sector < end
+        for start, end in ((topic_at, topic_end), (topic_end + 2, at + claimed_bytes(view, at, len(view))))
+    )
