@@ -95,6 +95,17 @@ async def test_a_pull_is_limited_by_messages_and_by_bytes(tmp_path):
     assert len(records_of(broker.pull(maxMsgBytes=1).body)) == 1
 
 
+async def test_pulls_are_counted(broker, autojump_clock):
+    broker.put(b"a", b"b", b"c")
+    broker.pull()
+    broker.pull(maxMsgNums=1)
+    broker.pull(queueOffset=3)
+    await trio.sleep(1)
+    counted = broker.room.pulls.statistics()
+    assert (counted.messages, counted.messages_per_s) == (4, (4.0, 4.0, 4.0))
+    assert (counted.found_per_s[0], counted.missed_per_s[0]) == (2.0, 1.0)
+
+
 async def test_clients_of_5_get_the_fields_that_5_has(broker):
     answer = broker.pull(version=479)
     assert {"topicSysFlag", "groupSysFlag"} <= answer.ext_fields.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -224,3 +225,34 @@ async def test_stop_accepting_keeps_open_connections() -> None:
                         raise AssertionError("nobody listens")
                 assert (await client.request(request(0))).code == 0
             # The nursery ends: serving ends with the last connection.
+
+
+async def test_connections_end_only_after_the_listeners_are_closed(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve_slowly(
+        _handler: object,
+        listeners: list[trio.SocketListener],
+        *,
+        task_status: trio.TaskStatus[object],
+        **_options: object,
+    ) -> None:
+        task_status.started(listeners)
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+                for listener in listeners:
+                    await listener.aclose()
+
+    monkeypatch.setattr("trioha.remoting.server.serve_listeners", serve_slowly)
+    server = RemotingServer(sleeper)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
+        async with connected(server) as stream:
+            nursery.start_soon(server.drain)
+            # A client whose connection has ended dials again, and must not be accepted.
+            assert await stream.receive_some() == b""
+            assert trio.current_time() == 1.0
+            await stream.aclose()

@@ -14,6 +14,7 @@ import trio
 from attrs import asdict, evolve
 
 from trioha import __version__
+from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
 from trioha.broker_status import BrokerStatus
 from trioha.ha.master import HaMaster
@@ -59,6 +60,8 @@ class BrokerInfo:
         self._slave = slave
         self.client_statistics: Callable[[], ServerStatistics] | None = None
         """Counters of the remoting server, which is built after this object and then set here."""
+        self.pull_statistics: Callable[[], PullStatistics] = PullStatistics
+        """Of the pulls, whose processor is built after this object."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -103,8 +106,8 @@ class BrokerInfo:
         commit_log = self._log
         puts = self._puts.statistics()
         disk_bytes, used_bytes, free_bytes = await self._disk_usage()
-        rates = " ".join(str(rate) for rate in puts.messages_per_s)
-        none_per_s = "0.0 0.0 0.0"
+        pulls = self.pull_statistics()
+        transferred = _rates(pulls.messages_per_s)
         stored = puts.messages_stored
         now_ms = time.time_ns() // 1_000_000
         return {
@@ -118,13 +121,13 @@ class BrokerInfo:
             "commitLogMinOffset": str(commit_log.min_offset),
             "dispatchBehindBytes": str(commit_log.max_offset - self._store.dispatcher.position),
             "earliestMessageTimeStamp": str(self._earliest_ms()),
-            "getFoundTps": none_per_s,
-            "getMissTps": none_per_s,
-            "getTotalTps": none_per_s,
-            "getTransferedTps": none_per_s,
-            "getTransferredTps": none_per_s,
+            "getFoundTps": _rates(pulls.found_per_s),
+            "getMissTps": _rates(pulls.missed_per_s),
+            "getTotalTps": _rates(tuple(map(sum, zip(pulls.found_per_s, pulls.missed_per_s, strict=True)))),
+            "getTransferedTps": transferred,
+            "getTransferredTps": transferred,
             "msgGetTotalTodayMorning": "0",
-            "msgGetTotalTodayNow": "0",
+            "msgGetTotalTodayNow": str(pulls.messages),
             "msgGetTotalYesterdayMorning": "0",
             "msgPutTotalTodayMorning": str(puts.stored_until_today),
             "msgPutTotalTodayNow": str(stored),
@@ -136,7 +139,7 @@ class BrokerInfo:
             "putMessageFailedTimes": str(puts.messages_refused),
             "putMessageSizeTotal": str(puts.bytes_appended),
             "putMessageTimesTotal": str(stored),
-            "putTps": rates,
+            "putTps": _rates(puts.messages_per_s),
             "queryThreadPoolQueueHeadWaitTimeMills": "0",
             "queryThreadPoolQueueSize": "0",
             "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed.offset} B",
@@ -172,6 +175,11 @@ class BrokerInfo:
         """storeTimestamp of the first record, -1 without one."""
         view = self._log.read(self._log.min_offset, self._log.file_bytes)
         return store_timestamp_ms(view, 0) if len(view) else -1
+
+
+def _rates(per_s: tuple[float, ...]) -> str:
+    """Rates over the three windows, as `mqadmin` reads them."""
+    return " ".join(map(str, per_s or (0.0, 0.0, 0.0)))
 
 
 def _runtime_text(elapsed_ms: int) -> str:

@@ -12,10 +12,12 @@ import os
 from collections.abc import Awaitable, Collection
 from typing import Final
 
-from attrs import define, frozen
+import trio
+from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.long_polls import LongPoll, LongPolls
+from trioha.broker.stats import RateWindows
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
@@ -71,16 +73,17 @@ def memory_bytes(percent: int) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * percent // 100
 
 
-@define
+@frozen
 class PullStatistics:
-    """Pulls since the node started."""
+    """Pulls since the node started; the rates are over the last 10 s, 60 s and 600 s."""
 
-    found: int = 0
-    """Pulls that were given messages."""
-    missed: int = 0
-    """Pulls that were given none."""
     messages: int = 0
-    bytes: int = 0
+    """Messages given to consumers."""
+    found_per_s: tuple[float, ...] = ()
+    """Pulls that were given messages."""
+    missed_per_s: tuple[float, ...] = ()
+    """Pulls that were given none."""
+    messages_per_s: tuple[float, ...] = ()
 
 
 @frozen
@@ -111,7 +114,11 @@ class PullProcessor:
         self._clients = clients
         self._polls = polls
         self.settings = settings or PullSettings()
-        self.statistics = PullStatistics()
+        now_s = trio.current_time()
+        self._messages = 0
+        self._found_rates = RateWindows(now_s)
+        self._missed_rates = RateWindows(now_s)
+        self._message_rates = RateWindows(now_s)
 
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to a pull, or an awaitable of it where it waits for messages.
@@ -146,6 +153,16 @@ class PullProcessor:
         finally:
             poll.close()
         return self._respond(pull, self._read(pull, pull.header.queue_offset))
+
+    def statistics(self) -> PullStatistics:
+        """Pulls up to now."""
+        now_s = trio.current_time()
+        return PullStatistics(
+            messages=self._messages,
+            found_per_s=self._found_rates.rates_per_s(now_s),
+            missed_per_s=self._missed_rates.rates_per_s(now_s),
+            messages_per_s=self._message_rates.rates_per_s(now_s),
+        )
 
     # -- checks ----------------------------------------------------------------------------------------
 
@@ -286,13 +303,13 @@ class PullProcessor:
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
         header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
         body = b"".join(result.records)
-        counted = self.statistics
+        now_s = trio.current_time()
         if body:
-            counted.found += 1
-            counted.messages += result.messages
-            counted.bytes += len(body)
+            self._messages += result.messages
+            self._found_rates.add(1, now_s)
+            self._message_rates.add(result.messages, now_s)
         else:
-            counted.missed += 1
+            self._missed_rates.add(1, now_s)
         return response_to(
             pull.request,
             code,

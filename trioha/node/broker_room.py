@@ -73,6 +73,7 @@ class BrokerRoom:
         processor = BrokerProcessor(send=send, info=info, updates=updates, handlers=consumers.handlers)
         server = RemotingServer(processor, limits=server_limits(config, budget))
         consumers.attach(server)
+        info.pull_statistics = consumers.pulls.statistics
         info.client_statistics = lambda: server.statistics
         return cls(server, updates, consumers)
 

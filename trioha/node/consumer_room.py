@@ -34,6 +34,7 @@ class ConsumerRoom:
     """Pulls that wait."""
     locks: QueueLocks
     """Queues that are consumed in order."""
+    pulls: PullProcessor
     handlers: Mapping[int, Handler]
     """By request code."""
 
@@ -78,6 +79,7 @@ class ConsumerRoom:
             clients,
             polls,
             locks,
+            pulls,
             {
                 RequestCode.PULL_MESSAGE: pulls.answer,
                 RequestCode.LITE_PULL_MESSAGE: pulls.answer,

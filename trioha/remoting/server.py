@@ -64,6 +64,8 @@ class RemotingServer:
         self._open_by_host: Counter[str] = Counter()
         """Number of open connections by address."""
         self._accepting = trio.CancelScope()
+        self._accepting_ended: trio.Event | None = None
+        """Set when the listeners are closed; None before `serve`."""
         self._is_draining = False
         self._one_less = trio.Event()
         """Set when a connection has ended."""
@@ -119,22 +121,26 @@ class RemotingServer:
                 f"cannot listen on {host or '*'}:{port}: {reason}",
                 hint="choose another address or stop the program that uses it",
             ) from error
+        self._accepting_ended = trio.Event()
         async with trio.open_nursery() as connections:
-            with self._accepting:
-                async with trio.open_nursery() as accepting:
-                    await accepting.start(
-                        partial(
-                            serve_listeners,
-                            self.serve_connection,
-                            listeners,
-                            gate=OpenGate() if gate is None else gate,
-                            handler_nursery=connections,
-                            border=self.border,
+            try:
+                with self._accepting:
+                    async with trio.open_nursery() as accepting:
+                        await accepting.start(
+                            partial(
+                                serve_listeners,
+                                self.serve_connection,
+                                listeners,
+                                gate=OpenGate() if gate is None else gate,
+                                handler_nursery=connections,
+                                border=self.border,
+                            )
                         )
-                    )
-                    task_status.started(
-                        [_host_and_port(listener.socket.getsockname()) for listener in listeners]
-                    )
+                        task_status.started(
+                            [_host_and_port(listener.socket.getsockname()) for listener in listeners]
+                        )
+            finally:
+                self._accepting_ended.set()
 
     def stop_accepting(self) -> None:
         """Close the listeners; connections stay open."""
@@ -149,6 +155,9 @@ class RemotingServer:
         """
         self.stop_accepting()
         self._is_draining = True
+        if self._accepting_ended is not None:
+            # A client whose connection has ended must not be accepted again.
+            await self._accepting_ended.wait()
         for connection in self._connections.values():
             connection.drain()
         with trio.move_on_after(timeout_s):
