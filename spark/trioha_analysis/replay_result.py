@@ -195,7 +195,7 @@ def _session_replay(
         **{
             conn: max(part.counters.close_reason, CloseReason.NONE)
             for conn, part in parts.items()
-            if part.counters.asked_ts_ns < 0 and (not session.is_slave or conn in served)
+            if part.counters.requested_ts_ns < 0 and (not session.is_slave or conn in served)
         },
         # The last state of such a connection may be in the next range.
         **node_part.probes,
@@ -245,11 +245,11 @@ def _reconnects(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> I
     spans = [
         Span(
             Connection(figures.conn, connection.address or "", connection.peer.certificate or ""),
-            figures.asked_ts_ns,
+            figures.requested_ts_ns,
             figures.closed_ts_ns,
         )
         for connection in connections
-        if (figures := connection.figures).asked_ts_ns is not None
+        if (figures := connection.figures).requested_ts_ns is not None
     ]
     for arrival in pair(spans):
         if arrival.is_reconnect:

@@ -1,8 +1,8 @@
 """How events become state, the one definition of it. Not for a node, which has no NumPy.
 
-`aggregate` turns records into a `Part`: what they say of each connection and of the node. `combine` joins
-parts of one session that follow each other. It is associative, and `combine([aggregate(a), aggregate(b)])` is
-`aggregate(a and b)`: a session can be cut anywhere, aggregated in parallel, and joined.
+`aggregate` turns records into a `Part`: counters and progress of each connection, and counters of the node.
+`combine` joins parts of one session that follow each other. It is associative, and `combine([aggregate(a),
+aggregate(b)])` is `aggregate(a and b)`: a session can be cut anywhere, aggregated in parallel, and joined.
 `trioha.recording.figures` makes the figures of the joined part.
 
 Theory of operation. Counts, last values and largest values add up (`ConnectionCounters`). Two figures of a
@@ -93,7 +93,7 @@ class Part:
     """By connection number; without those of `probes`."""
     probes: Mapping[int, int] = field(factory=dict)
     """`CloseReason` by connection number of connections of a master's session that began and ended in this
-    part without a request. Other probes are those whose figures have no `asked_ts_ns`."""
+    part without a request. Other probes are those whose figures have no `requested_ts_ns`."""
 
 
 def combine(parts: Iterable[Part]) -> Part:
@@ -132,11 +132,11 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
         node = _node_at_keyframes(Columns(records[is_key])) + node
         batch = EventBatch(records, batch.settings, is_first=False)
     grouped = _of_connections(batch.connections)
-    asked = batch.requests
-    probes = {} if batch.settings.is_slave else _probes(grouped, asked)
+    shows_request = batch.requests
+    probes = {} if batch.settings.is_slave else _probes(grouped, shows_request)
     connections = {
         conn: _aggregate_connection(
-            grouped, group, asked, is_key, is_slave=batch.settings.is_slave, grid=grid
+            grouped, group, shows_request, is_key, is_slave=batch.settings.is_slave, grid=grid
         )
         for group, conn in enumerate(grouped.keys.tolist())
         if conn not in probes
@@ -144,7 +144,7 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
     return Part(grid, node, connections, probes)
 
 
-def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
+def _probes(grouped: GroupedEvents, shows_request: Bools) -> dict[int, int]:
     """Connections that began and ended in these records without a request: `CloseReason` by number."""
     ends = grouped.stream((Kind.CLOSED,))
     if not len(ends):
@@ -154,10 +154,10 @@ def _probes(grouped: GroupedEvents, asked: Bools) -> dict[int, int]:
     rows = births.rows[births["flags"] == HaState.HANDSHAKE]
     has_birth = np.diff(np.append(np.searchsorted(rows, grouped.begins), len(rows))) > 0
     assert grouped.places is not None, "connections are sorted"
-    row_asks = asked[grouped.places]
+    row_requests = shows_request[grouped.places]
     probes: dict[int, int] = {}
     for group in ended[has_birth[ended]].tolist():
-        if not row_asks[grouped.begins[group] : grouped.ends[group]].any():
+        if not row_requests[grouped.begins[group] : grouped.ends[group]].any():
             last = int(ends.bounds[group + 1]) - 1
             probes[int(grouped.keys[group])] = int(ends["flags"][last])
     return probes
@@ -251,10 +251,16 @@ class _OfKind:
 
 
 def _aggregate_connection(
-    grouped: GroupedEvents, group: int, asked: Bools, is_key: Bools | None, *, is_slave: bool, grid: TimeGrid
+    grouped: GroupedEvents,
+    group: int,
+    shows_request: Bools,
+    is_key: Bools | None,
+    *,
+    is_slave: bool,
+    grid: TimeGrid,
 ) -> ConnectionPart:
-    """`asked`: which records of the batch show a request; `is_key`: which repeat earlier ones as KEYFRAMEs,
-    None if none does."""
+    """`shows_request`: which records of the batch show a request; `is_key`: which repeat earlier ones as
+    KEYFRAMEs, None if none does."""
     begin, end = int(grouped.begins[group]), int(grouped.ends[group])
     ts_ns, max_offset = grouped.rows["ts_ns"][begin:end], grouped.rows["aux"][begin:end]
 
@@ -279,10 +285,10 @@ def _aggregate_connection(
             TimeSeries.__add__,
             (TimeSeries.over(grid, ts_ns[some.rows - begin], values) for some, values in reached),
         )
-    shows = asked[grouped.places_of(begin, end)]
+    shows = shows_request[grouped.places_of(begin, end)]
     counters = ConnectionCounters(
         first_ts_ns=int(ts_ns[0]),
-        asked_ts_ns=int(ts_ns[shows.argmax()]) if shows.any() else UNKNOWN,
+        requested_ts_ns=int(ts_ns[shows.argmax()]) if shows.any() else UNKNOWN,
         last_ts_ns=int(ts_ns.max()),
         state=int(states["flags"][-1]) if len(states) else UNKNOWN,
         close_reason=int(ended["flags"][-1]) if len(ended) else UNKNOWN,

@@ -20,7 +20,7 @@ class ConnectionCounters:
     """Counters of one connection. Offsets, times and codes are `UNKNOWN` at first."""
 
     first_ts_ns: int = UNKNOWN
-    asked_ts_ns: int = UNKNOWN
+    requested_ts_ns: int = UNKNOWN
     """First event that shows a request for the log; `UNKNOWN` of a probe."""
     last_ts_ns: int = UNKNOWN
     state: int = UNKNOWN
@@ -50,7 +50,7 @@ class ConnectionCounters:
     def __add__(self, later: ConnectionCounters) -> ConnectionCounters:
         return ConnectionCounters(
             first_ts_ns=self.first_ts_ns if self.first_ts_ns >= 0 else later.first_ts_ns,
-            asked_ts_ns=self.asked_ts_ns if self.asked_ts_ns >= 0 else later.asked_ts_ns,
+            requested_ts_ns=self.requested_ts_ns if self.requested_ts_ns >= 0 else later.requested_ts_ns,
             last_ts_ns=max(self.last_ts_ns, later.last_ts_ns),
             state=later.state if later.state >= 0 else self.state,
             close_reason=later.close_reason if later.close_reason >= 0 else self.close_reason,

@@ -22,7 +22,7 @@ class ConnectionResult:
 
     conn: int
     first_ts_ns: int
-    asked_ts_ns: int | None
+    requested_ts_ns: int | None
     """First event that shows a request for the log; None of a probe."""
     last_ts_ns: int
     closed_ts_ns: int | None
@@ -63,7 +63,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
     return ConnectionResult(
         conn=conn,
         first_ts_ns=counters.first_ts_ns,
-        asked_ts_ns=known(counters.asked_ts_ns),
+        requested_ts_ns=known(counters.requested_ts_ns),
         last_ts_ns=counters.last_ts_ns,
         closed_ts_ns=known(counters.closed_ts_ns),
         state=None if counters.state < 0 else code_name(HaState, counters.state),

@@ -58,7 +58,7 @@ def read_packed(
 
     `base_seq`: seq of the file's first record.
 
-    Raises PackedError if it is damaged, StoreError if it is gone or PyArrow is not installed.
+    Raises PackedError if it is damaged, StoreError if it was removed or PyArrow is not installed.
     """
     pq = _parquet(path)
     import numpy as np  # noqa: PLC0415 (a node has none)

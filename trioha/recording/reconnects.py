@@ -84,7 +84,7 @@ class Span(Generic[K]):
 
     connection: Connection[K]
     came_ns: int
-    """When it asked for the log."""
+    """Time of its request for the log."""
     lost_ns: int | None
     """When it ended; None while it is open."""
 

@@ -101,7 +101,7 @@ def _combine(earlier: Judgement, later: Judgement) -> Judgement:
 
 
 def judge_session(session: Session) -> tuple[Verdict, ...]:
-    """The verdicts on all of a session, read part by part. Raises StoreError if a segment is gone."""
+    """The verdicts on a whole session, read part by part. Raises StoreError if a segment was removed."""
     settings = SessionSettings.of(session)
     judgement = judge(np.zeros(0, record_dtype(session)), settings)
     for segment in read_segments(session).segments:
