@@ -107,9 +107,7 @@ def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
 
 @given(st.integers(0, 10_000), st.data())
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
-    folder: Path, seed: int, data: st.DataObject
-) -> None:
+def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int, data: st.DataObject) -> None:
     session = open_session(folder / "20260101-a-0")
     events = MasterModel(seed).run(data.draw(st.integers(1, 300)))
     if not events:
@@ -134,7 +132,7 @@ def test_causes_of_a_session_that_is_cut_anywhere_are_the_same(
     assert said(reduce(CauseTally.__add__, parts)) == said(whole)
 
 
-def test_disk_is_the_cause_where_it_was_later_than_the_slave(folder: Path) -> None:
+def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
     session = open_session(folder / "20260101-a-0")
     events = [
         Event(0, Kind.WAIT_BEGIN, offset=300, aux=1, size=1),
@@ -179,7 +177,7 @@ def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     return Counter((story["status"], story["cause"], story["causeConn"]) for story in stories)
 
 
-def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_without_a_slave(
+def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave(
     tmp_path: Path,
 ) -> None:
     events = [
@@ -206,7 +204,7 @@ def test_put_that_timed_out_while_its_connection_was_open_and_silent_was_not_wit
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_stories_and_replay_tell_one_cause_of_each_put(tmp_path: Path, seed: int) -> None:
+def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path: Path, seed: int) -> None:
     path = write_session(tmp_path / "session", MasterModel(seed).run(220))
     assert stories_of(path) == tally_of(path)
 
@@ -218,7 +216,7 @@ def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(fo
     assert link.master_wall_ns(WALL_NS + SLAVE_AHEAD) == WALL_NS
 
 
-def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back(folder: Path) -> None:
+def test_ack_time_is_split_into_both_one_way_delays_and_the_slaves_time(folder: Path) -> None:
     (link,) = links(open_readers([folder]))
     table = pa.Table.from_pylist([link_row(link)], SCHEMAS["links"])
     (row,) = table.to_pylist()
@@ -230,7 +228,7 @@ def test_an_ack_s_time_falls_into_the_way_there_the_slave_s_own_and_the_way_back
     assert evolve(link, slave_ns=Distribution(MS, MS, MS, 1)).ack_mostly == "network"
 
 
-def test_clocks_are_unknown_where_nothing_came_back(tmp_path: Path) -> None:
+def test_clock_offset_is_unknown_without_acks(tmp_path: Path) -> None:
     acks = (Kind.ACK, Kind.HEARTBEAT)
     write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
     write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
@@ -272,7 +270,7 @@ def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: 
         ("5", 5, "waited for nothing"),
     ],
 )
-def test_put_is_found_by_what_is_known_of_it(
+def test_put_is_found_by_request_id_offset_or_rank(
     folder: Path, request_: str, request_id: int, summary: str
 ) -> None:
     story = explain(open_readers([folder]), request_)
@@ -280,7 +278,7 @@ def test_put_is_found_by_what_is_known_of_it(
     assert summary in story["summary"]
 
 
-def test_ack_that_came_too_late_is_part_of_the_story(folder: Path) -> None:
+def test_late_ack_is_part_of_the_explanation(folder: Path) -> None:
     story = explain(open_readers([folder]), "3")
     assert [step["sentence"] for step in story["steps"] if step["what"] == "acked"] == [
         "connection 1 (10.0.0.2:41000) acknowledged 2500, too late"
@@ -293,12 +291,12 @@ def test_first_failed_put_after_a_time(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("request_", ["77", "@99999", "nonsense"])
-def test_put_that_is_not_there_is_one_error(folder: Path, request_: str) -> None:
+def test_unknown_put_is_one_error(folder: Path, request_: str) -> None:
     with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
         explain(open_readers([folder]), request_)
 
 
-def test_moment_is_where_everything_stood(folder: Path) -> None:
+def test_state_at_a_time_has_all_nodes_and_connections(folder: Path) -> None:
     readers = open_readers([folder])
     found = moment(readers, wall_time("+0.0285", readers))
     assert [(row["brokerId"], row["maxOffset"], row["flushedOffset"]) for row in found["nodes"]] == [
@@ -328,11 +326,11 @@ def test_moment_is_where_everything_stood(folder: Path) -> None:
         ("end", 101),
     ],
 )
-def test_times_are_said_in_several_ways(folder: Path, text: str, after_ms: float) -> None:
+def test_times_have_several_notations(folder: Path, text: str, after_ms: float) -> None:
     assert wall_time(text, open_readers([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
 
 
-def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
+def test_clock_times_are_in_the_local_zone(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -351,7 +349,7 @@ def test_clock_times_are_the_viewers_and_so_are_those_that_are_shown(
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
-def test_time_that_is_none_is_one_error(folder: Path, text: str) -> None:
+def test_invalid_time_is_one_error(folder: Path, text: str) -> None:
     with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
         wall_time(text, open_readers([folder]))
 

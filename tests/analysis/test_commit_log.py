@@ -31,7 +31,7 @@ FILE_BYTES = 4096
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_recorded_store_gives_exactly_its_messages(name: str) -> None:
+def test_a_recorded_store_has_exactly_its_messages(name: str) -> None:
     assert read_all(VECTORS / name / "store", options=ReadOptions(verify_bodies=True)) == (
         expected_rows(name),
         [],
@@ -39,7 +39,7 @@ def test_a_recorded_store_gives_exactly_its_messages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORES[:2])
-def test_the_store_of_a_killed_broker_gives_what_the_closed_one_does_and_no_damage(name: str) -> None:
+def test_the_store_of_a_killed_broker_has_the_rows_of_the_closed_one_without_damage(name: str) -> None:
     rows, damage = read_all(VECTORS / name / "crash-store")
 
     assert rows == expected_rows(name)[: len(rows)]
@@ -50,7 +50,7 @@ def test_the_store_of_a_killed_broker_gives_what_the_closed_one_does_and_no_dama
 @pytest.mark.parametrize("name", STORES)
 @settings(max_examples=6, deadline=None)
 @given(range_bytes=st.integers(2000, 70_000), block_bytes=st.integers(64, 70_000))
-def test_a_recorded_store_gives_the_same_rows_for_any_size_of_ranges_and_blocks(
+def test_rows_do_not_depend_on_the_size_of_ranges_and_blocks(
     name: str, range_bytes: int, block_bytes: int
 ) -> None:
     store = VECTORS / name / "store"
@@ -69,7 +69,7 @@ def test_a_recorded_store_gives_the_same_rows_for_any_size_of_ranges_and_blocks(
     cut=st.integers(100, 5000),
     block_bytes=st.integers(16, 5000),
 )
-def test_damage_and_rows_of_a_harmed_log_are_the_same_for_any_cut(
+def test_damage_and_rows_of_a_damaged_log_do_not_depend_on_the_ranges(
     tmp_path_factory: pytest.TempPathFactory,
     bodies: list[bytes],
     harm: list[tuple[int, bytes]],
@@ -97,7 +97,7 @@ def test_damage_and_rows_of_a_harmed_log_are_the_same_for_any_cut(
         assert not any(start <= offset < start + size for start, size in damage)
 
 
-def test_damage_in_the_middle_costs_what_is_damaged_and_nothing_else(tmp_path: Path) -> None:
+def test_damage_in_the_middle_loses_only_the_damaged_record(tmp_path: Path) -> None:
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -112,7 +112,7 @@ def test_damage_in_the_middle_costs_what_is_damaged_and_nothing_else(tmp_path: P
     assert found.gap.reason == "zeros where a record should start"
 
 
-def test_a_damaged_record_behind_a_cut_is_told_once(tmp_path: Path) -> None:
+def test_a_damaged_record_after_a_range_border_is_reported_once(tmp_path: Path) -> None:
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -126,7 +126,7 @@ def test_a_damaged_record_behind_a_cut_is_told_once(tmp_path: Path) -> None:
         assert len(rows) == 9
 
 
-def test_a_torn_last_record_ends_the_log_and_is_no_damage(tmp_path: Path) -> None:
+def test_a_torn_last_record_ends_the_log_without_damage(tmp_path: Path) -> None:
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
@@ -162,7 +162,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
         ]
 
 
-def test_a_copy_of_a_record_inside_a_body_is_no_record(tmp_path: Path) -> None:
+def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path: Path) -> None:
     inner = record(0, b"inner")
     # Just where its own offset is true: the worst that a body can hold.
     body_at = len(record(0, b"")) - len("Orders") - 3 - len(b"TAGS\x01t\x02")
@@ -176,7 +176,7 @@ def test_a_copy_of_a_record_inside_a_body_is_no_record(tmp_path: Path) -> None:
     assert damage == []
 
 
-def test_what_stands_behind_a_blank_is_filler_for_any_cut(tmp_path: Path) -> None:
+def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path: Path) -> None:
     log = bytearray(FILE_BYTES * 2)
     log[: len(record(0, b"first"))] = record(0, b"first")
     at = len(record(0, b"first"))
@@ -207,7 +207,7 @@ def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path: Path
     assert damage == [(offsets[2], offsets[1])]
 
 
-def test_ipv6_and_ipv4_hosts_stand_side_by_side(tmp_path: Path) -> None:
+def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path: Path) -> None:
     log = bytearray()
     hosts = [Host.parse(text, 5) for text in ("1.2.3.4", "2001:db8::7", "1.2.3.4", "::1", "4.3.2.1")]
     for host in hosts:
@@ -221,7 +221,7 @@ def test_ipv6_and_ipv4_hosts_stand_side_by_side(tmp_path: Path) -> None:
     assert {row["store_host"] for row in rows} == {"10.1.2.3"}
 
 
-def test_only_the_topics_asked_for_come(tmp_path: Path) -> None:
+def test_only_requested_topics_are_read(tmp_path: Path) -> None:
     store = VECTORS / "store-5.3.3" / "store"
     wanted = frozenset({"VecB", "VecTran"})
 
@@ -231,7 +231,7 @@ def test_only_the_topics_asked_for_come(tmp_path: Path) -> None:
     assert rows
 
 
-def test_files_made_ahead_and_empty_stores_have_no_rows(tmp_path: Path) -> None:
+def test_preallocated_files_and_empty_stores_have_no_rows(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     assert read_all(tmp_path) == ([], [])
     write_files(tmp_path, bytes(2 * FILE_BYTES), file_bytes=FILE_BYTES)
@@ -239,7 +239,7 @@ def test_files_made_ahead_and_empty_stores_have_no_rows(tmp_path: Path) -> None:
     assert cut_ranges(list_files(tmp_path), range_bytes=100) == [OffsetRange(0, None, True)]
 
 
-def test_a_folder_that_is_not_there_and_a_file_that_is_gone_are_told(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_deleted_file_are_errors(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such folder"):
         list_files(tmp_path / "nowhere")
     shutil.copytree(VECTORS / "store-5.3.3" / "store", tmp_path / "store")
@@ -253,7 +253,7 @@ def test_a_folder_that_is_not_there_and_a_file_that_is_gone_are_told(tmp_path: P
 
 
 @pytest.mark.parametrize("flags", [0x1, 0x301])
-def test_zlib_bodies_are_unpacked_and_broken_ones_are_none(flags: int) -> None:
+def test_zlib_bodies_are_decompressed_and_invalid_ones_are_none(flags: int) -> None:
     packed = zlib.compress(b"order" * 100)
 
     assert decode_body(packed, flags) == b"order" * 100
@@ -264,7 +264,7 @@ def test_zlib_bodies_are_unpacked_and_broken_ones_are_none(flags: int) -> None:
 
 
 @pytest.mark.parametrize(("codec", "flags"), [("lz4", 0x101), ("zstd", 0x201)])
-def test_lz4_and_zstd_frames_are_unpacked_and_broken_ones_are_none(codec: str, flags: int) -> None:
+def test_lz4_and_zstd_bodies_are_decompressed_and_invalid_ones_are_none(codec: str, flags: int) -> None:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(b"order" * 100)

@@ -31,7 +31,7 @@ def test_batches_of_any_size_give_a_recorded_store_once(name: str) -> None:
         assert at == end
 
 
-def test_a_record_that_is_being_written_is_not_given_yet(tmp_path: Path) -> None:
+def test_a_record_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     offsets = write_log(tmp_path, [b"x" * 100] * 5, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
@@ -43,7 +43,7 @@ def test_a_record_that_is_being_written_is_not_given_yet(tmp_path: Path) -> None
     assert end_of_log(tmp_path, 0) == end_of_log(tmp_path, offsets[4]) == offsets[4] + size
 
 
-def test_a_body_that_is_not_there_yet_holds_its_record_back(tmp_path: Path) -> None:
+def test_a_record_is_not_read_before_its_body_is_written(tmp_path: Path) -> None:
     whole = record(0, b"x" * 100)
     write_files(tmp_path, whole.replace(b"x" * 50, bytes(50), 1) + bytes(1000), file_bytes=FILE_BYTES)
     assert end_of_log(tmp_path, 0) == 0
@@ -60,7 +60,7 @@ def test_messages_deleted_before_they_were_read_are_an_error(tmp_path: Path) -> 
     assert end_of_log(tmp_path, FILE_BYTES) > 2 * FILE_BYTES
 
 
-def test_an_empty_log_ends_where_it_is_asked_from(tmp_path: Path) -> None:
+def test_an_empty_log_ends_at_the_start_offset(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     assert end_of_log(tmp_path, 0) == 0
     write_files(tmp_path, bytes(FILE_BYTES), file_bytes=FILE_BYTES)

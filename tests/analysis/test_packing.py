@@ -101,7 +101,7 @@ def test_ranges_inside_and_across_row_groups_are_exact(tmp_path: Path) -> None:
         assert (records_of(path, first, last) == expected[first:last]).all()
 
 
-def test_who_cannot_read_packed_segments_says_what_to_do(
+def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = some_session(tmp_path / "session")
@@ -138,7 +138,7 @@ def test_a_damaged_segment_stays_as_it_is(tmp_path: Path) -> None:
     assert segment_bytes(path) == before
 
 
-def test_a_packed_file_that_is_none_is_damage(tmp_path: Path) -> None:
+def test_an_invalid_packed_file_is_damage(tmp_path: Path) -> None:
     path = some_session(tmp_path / "session")
     (path / EVENTS_FOLDER / f"{0:020d}.seg").rename(path / EVENTS_FOLDER / f"{0:020d}.parquet")
 
@@ -167,7 +167,7 @@ def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFix
     assert segment_bytes(path).items() > before.items()
 
 
-def test_the_command_says_in_one_line_what_it_cannot_use(
+def test_the_command_refuses_invalid_input_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["session", "pack", str(tmp_path)]) == 2

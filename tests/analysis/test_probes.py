@@ -147,7 +147,7 @@ def result(path: Path) -> ReplayResult:
     return replay_here(path, range_records=997)
 
 
-def test_probes_are_counted_and_are_no_rows_of_anything(result: ReplayResult) -> None:
+def test_probes_are_counted_and_in_no_other_table(result: ReplayResult) -> None:
     rows = document(result)
     (session,) = rows["sessions"]
     assert (session["connections"], session["reconnects"], session["probes"]) == (2, 1, 3601)
@@ -163,7 +163,7 @@ def test_probes_are_counted_and_are_no_rows_of_anything(result: ReplayResult) ->
     assert tables["probes"]["count"].to_pylist() == [row["count"] for row in PROBES]
 
 
-def test_report_and_text_have_one_line_of_them(
+def test_report_and_text_have_one_line_of_probes(
     result: ReplayResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
@@ -177,7 +177,7 @@ def test_report_and_text_have_one_line_of_them(
     assert CHECKER not in shown.replace(LINE, "")
 
 
-def test_moment_and_story_know_the_slave_only(path: Path) -> None:
+def test_state_and_explanation_ignore_probes(path: Path) -> None:
     readers = open_readers([path])
     at = moment(readers, wall_time("+1700.1000015s", readers))
     assert [row["conn"] for row in at["connections"]] == [1]
@@ -187,7 +187,7 @@ def test_moment_and_story_know_the_slave_only(path: Path) -> None:
     assert story["cause"] == "ack"
 
 
-def test_verdicts_hold_and_clocks_find_the_slave_among_the_probes(path: Path, tmp_path: Path) -> None:
+def test_invariants_hold_and_clocks_are_compared_despite_probes(path: Path, tmp_path: Path) -> None:
     assert not any(verdict.count for verdict in judge_session(open_session(path)))
     slave = [
         Event(event.ts_ns + 1_000_000, Kind.RECEIVED, conn=1, offset=event.offset, aux=event.aux, size=100)
@@ -201,7 +201,7 @@ def test_verdicts_hold_and_clocks_find_the_slave_among_the_probes(path: Path, tm
     assert [(link.master_conn, link.slave_conn) for link in found] == [(1, 1)]
 
 
-def test_slaves_own_connection_that_reported_nothing_is_no_probe(tmp_path: Path) -> None:
+def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path: Path) -> None:
     """Those that connect to a slave may be probes; what it dials is not."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=0, aux=0, flags=HaState.HANDSHAKE),
@@ -225,7 +225,7 @@ def test_slaves_own_connection_that_reported_nothing_is_no_probe(tmp_path: Path)
     ]
 
 
-def test_slave_that_is_ahead_is_no_probe(tmp_path: Path) -> None:
+def test_slave_that_requests_beyond_the_end_is_not_a_probe(tmp_path: Path) -> None:
     """It asked for what a log can have: that is refused, and said."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=500, flags=HaState.HANDSHAKE),
@@ -239,7 +239,7 @@ def test_slave_that_is_ahead_is_no_probe(tmp_path: Path) -> None:
     assert rows["probes"] == []
 
 
-def test_connection_whose_request_is_missing_is_no_probe(tmp_path: Path) -> None:
+def test_connection_with_a_dropped_request_is_not_a_probe(tmp_path: Path) -> None:
     events = [
         Event(0, Kind.DROPPED, aux=7),
         Event(2, Kind.CLOSED, conn=1, offset=400, aux=500, flags=CloseReason.EOF),
@@ -248,7 +248,7 @@ def test_connection_whose_request_is_missing_is_no_probe(tmp_path: Path) -> None
     assert [row["conn"] for row in rows["connections"]] == [1]
 
 
-def test_counts_that_are_nonsense_do_not_count() -> None:
+def test_invalid_probe_counts_are_ignored() -> None:
     facts = [
         Fact(0, "probes", {"host": "a", "reason": "EOF", "count": 3}),
         Fact(0, "probes", {"host": "a", "reason": "EOF", "count": -4}),

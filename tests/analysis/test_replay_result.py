@@ -82,7 +82,7 @@ def test_waits_are_counted_by_put_status(result: ReplayResult) -> None:
     ]
 
 
-def test_invariants_are_judged_and_their_violations_told(result: ReplayResult) -> None:
+def test_invariants_are_judged_and_violations_reported(result: ReplayResult) -> None:
     rows = document(result)
     assert [
         (row["brokerId"], row["invariant"], row["violations"])
@@ -98,7 +98,7 @@ def test_invariants_are_judged_and_their_violations_told(result: ReplayResult) -
     assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
 
 
-def test_waits_have_what_they_waited_for(result: ReplayResult) -> None:
+def test_waits_have_their_causes(result: ReplayResult) -> None:
     rows = document(result)["causes"]
     assert [(row["status"], row["cause"], row["conn"], row["address"], row["count"]) for row in rows] == [
         ("PUT_OK", "ack", 1, "10.0.0.2:41000", 1),
@@ -127,7 +127,7 @@ def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
     assert {row["atMs"] for row in rows} == {WALL_NS // MS}
 
 
-def test_states_are_unknown_where_events_were_not_kept(
+def test_states_are_unknown_after_the_last_kept_event(
     result: ReplayResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seconds, "EVENTS_MAX", 2)
@@ -136,7 +136,7 @@ def test_states_are_unknown_where_events_were_not_kept(
     assert table["state"].to_pylist() == [None] * 4
 
 
-def test_lag_is_the_worst_of_each_second(tmp_path: Path) -> None:
+def test_lag_is_the_maximum_of_each_second(tmp_path: Path) -> None:
     """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s; then 300 in two frames.
 
     Steps of curves are 5 ms: what is still owed at the end of a second is known to that.
@@ -168,14 +168,14 @@ def test_lag_is_the_worst_of_each_second(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_of_curves_make_up_seconds_and_stay_few() -> None:
+def test_steps_of_series_divide_seconds_and_are_bounded() -> None:
     for hours, step_ns, steps_max in ((0.01, 50 * MS, 1500), (1, 1000 * MS, 3700), (100, 5000 * MS, 86_400)):
         grid = series_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
         assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
         assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
 
 
-def test_reconnects_have_what_they_cost(result: ReplayResult) -> None:
+def test_reconnects_have_their_duration_and_resent_bytes(result: ReplayResult) -> None:
     master, slave = arrow_tables(result)["reconnects"].to_pylist()
     assert master == {
         "session": "20260101T000000.000Z-broker-a-0",
@@ -199,7 +199,7 @@ def test_reconnects_have_what_they_cost(result: ReplayResult) -> None:
     )
 
 
-def test_who_connects_to_a_slave_takes_the_place_of_none_of_its_connections(tmp_path: Path) -> None:
+def test_connection_to_a_slave_does_not_replace_its_own_ones(tmp_path: Path) -> None:
     guest = [
         Event(94, Kind.STATE, conn=7, offset=-1, aux=1300, flags=HaState.HANDSHAKE),
         Event(94, Kind.REQUESTED, conn=7, offset=1000, aux=1300),
@@ -239,7 +239,7 @@ def in_order(*connections: list[Event]) -> list[Event]:
     return sorted((event for events in connections for event in events), key=lambda event: event.ts_ns)
 
 
-def test_slaves_of_one_host_that_were_away_at_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
+def test_lost_slaves_of_one_host_are_not_confused(tmp_path: Path) -> None:
     events = in_order(
         served_connection(1, began_ms=0, ended_ms=10),
         served_connection(2, began_ms=1, ended_ms=11),
@@ -258,7 +258,7 @@ def test_slaves_of_one_host_that_were_away_at_once_are_not_taken_for_each_other(
     assert rows["sessions"][0]["reconnects"] == 3
 
 
-def test_slaves_behind_one_address_are_known_by_their_certificates(tmp_path: Path) -> None:
+def test_slaves_of_one_address_are_distinguished_by_certificate(tmp_path: Path) -> None:
     events = in_order(
         *(served_connection(conn, began_ms=conn, ended_ms=10 + conn) for conn in (1, 2)),
         *(served_connection(conn, began_ms=20 + conn, ended_ms=None) for conn in (3, 4)),
@@ -272,7 +272,7 @@ def test_slaves_behind_one_address_are_known_by_their_certificates(tmp_path: Pat
     assert [(row["conn"], row["previousConn"]) for row in rows["reconnects"]] == [(3, 2), (4, 1)]
 
 
-def test_offsets_that_did_not_fit_are_a_table(tmp_path: Path) -> None:
+def test_refused_offsets_are_a_table(tmp_path: Path) -> None:
     """A gap, a divergence, a mismatch; and a reason that is new."""
     reasons = (CloseReason.GAP, CloseReason.DIVERGED, CloseReason.OFFSET_MISMATCH, 99)
     events = [
@@ -318,7 +318,7 @@ def test_offsets_that_did_not_fit_are_a_table(tmp_path: Path) -> None:
     assert {(row["atMs"] > 0, row["role"]) for row in found} == {(True, "SLAVE")}
 
 
-def test_latency_in_all_is_that_of_every_frame(result: ReplayResult) -> None:
+def test_latency_of_a_session_includes_all_connections(result: ReplayResult) -> None:
     master, slave = document(result)["sessions"]
     assert master["ackLatencyMs"] == pytest.approx({"p50": 2.0, "p99": 3.0, "max": 3.0}, rel=1e-3)
     assert slave["ackLatencyMs"] is None
@@ -355,7 +355,7 @@ def test_one_session_is_replayed_by_its_own_path(recordings: Path) -> None:
     assert len(rows["connections"]) == 2
 
 
-def test_ranges_and_segments_change_nothing(tmp_path: Path) -> None:
+def test_result_does_not_depend_on_ranges_and_segments(tmp_path: Path) -> None:
     events = MasterModel(11).run(700)
     addresses = {conn: f"10.0.0.9:{conn}" for conn in range(1, 50)}
     plain = write_session(tmp_path / "a" / "session", events, addresses=addresses)
@@ -372,7 +372,7 @@ def test_ranges_and_segments_change_nothing(tmp_path: Path) -> None:
     assert cut == whole
 
 
-def test_packed_sessions_are_replayed_as_others_are(tmp_path: Path) -> None:
+def test_packed_sessions_have_the_same_result(tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=300)
     before = document(replay_here(path))
     session = open_session(path)
@@ -384,7 +384,7 @@ def test_packed_sessions_are_replayed_as_others_are(tmp_path: Path) -> None:
     assert document(replay_here(path)) == before
 
 
-def test_damaged_session_is_replayed_without_what_is_lost(tmp_path: Path) -> None:
+def test_damaged_session_is_replayed_without_the_lost_records(tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", master_events())
     (segment,) = (path / "events").iterdir()
     data = bytearray(segment.read_bytes())
@@ -397,7 +397,7 @@ def test_damaged_session_is_replayed_without_what_is_lost(tmp_path: Path) -> Non
     assert line == f"{segment} at byte {64 + 4 * 48}: wrong check word or seq"
 
 
-def test_session_without_events_is_replayed_as_empty(tmp_path: Path) -> None:
+def test_session_without_events_has_empty_tables(tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", [])
     rows = document(replay_here(path))
     assert [(row["events"], row["maxOffset"]) for row in rows["sessions"]] == [(0, None)]

@@ -49,7 +49,7 @@ def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path:
     assert "Refused offsets" not in html
 
 
-def test_report_has_gaps_and_what_master_and_slave_say_together(tmp_path: Path) -> None:
+def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
     refused = [
         Event(40 * MS, Kind.REFUSED, conn=3, offset=1400, aux=1500, flags=CloseReason.DIVERGED),
         Event(40 * MS, Kind.CLOSED, conn=3, offset=1500, aux=1500, flags=CloseReason.DIVERGED),
@@ -77,12 +77,12 @@ def test_report_stays_small_for_a_long_session_with_many_connections(tmp_path: P
     assert "Curves of the 12 busiest connections." in html
 
 
-def test_report_that_cannot_be_written_is_one_clear_error(result: ReplayResult, tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_one_error(result: ReplayResult, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the report cannot be written"):
         session_report(result).write(tmp_path / "nowhere" / "report.html")
 
 
-def test_names_in_a_report_are_text(tmp_path: Path) -> None:
+def test_names_in_a_report_are_escaped(tmp_path: Path) -> None:
     """In the title, in a heading, in a table, in a figure."""
     name = "<script>alert(1)<"
     path = write_session(tmp_path / name, master_events(), addresses={1: f"{name}/script>"})
@@ -144,7 +144,7 @@ def test_report_has_the_time_to_ack_of_log_ranges_for_each_connection(result: Re
     ]
 
 
-def test_report_does_not_draw_a_lag_that_is_over_until_something_else_happens(tmp_path: Path) -> None:
+def test_lag_curve_ends_with_the_ack_and_not_with_the_next_event(tmp_path: Path) -> None:
     """500 bytes are owed for 1 s, and acknowledged; 7 s later comes a heartbeat. Steps are 10 ms."""
     second = 1000 * MS
     events = [

@@ -36,7 +36,7 @@ def session(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spark
-def test_replay_prints_json_and_writes_the_report_and_nothing_else(session: Path, tmp_path: Path) -> None:
+def test_replay_prints_only_json_and_writes_the_report(session: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,7 +85,7 @@ def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_master_that_spark_does_not_know_is_one_line(session: Path) -> None:
+def test_unknown_spark_master_is_one_line(session: Path) -> None:
     done = trioha("replay", session, "--master", "nonsense")
     assert done.returncode == 2
     assert done.stderr.startswith("trioha: Spark on nonsense did not start: ")
@@ -99,16 +99,14 @@ def test_missing_java_is_one_line_before_anything_else(session: Path, tmp_path: 
     assert done.stderr.count("\n") == 1
 
 
-def test_path_that_is_no_session_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_without_a_session_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err == (
         f"trioha: {tmp_path / 'nowhere'}: no such folder; name a session, or a folder of sessions\n"
     )
 
 
-def test_report_in_a_folder_that_is_not_there_is_one_line(
-    session: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_in_a_missing_folder_is_one_line(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(session), "--report", str(session / "no" / "r.html")]) == 2
     assert "its folder does not exist" in capsys.readouterr().err
 

@@ -68,7 +68,7 @@ def _run(*command: str | Path) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_cluster_says_what_local_spark_says(spark: SparkSession, master: str, recordings: Path) -> None:
+def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str, recordings: Path) -> None:
     expected = document(replay([recordings], spark=spark))
     said = json.loads(
         _run(sys.executable, "-m", "trioha", "replay", recordings, "--json", "--master", master)
@@ -77,7 +77,7 @@ def test_cluster_says_what_local_spark_says(spark: SparkSession, master: str, re
     assert [row["session"] for row in said["sessions"]] == ["a", "b", "c"]
 
 
-def test_spark_submit_runs_a_replay_where_it_was_told_to(
+def test_spark_submit_runs_a_replay_on_its_own_master(
     spark: SparkSession, recordings: Path, tmp_path: Path
 ) -> None:
     program = tmp_path / "run_trioha.py"

@@ -129,7 +129,7 @@ def test_each_record_may_be_damaged(whose: str, request: pytest.FixtureRequest, 
             file.write_bytes(whole)
 
 
-def test_all_records_before_and_behind_each_place_may_be_damaged(master: Path, tmp_path: Path) -> None:
+def test_all_records_before_or_after_each_position_may_be_damaged(master: Path, tmp_path: Path) -> None:
     for path, index in copies(master, tmp_path):
         files = segment_files(path)
         for file in files[:index]:
@@ -279,7 +279,7 @@ def test_facts_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> 
         ("format", None),
     ],
 )
-def test_session_that_says_nonsense_of_itself_is_refused_in_one_line(
+def test_session_with_an_invalid_identity_is_refused_in_one_line(
     key: str, value: object, master: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "session"
@@ -316,7 +316,7 @@ def test_settings_may_be_anything(master: Path, tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_records_whose_check_word_is_right_may_say_anything(master: Path, tmp_path: Path) -> None:
+def test_records_with_a_valid_check_word_may_have_any_fields(master: Path, tmp_path: Path) -> None:
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
     for path, index in copies(master, tmp_path):

@@ -24,7 +24,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_missing_java_is_one_line_that_says_what_to_install() -> None:
+def test_missing_java_is_one_line_with_a_hint() -> None:
     with pytest.raises(JavaError) as caught:
         require_java()
     assert str(caught.value) == (
@@ -43,7 +43,7 @@ def test_old_java_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.usefixtures("no_java")
-def test_java_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(JavaError, match="java is not a working Java"):
         require_java()
@@ -54,14 +54,14 @@ def test_java_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     "says",
     ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS', 'openjdk version "17-ea"'],
 )
-def test_java_of_java_home_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
+def test_java_of_java_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
     java = fake_java(tmp_path / "home", says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert require_java() == java
 
 
 @pytest.mark.usefixtures("no_java")
-def test_java_on_the_path_is_taken_if_that_of_java_home_is_too_old(
+def test_java_on_the_path_is_used_if_that_of_java_home_is_too_old(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_java(tmp_path / "eleven", 'openjdk version "11.0.2"')

@@ -67,7 +67,7 @@ def ends(status: BrokerStatus) -> tuple[int | None, ...]:
     return (status.max_offset, status.flushed_offset, status.dispatched_offset)
 
 
-def test_the_pair_met_its_faults(told: Told) -> None:
+def test_the_faults_happened(told: Told) -> None:
     # A slave that stops ends its connection in order, or, with bytes that it has not read, by a reset.
     assert dict(told.master.ended_connections) in (
         {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 1, "EOF": 1},
@@ -77,7 +77,7 @@ def test_the_pair_met_its_faults(told: Told) -> None:
     assert len(find_sessions([told.sessions])) == 3
 
 
-def test_the_kernel_says_of_the_master_what_it_said_of_itself(told: Told) -> None:
+def test_the_kernel_agrees_with_the_masters_status(told: Told) -> None:
     session, _ = sessions_of(told.sessions)
     node, connections = folded(session)
     assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(told.master)
@@ -100,7 +100,7 @@ def test_the_kernel_says_of_the_master_what_it_said_of_itself(told: Told) -> Non
     }
 
 
-def test_the_kernel_says_of_the_slave_what_it_said_of_itself(told: Told) -> None:
+def test_the_kernel_agrees_with_the_slaves_status(told: Told) -> None:
     _, session = sessions_of(told.sessions)
     node, connections = folded(session)
     client = told.slave.client
@@ -114,7 +114,7 @@ def test_the_kernel_says_of_the_slave_what_it_said_of_itself(told: Told) -> None
     )
 
 
-def test_a_slave_whose_longer_log_was_set_aside_ends_where_its_new_one_did(told: Told) -> None:
+def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(told: Told) -> None:
     session = open_session(next(path for path in find_sessions([told.sessions]) if path.name.endswith("-1")))
     node, connections = folded(session)
     first, *_, last = connections.values()
@@ -131,7 +131,7 @@ def test_a_slave_whose_longer_log_was_set_aside_ends_where_its_new_one_did(told:
     assert (before.max_offset, before.flushed_offset) == (0, 0)
 
 
-def test_spark_says_what_the_nodes_said(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_spark_agrees_with_the_nodes_status(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
     master, first, slave = rows["sessions"]
     assert first["maxOffset"] < 66_900
     names = ("maxOffset", "flushedOffset", "dispatchedOffset")
@@ -154,7 +154,7 @@ def test_spark_says_what_the_nodes_said(told: Told, rows: dict[str, list[dict[st
     assert rows["violations"] == []
 
 
-def test_spark_tells_the_faults_by_their_names(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_spark_names_the_faults(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
     assert [(row["role"], row["reason"], row["offset"] < row["maxOffset"]) for row in rows["gaps"]] == [
         ("SYNC_MASTER", "REQUEST_ABOVE_MAX", False),
         ("SLAVE", "AHEAD", True),
@@ -167,7 +167,7 @@ def test_spark_tells_the_faults_by_their_names(told: Told, rows: dict[str, list[
     assert {("FLUSH_SLAVE_TIMEOUT", "ack"), ("SLAVE_NOT_AVAILABLE", "no slave")} < causes
 
 
-def test_a_moment_says_what_the_nodes_said(told: Told) -> None:
+def test_the_state_at_a_time_agrees_with_the_nodes_status(told: Told) -> None:
     readers = open_readers([told.sessions])
     at = moment(readers, min(reader.session.wall_of(reader.last_ts_ns) for reader in readers[::2]))
     assert [(row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"]) for row in at["nodes"]] == [
@@ -182,7 +182,7 @@ def test_a_moment_says_what_the_nodes_said(told: Told) -> None:
     )
 
 
-def test_the_monitor_shows_what_the_nodes_said(told: Told) -> None:
+def test_the_monitor_agrees_with_the_nodes_status(told: Told) -> None:
     view = last_view(told.sessions)
     master, slave = view.nodes
     for node, status in ((master, told.master), (slave, told.slave)):
@@ -231,7 +231,7 @@ def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
     assert [(link.master_conn, link.slave_conn) for link in found] == [(2, 2), (3, 3), (4, 1)]
 
 
-def test_what_is_said_at_a_clean_end_is_what_was_said_before(told: Told) -> None:
+def test_a_clean_stop_does_not_change_the_result(told: Told) -> None:
     for session, status in zip(sessions_of(told.stopped), (told.master, told.slave), strict=True):
         node, connections = folded(session)
         assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(status)

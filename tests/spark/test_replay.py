@@ -45,15 +45,13 @@ def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:
         spark.catalog.dropTempView(name)
 
 
-def test_violations_are_rows_for_spark_too(spark: SparkSession, result: ReplayResult) -> None:
+def test_violations_are_rows_of_a_dataframe(spark: SparkSession, result: ReplayResult) -> None:
     found = tables(spark, result)
     joined = found.violations.join(found.invariants, ["session", "invariant"]).select("seq", "violations")
     assert [tuple(row) for row in joined.collect()] == [(21, 1)]
 
 
-def test_runs_of_ranges_of_several_sessions_are_told_as_they_are_done(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_progress_counts_the_tasks_of_several_sessions(spark: SparkSession, tmp_path: Path) -> None:
     for name, seed in (("a", 11), ("b", 12)):
         write_session(tmp_path / name, MasterModel(seed).run(1500), segment_records=500)
     told: list[tuple[int, int]] = []
@@ -69,12 +67,12 @@ def test_runs_of_ranges_of_several_sessions_are_told_as_they_are_done(
     assert {all_ for _, all_ in told} == {tasks}
 
 
-def test_path_that_is_no_session_is_refused_before_spark_is_asked(tmp_path: Path) -> None:
+def test_path_without_a_session_is_refused_before_spark_starts(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a session, nor a folder of sessions"):
         replay([tmp_path])
 
 
-def test_tables_hold_the_same_rows_for_spark(spark: SparkSession, result: ReplayResult) -> None:
+def test_dataframes_have_the_rows_of_the_tables(spark: SparkSession, result: ReplayResult) -> None:
     found = tables(spark, result)
     late = found.waits.where("status = 'FLUSH_SLAVE_TIMEOUT'").select("count", "waitedMs.max").collect()
     assert [tuple(row) for row in late] == [(1, 20.0)]

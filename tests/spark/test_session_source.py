@@ -91,7 +91,7 @@ def test_events_have_their_names_times_and_sessions(spark: SparkSession, tmp_pat
     assert (rows[1].session, rows[1].kind_name, rows[1].conn) == ("b", "ACK", 2)
 
 
-def test_packed_unpacked_and_mixed_read_the_same_and_options_choose(
+def test_packed_and_unpacked_segments_have_the_same_rows_and_options_filter_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[[Path], Recording]
 ) -> None:
     recording = record(tmp_path / "s")
@@ -130,7 +130,7 @@ def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(
     assert low.join(high, "seq").count() == 0
 
 
-def test_a_frame_of_a_session_that_grows_counts_what_is_there_each_time(
+def test_a_dataframe_of_a_growing_session_counts_the_current_events(
     spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
 ) -> None:
     recording = record(tmp_path / "s")
@@ -143,7 +143,7 @@ def test_a_frame_of_a_session_that_grows_counts_what_is_there_each_time(
     assert frame.count() >= 1100
 
 
-def test_a_frame_of_a_folder_has_the_sessions_that_came_since(
+def test_a_dataframe_of_a_folder_has_new_sessions(
     spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
 ) -> None:
     record(tmp_path / "a").write(10)
@@ -186,7 +186,7 @@ def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(
     assert (row.records, row.reason.split()[:3]) == (300, ["records", "300", "to"])
 
 
-def test_a_stream_gives_every_event_once_in_bounded_batches_over_restarts(
+def test_a_stream_reads_every_event_once_in_bounded_batches_over_restarts(
     spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
 ) -> None:
     recordings = [record(tmp_path / "sessions" / "a")]
@@ -230,7 +230,7 @@ def test_a_stream_gives_every_event_once_in_bounded_batches_over_restarts(
     assert sum(run()) == 0
 
 
-def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
+def test_a_stream_reads_up_to_its_limit_and_its_target(
     tmp_path: Path, record: Callable[[Path], Recording]
 ) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -258,9 +258,7 @@ def test_a_stream_goes_as_far_as_its_limit_and_no_farther_than_its_target(
     assert [batch["seq"].to_pylist() for batch in stream.read(part)] == [list(range(70, 100))]
 
 
-def test_a_busy_session_does_not_hold_up_the_others(
-    tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_a_busy_session_does_not_starve_others(tmp_path: Path, record: Callable[[Path], Recording]) -> None:
     from pyspark.sql.types import LongType, StructField, StructType
 
     busy, calm = record(tmp_path / "a-busy"), record(tmp_path / "b-calm")
@@ -291,7 +289,7 @@ def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
     assert all(max(shares.values()) - share <= 1 for share in short)
 
 
-def test_less_than_one_for_each_goes_to_all_of_them_in_turn() -> None:
+def test_shares_below_one_rotate() -> None:
     wanted, given_ = dict.fromkeys("abc", 1000), dict.fromkeys("abc", 0)
     for _ in range(9):
         shares = source.fair_shares(wanted, 2, rotation=sum(given_.values()))

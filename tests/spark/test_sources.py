@@ -35,7 +35,7 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_recorded_store_gives_exactly_its_messages_in_spark(spark: SparkSession, name: str) -> None:
+def test_a_recorded_store_has_exactly_its_messages_in_spark(spark: SparkSession, name: str) -> None:
     frame = load(spark, VECTORS / name / "store", rangeBytes=16384)
 
     assert rows_of(frame) == expected_rows(name)
@@ -50,13 +50,13 @@ def test_spark_finds_the_sources_by_itself(spark: SparkSession) -> None:
     assert fresh.read.format(FORMAT).load(str(VECTORS / STORES[0] / "store")).count() == 138
 
 
-def test_sources_can_be_registered_where_they_are_not_found(spark: SparkSession) -> None:
+def test_sources_can_be_registered(spark: SparkSession) -> None:
     register(spark)
 
     assert load(spark, VECTORS / STORES[0] / "store").count() == 138
 
 
-def test_offsets_and_topics_choose_messages(spark: SparkSession) -> None:
+def test_offsets_and_topics_filter_messages(spark: SparkSession) -> None:
     expected = expected_rows(STORES[1])
     start, end = expected[20]["physical_offset"], expected[60]["physical_offset"]
     store = VECTORS / STORES[1] / "store"
@@ -103,7 +103,7 @@ def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spar
         assert "pushFilters" not in vars(reader)
 
 
-def test_a_frame_of_a_log_that_grows_counts_what_is_there_each_time(
+def test_a_dataframe_of_a_growing_log_counts_the_current_messages(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write_log(tmp_path, [b"x"] * 10, file_bytes=4096)
@@ -119,9 +119,7 @@ def test_a_frame_of_a_log_that_grows_counts_what_is_there_each_time(
     assert load(spark, tmp_path).count() == 100
 
 
-def test_a_log_whose_head_is_deleted_after_load_is_an_error_and_not_fewer_rows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_log_that_is_truncated_after_load_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     write_log(tmp_path, [b"x"] * 100, file_bytes=4096)
     frame = load(spark, tmp_path)
     assert frame.count() == 100
@@ -151,7 +149,7 @@ def test_damage_is_a_row_of_the_table_of_errors(spark: SparkSession, tmp_path: P
     assert [row.reason.split()[:2] for row in errors] == [["magic", "0xDBA320A7"], ["the", "body's"]]
 
 
-def test_functions_unpack_bodies_and_properties(spark: SparkSession) -> None:
+def test_functions_decode_bodies_and_properties(spark: SparkSession) -> None:
     frame = load(spark, VECTORS / STORES[1] / "store")
     (packed,) = (
         frame.where(F.col("sys_flag").bitwiseAND(F.lit(1)) == 1)
@@ -177,7 +175,7 @@ def test_a_wrong_option_is_refused(spark: SparkSession, options: dict[str, str],
         load(spark, VECTORS / STORES[0] / "store", **options).count()
 
 
-def test_a_wrong_column_and_a_missing_folder_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_wrong_column_and_a_missing_folder_are_errors(spark: SparkSession, tmp_path: Path) -> None:
     store = str(VECTORS / STORES[0] / "store")
     with pytest.raises(Exception, match="has no column 'queue'"):
         spark.read.format(FORMAT).schema("queue int").load(store).count()

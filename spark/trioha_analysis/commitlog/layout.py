@@ -39,7 +39,6 @@ def head_type(*, born_bytes: int, store_bytes: int) -> np.dtype[np.void]:
 
 
 HEAD_V4: Final = head_type(born_bytes=4, store_bytes=4)
-HEAD_BYTES_V4: Final = HEAD_V4.itemsize
 HEADS: Final = {
     flags: head_type(
         born_bytes=16 if flags & BORN_HOST_V6 else 4, store_bytes=16 if flags & STORE_HOST_V6 else 4
@@ -47,7 +46,6 @@ HEADS: Final = {
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6)
 }
 """By the IPv6 bits of sysFlag."""
-I16: Final = np.dtype(">i2")
 
 
 def gather(data: Bytes, at: Indexes, type_: np.dtype[np.void]) -> NDArray[np.void]:

@@ -62,8 +62,6 @@ class Costs:
     """Median size of those syncs."""
     slave_correlation: float = 0.0
     """Probability, 0 to 1, that slaves share a service time."""
-    measured_frames: int = 0
-    """Frames that the times of slave and link were measured on."""
 
     def slowed(self, factor: float, *, tail: float = 1.0) -> Costs:
         """Times of slave and link multiplied by `factor`, and the slave's above the median stretched by
@@ -93,7 +91,7 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = ()) -> Costs:
     after = _enough(between(Kind.TRANSFER, Kind.WAIT_BEGIN))
     send = before if after is ZERO_TIME else after.shifted(before.median_s - begin.median_s)
     ack = _enough(between(Kind.ACK, Kind.WAIT_END)).shifted(-end.median_s)
-    slave, per_byte_s, link_s, frames = _slave_costs(traces)
+    slave, per_byte_s, link_s = _slave_costs(traces)
     sync, sync_bytes = _syncs([[trace.records for trace in traces], *([records] for records in slaves)])
     return Costs(
         put=put if put is not ZERO_TIME else usual,
@@ -107,7 +105,6 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = ()) -> Costs:
         sync=sync,
         sync_bytes=sync_bytes,
         slave_correlation=_slave_correlation(traces),
-        measured_frames=frames,
     )
 
 
@@ -178,11 +175,11 @@ class _Flights:
     """Whether the master was idle when the ack arrived."""
 
 
-def _slave_costs(traces: Sequence[Trace]) -> tuple[TimeDistribution, float, float, int]:
-    """Service time of a batch, time per byte, round trip of the link, and the number of measured frames."""
+def _slave_costs(traces: Sequence[Trace]) -> tuple[TimeDistribution, float, float]:
+    """Service time of a batch, time per byte, and round trip of the link."""
     flights = [found for trace in traces for found in _flights(trace.records)]
     if not flights:
-        return ZERO_TIME, 0.0, 0.0, 0
+        return ZERO_TIME, 0.0, 0.0
     took_s = _joined((one.acked_ns - one.sent_ns) / 1e9 for one in flights)
     size = np.concatenate([one.size for one in flights]).astype(np.float64)
     alone = np.concatenate([one.alone for one in flights])
@@ -196,7 +193,7 @@ def _slave_costs(traces: Sequence[Trace]) -> tuple[TimeDistribution, float, floa
     fixed_s = np.maximum(took_s - per_byte_s * size, 0.0)
     work_s = min(_slave_service_s(flights), float(np.median(fixed_s)))
     link_s = max(0.0, float(np.median(fixed_s)) - work_s)
-    return TimeDistribution.of(fixed_s - link_s), per_byte_s, link_s, len(took_s)
+    return TimeDistribution.of(fixed_s - link_s), per_byte_s, link_s
 
 
 def _slave_correlation(traces: Sequence[Trace]) -> float:

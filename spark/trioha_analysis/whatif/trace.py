@@ -44,11 +44,6 @@ class Trace:
         """How many puts there are."""
         return len(self.put_ts_ns)
 
-    @property
-    def waits(self) -> int:
-        """How many of them have an end of their wait."""
-        return int(np.count_nonzero(self.end_ts_ns != NO_END))
-
 
 def read_stretches(session: Session, *, count: int, window_records: int = WINDOW_RECORDS) -> list[Trace]:
     """At most `count` stretches of the session, evenly spread over it; one if it is not longer than that.
