@@ -1,4 +1,4 @@
-"""`--at` and `--explain`: one moment, one put, and which connection of a master is which of a slave."""
+"""`--at` and `--explain`: the state at a time, one put, and pairs of connections of master and slave."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SLAVE_AHEAD = 7 * MS
 
 
 def master_events() -> list[Event]:
-    """Request 1 waits for the network, 2 to be sent, 3 for nobody's ack, 4 has no slave."""
+    """Request 1 waits for the network, 2 to be sent, 3 for an ack that does not come, 4 has no slave."""
     return [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
         Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
@@ -69,7 +69,7 @@ def master_events() -> list[Event]:
 
 
 def slave_events() -> list[Event]:
-    """The same as its slave saw it: 1 ms on the way there, and 1 ms back."""
+    """The same at its slave, with one-way delays of 1 ms."""
     events = [
         Event(0, Kind.LINK, conn=4, flags=LinkEvent.CONNECTED),
         Event(0, Kind.REPORTED, conn=4, offset=1000, aux=1000),
@@ -124,12 +124,12 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int,
         if begin < end
     ]
 
-    def said(counters: CauseTally) -> list[object]:
+    def comparable(counters: CauseTally) -> list[object]:
         found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
     whole = tally_causes(EventBatch(records, SessionSettings.of(session), is_first=True), before=lambda: ())
-    assert said(reduce(CauseTally.__add__, parts)) == said(whole)
+    assert comparable(reduce(CauseTally.__add__, parts)) == comparable(whole)
 
 
 def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
@@ -149,10 +149,10 @@ def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
 
 
 def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
-    """How many puts of a session have which status, cause and connection, as a replay tells it."""
+    """Number of puts by status, cause and connection, from a replay."""
     session = open_session(path)
     batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
-    told = tally_causes(batch, before=lambda: ()).finished().waited_us
+    tally = tally_causes(batch, before=lambda: ()).finished().waited_us
     return Counter(
         {
             (
@@ -160,13 +160,13 @@ def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
                 None if CAUSES[cause] == "unknown" else CAUSES[cause],
                 None if conn < 0 else conn,
             ): waited_us.total
-            for (status, cause, conn), waited_us in told.items()
+            for (status, cause, conn), waited_us in tally.items()
         }
     )
 
 
 def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
-    """The same as the stories of all its puts tell it, one after the other."""
+    """The same from the explanations of all its puts."""
     readers = open_readers([path])
     ids = {
         int(record["aux"])
@@ -194,7 +194,7 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
     assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
     summary = explain(open_readers([path]), "1")["summary"]
     assert "it was not sent to the slaves that had not acknowledged it" in summary
-    # A probe that is open is not a slave that could have acknowledged it.
+    # An open probe could not have acknowledged it.
     probe = [
         Event(e.ts_ns, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in (events[0], *events[4:])
     ]

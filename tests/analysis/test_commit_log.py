@@ -1,4 +1,4 @@
-"""Records are found and decoded by NumPy as RocketMQ wrote them, however the log is cut."""
+"""Records are found and decoded as RocketMQ wrote them, for any ranges."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
 
 def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path: Path) -> None:
     inner = record(0, b"inner")
-    # Just where its own offset is true: the worst that a body can hold.
+    # At the position of its own offset: the hardest body to tell from a record.
     body_at = len(record(0, b"")) - len("Orders") - 3 - len(b"TAGS\x01t\x02")
     body = record(body_at, b"inner") + b"tail"
     offsets = write_log(tmp_path, [body, b"after", inner], file_bytes=FILE_BYTES)
@@ -181,7 +181,7 @@ def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path: Path) -> None:
     log[: len(record(0, b"first"))] = record(0, b"first")
     at = len(record(0, b"first"))
     BLANK.pack_into(log, at, FILE_BYTES - at, MAGIC_BLANK)
-    # Left over from before the log was cut here: a whole record that says just where it stands.
+    # Left over from before a truncation: a whole record with its own offset.
     stale = record(3000, b"stale")
     log[3000 : 3000 + len(stale)] = stale
     second = record(FILE_BYTES, b"second")

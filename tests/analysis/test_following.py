@@ -1,4 +1,4 @@
-"""Where a log that grows ends for a stream."""
+"""The end of a growing log for a stream."""
 
 from __future__ import annotations
 

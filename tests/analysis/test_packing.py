@@ -1,4 +1,4 @@
-"""Packed sessions are small, the same, and become the same bytes again."""
+"""Packed sessions are small, have the same records, and unpack to the same bytes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(
     session = open_session(path)
     for segment in sealed_segments(session)[:1]:
         pack_segment(session, segment)
-    # How Python says that a module is not there.
+    # Python's way to mark a missing module.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
@@ -153,11 +153,11 @@ def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFix
     before = segment_bytes(path)
 
     assert main(["session", "pack", str(path), "--all", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"]
-    assert sum(segment["records"] for segment in told["segments"]) == len(read_all := records_of(path))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"]
+    assert sum(segment["records"] for segment in printed["segments"]) == len(read_all := records_of(path))
     assert len(read_all) >= 1000
-    assert told["bytesBefore"] == sum(map(len, before.values()))
+    assert printed["bytesBefore"] == sum(map(len, before.values()))
     assert main(["session", "pack", str(path)]) == 0
     assert capsys.readouterr().out == "nothing to pack\n"
     assert main(["session", "unpack", str(tmp_path)]) == 0

@@ -1,4 +1,4 @@
-"""Health checks at the HA port: counted by host and reason, and nothing else, however they were recorded."""
+"""Health checks at the HA port: only counted by host and reason, in old and new recordings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = 3600
 HTTP = int.from_bytes(b"GET / HT", "big")
 CHECKER, SCANNER = "10.0.0.7", "10.0.0.8"
 FIRST_PROBE = 100
-"""Connection numbers of probes go up from here."""
+"""First connection number of probes."""
 
 
 def of_slave(conn: int, *, begin: int, end: int | None, top: int) -> list[Event]:
@@ -60,7 +60,7 @@ def of_slave(conn: int, *, begin: int, end: int | None, top: int) -> list[Event]
 
 
 def of_probe(conn: int, second: int) -> list[Event]:
-    """A probe as a node recorded it that took it for a slave; each tenth one speaks HTTP."""
+    """A probe recorded as a slave's connection; each tenth one speaks HTTP."""
     at, top = second * S + 100_000_000, 100 * second
     events = [Event(at, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE)]
     reason = CloseReason.EOF
@@ -86,12 +86,12 @@ def slave_events() -> list[Event]:
 
 
 ADDRESSES = {1: f"{SCANNER}:41001", 2: f"{SCANNER}:41002"}
-"""The slave is on a host that probes come from, too."""
+"""The slave's host sends probes, too."""
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each probe has its events: one a second, and one that was open at the end."""
+    """Each probe has its events: one probe a second, the last one still open."""
     probes = [event for second in range(HOUR) for event in of_probe(FIRST_PROBE + second, second)]
     late = FIRST_PROBE + HOUR
     probes.append(Event(HOUR * S, Kind.STATE, conn=late, offset=-1, aux=0, flags=HaState.HANDSHAKE))
@@ -103,7 +103,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The node counted them."""
+    """The node recorded counts only."""
     folder = tmp_path_factory.mktemp("newer") / "20260101T000000.000Z-broker-a-0"
     path = write_session(folder, slave_events(), addresses=ADDRESSES, segment_records=9000)
     with (path / "facts.jsonl").open("a") as facts:
@@ -202,7 +202,7 @@ def test_invariants_hold_and_clocks_are_compared_despite_probes(path: Path, tmp_
 
 
 def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path: Path) -> None:
-    """Those that connect to a slave may be probes; what it dials is not."""
+    """Connections to a slave may be probes; its own ones are not."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=0, aux=0, flags=HaState.HANDSHAKE),
         Event(1, Kind.CLOSED, conn=1, offset=0, aux=0, flags=CloseReason.EOF),
@@ -226,7 +226,7 @@ def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path: Path) -
 
 
 def test_slave_that_requests_beyond_the_end_is_not_a_probe(tmp_path: Path) -> None:
-    """It asked for what a log can have: that is refused, and said."""
+    """It requested a valid offset, so the refusal is reported."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=500, flags=HaState.HANDSHAKE),
         Event(1, Kind.REQUESTED, conn=1, offset=900, aux=500),

@@ -93,7 +93,7 @@ def test_invariants_are_judged_and_violations_reported(result: ReplayResult) -> 
     assert (dropped["severity"], dropped["seq"], dropped["conn"]) == ("warning", 21, None)
     assert dropped["atMs"] == WALL_NS // MS + 45
     assert dropped["sentence"].startswith("3 events were dropped")
-    # This session does not say its settings; the slave's has no acks.
+    # The master's session lacks settings; the slave's has no acks.
     unjudged = {(row["brokerId"], row["invariant"]) for row in rows["invariants"] if row["checked"] is None}
     assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
 
@@ -110,7 +110,7 @@ def test_waits_have_their_causes(result: ReplayResult) -> None:
 def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
     rows = arrow_tables(result)["seconds"].to_pylist()
     names = ("brokerId", "conn", "state", "lagBytes", "lagSeconds", "ackLatencyMs")
-    # The last byte of connection 1 was owed for 10 ms when it ended: to a step of 1 ms, and never more.
+    # The last byte of connection 1 was unacknowledged for 10 ms at its end: rounded down to 1 ms.
     assert [tuple(row[name] for name in names) for row in rows] == [
         (0, 1, "SHUTDOWN", 500, 0.009, 2.0),
         (0, 2, "TRANSFER", 500, 0.003, 3.0),
@@ -137,7 +137,7 @@ def test_states_are_unknown_after_the_last_kept_event(
 
 
 def test_lag_is_the_maximum_of_each_second(tmp_path: Path) -> None:
-    """500 bytes are owed from 0.2 s to 2.5 s, and 200 more from 1.1 s; then 300 in two frames.
+    """500 bytes are unacknowledged from 0.2 s to 2.5 s, 200 more from 1.1 s; then 300 in two frames.
 
     Steps of curves are 5 ms: what is still owed at the end of a second is known to that.
     """
@@ -190,7 +190,7 @@ def test_reconnects_have_their_duration_and_resent_bytes(result: ReplayResult) -
         "awayMs": 20.0,
         "previousOffset": 1500,
         "requestOffset": 1500,
-        # The frame from 1500 to 2000 went out twice.
+        # The frame from 1500 to 2000 was sent twice.
         "resentBytes": 500,
     }
     assert (slave["previousConn"], slave["conn"], slave["previousOffset"], slave["closeReason"]) == (
@@ -340,8 +340,8 @@ def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> 
     everywhere = {"session", "brokerName", "brokerId"}
     for name, table in arrow_tables(result).items():
         (row,) = re.findall(rf"^\| `{name}` \|.*\|(.*)\|$", text, re.MULTILINE)
-        told = set(re.findall(r"`(\w+)`", row)) - {"unknown", "network", "slave"}
-        assert told == set(table.column_names) - everywhere, name
+        documented = set(re.findall(r"`(\w+)`", row)) - {"unknown", "network", "slave"}
+        assert documented == set(table.column_names) - everywhere, name
 
 
 def test_document_is_json(result: ReplayResult) -> None:
@@ -391,7 +391,7 @@ def test_damaged_session_is_replayed_without_the_lost_records(tmp_path: Path) ->
     data[64 + 4 * 48 + 24] ^= 1
     segment.write_bytes(data[:-10])
     (row,) = document(replay_here(path))["sessions"]
-    # The first put is lost, and the torn DROPPED at the end was never there.
+    # The first put is lost; the torn DROPPED at the end does not count.
     assert (row["events"], row["puts"], row["lost"], row["dropped"]) == (20, 1, 1, 0)
     (line,) = row["damage"]
     assert line == f"{segment} at byte {64 + 4 * 48}: wrong check word or seq"

@@ -64,7 +64,7 @@ def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
     html = session_report(replay_here(tmp_path), links(open_readers([tmp_path]))).html()
     assert "the own log and the master's differ at 1400; the own log ends at 1500" in unescape(html)
     assert "Clock offsets and one-way delays" in html
-    # Its clock: 1 ms there, 0 to 1 ms back.
+    # One-way delays of 1 ms to the slave and 0 to 1 ms back.
     assert "<td>0.500</td><td>0.500</td>" in re.sub(r">\s+<", "><", html)
     bars = figures_of(html)["What puts waited for"]
     assert {bar["name"] for bar in bars} == {"ack (network), conn 1"}
@@ -145,7 +145,7 @@ def test_report_has_the_time_to_ack_of_log_ranges_for_each_connection(result: Re
 
 
 def test_lag_curve_ends_with_the_ack_and_not_with_the_next_event(tmp_path: Path) -> None:
-    """500 bytes are owed for 1 s, and acknowledged; 7 s later comes a heartbeat. Steps are 10 ms."""
+    """500 bytes are acknowledged after 1 s; a heartbeat follows 7 s later. Steps are 10 ms."""
     second = 1000 * MS
     events = [
         Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),

@@ -1,4 +1,4 @@
-"""A real master and a real slave, recorded through faults, and what both said of themselves at the end."""
+"""A real master and a real slave, recorded through faults, with their status at the end."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from trioha.remoting.status_reader import fetch_status
 
 HEARTBEAT_MS = 100
 SLAVE_TIMEOUT_MS = 1500
-"""Far more than a put takes that is acknowledged; one waits for so long."""
+"""Far longer than an acknowledged put takes; one put times out."""
 WITHIN_S = 20
 
 
 @frozen
-class Told:
-    """Recorded sessions, and what the nodes said at the moment at which these end."""
+class RecordedPair:
+    """Recorded sessions, and the status of both nodes at their end."""
 
     sessions: Path
-    """Of all starts of both nodes, as they were while both were up: nothing had happened since."""
+    """Of all starts of both nodes, copied while both were idle."""
     master: BrokerStatus
     slave: BrokerStatus
     stopped: Path
-    """The same sessions when both were stopped."""
+    """The same sessions after both were stopped."""
 
 
-def record_pair(folder: Path) -> Told:
-    """Run the pair: a cut, an ack that comes too late, a slave whose log is another one, and its restart."""
+def record_pair(folder: Path) -> RecordedPair:
+    """Run the pair: a reset, a late ack, a slave with a different log, and its restart."""
     return trio.run(_record, folder)
 
 
-async def _record(folder: Path) -> Told:
+async def _record(folder: Path) -> RecordedPair:
     sessions = folder / "sessions"
     common: dict[str, object] = {
         "listenPort": 0,
@@ -50,7 +50,7 @@ async def _record(folder: Path) -> Told:
         "haSendHeartbeatInterval": HEARTBEAT_MS,
         "slaveTimeout": SLAVE_TIMEOUT_MS,
     }
-    # The slave begins with a log of its own that is longer than all that its master will have.
+    # The slave starts with a different log, longer than its master's will be.
     async with running(folder / "slave", brokerRole="ASYNC_MASTER", brokerId=0, listenPort=0) as other:
         assert await send(str(other.listen), 60) == ["PUT_OK"] * 60
     link = Link(seed=1)
@@ -80,33 +80,35 @@ async def _record(folder: Path) -> Told:
             async with running(folder / "slave", **slave_settings) as slave:
                 await _same(master, slave)
                 assert await send(str(master.listen), 5) == ["PUT_OK"] * 5
-                told = await _same(master, slave)
+                statuses = await _same(master, slave)
                 asked_ns = time.monotonic_ns()
-                # Heartbeats go on, and change nothing: what was recorded before them is on disk with them.
+                # Once later heartbeats are on disk, all earlier records are.
                 await _until(lambda: _recorded_beyond(sessions, asked_ns))
                 shutil.copytree(sessions, folder / "running")
         nursery.cancel_scope.cancel()
-    return Told(folder / "running", *told, sessions)
+    return RecordedPair(folder / "running", *statuses, sessions)
 
 
 async def _same(master: Ready, slave: Ready) -> tuple[BrokerStatus, BrokerStatus]:
-    """What both say when all of the master's log is stored, flushed and dispatched on both, and acked."""
-    told: list[BrokerStatus] = []
+    """Status of both once all of the master's log is stored, flushed and dispatched on both, and acked."""
+    statuses: list[BrokerStatus] = []
 
     async def is_same() -> bool:
-        told[:] = [await _ask(master), await _ask(slave)]
-        ends = {end for one in told for end in (one.max_offset, one.flushed_offset, one.dispatched_offset)}
-        acks = [connection.ack_offset for connection in told[0].connections]
-        client = told[1].client
+        statuses[:] = [await _ask(master), await _ask(slave)]
+        ends = {
+            end for one in statuses for end in (one.max_offset, one.flushed_offset, one.dispatched_offset)
+        }
+        acks = [connection.ack_offset for connection in statuses[0].connections]
+        client = statuses[1].client
         return (
-            acks == [told[0].max_offset]
+            acks == [statuses[0].max_offset]
             and ends == set(acks)
             and client is not None
             and (client.reported_offset == acks[0])
         )
 
     await _until(is_same)
-    return told[0], told[1]
+    return statuses[0], statuses[1]
 
 
 async def _is_alone(master: Ready) -> bool:
@@ -114,7 +116,7 @@ async def _is_alone(master: Ready) -> bool:
 
 
 async def _recorded_beyond(sessions: Path, ts_ns: int) -> bool:
-    """Whether the last session of each node goes on behind a time of this machine's monotonic clock."""
+    """Whether each node's last session has records after a time of the monotonic clock."""
     last: dict[int, int] = {}
     for path in find_sessions([sessions]):
         session = open_session(path)
@@ -131,5 +133,5 @@ async def _ask(node: Ready) -> BrokerStatus:
 
 async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
     with trio.fail_after(WITHIN_S):
-        while not await is_so():  # noqa: ASYNC110 - what is waited for are the answers of others
+        while not await is_so():  # noqa: ASYNC110 - waits for the status of other processes
             await trio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""`trioha replay` as it is called."""
+"""The command `trioha replay`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay on a Spark cluster of two workers, each a process of its own, says what one on local[2] says."""
+"""A replay on a Spark cluster of two worker processes has the result of one on local[2]."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _run(*command: str | Path) -> str:
 @pytest.mark.timeout(300)
 def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str, recordings: Path) -> None:
     expected = document(replay([recordings], spark=spark))
-    said = json.loads(
+    found = json.loads(
         _run(sys.executable, "-m", "trioha", "replay", recordings, "--json", "--master", master)
     )
-    assert said == json.loads(json.dumps(expected))
-    assert [row["session"] for row in said["sessions"]] == ["a", "b", "c"]
+    assert found == json.loads(json.dumps(expected))
+    assert [row["session"] for row in found["sessions"]] == ["a", "b", "c"]
 
 
 def test_spark_submit_runs_a_replay_on_its_own_master(
@@ -82,7 +82,7 @@ def test_spark_submit_runs_a_replay_on_its_own_master(
 ) -> None:
     program = tmp_path / "run_trioha.py"
     program.write_text("from trioha.cli import main\n\nraise SystemExit(main())\n")
-    # Nobody answers at the address that it would use by itself.
+    # The address that it would use by default is closed.
     arguments = ["replay", recordings / "b", "--json", "--master", "spark://127.0.0.1:1"]
-    said = json.loads(_run(SPARK_HOME / "bin" / "spark-submit", "--master", "local[1]", program, *arguments))
-    assert said == json.loads(json.dumps(document(replay([recordings / "b"], spark=spark))))
+    found = json.loads(_run(SPARK_HOME / "bin" / "spark-submit", "--master", "local[1]", program, *arguments))
+    assert found == json.loads(json.dumps(document(replay([recordings / "b"], spark=spark))))

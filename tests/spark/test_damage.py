@@ -1,4 +1,4 @@
-"""Damage never stops a reader: planted at every place of a small session, read through every entry."""
+"""Damage at any position of a small session never stops a reader, through any entry point."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ERRORS = StructType([StructField("file", StringType()), StructField("records", L
 
 
 def read_all(path: Path, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
-    """Read a session through every entry; an entry may refuse in one line, and raises nothing else."""
+    """Read a session through every entry point, which raises nothing but TriohaError."""
     found = replay_here(path, range_records=range_records)
     document(found)
     arrow_tables(found)
@@ -74,7 +74,7 @@ def read_all(path: Path, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
 
 
 def refusable(do: Callable[[], object]) -> None:
-    """A question that the session does not answer is one line."""
+    """Call it; it may raise TriohaError."""
     with suppress(TriohaError):
         do()
 

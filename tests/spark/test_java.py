@@ -1,4 +1,4 @@
-"""What is said when there is no Java for Spark."""
+"""Errors about missing or unsuitable Java."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from trioha_spark.java import JavaError, require_java
 
 
-def fake_java(folder: Path, says: str) -> Path:
+def fake_java(folder: Path, output: str) -> Path:
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    java.write_text(f"#!/bin/sh\necho '{output}' >&2\n")
     java.chmod(0o755)
     return java
 
@@ -51,11 +51,11 @@ def test_broken_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.parametrize(
-    "says",
+    "output",
     ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS', 'openjdk version "17-ea"'],
 )
-def test_java_of_java_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
-    java = fake_java(tmp_path / "home", says)
+def test_java_of_java_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str) -> None:
+    java = fake_java(tmp_path / "home", output)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert require_java() == java
 

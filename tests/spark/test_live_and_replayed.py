@@ -1,4 +1,4 @@
-"""Live state and replayed state agree: what a real pair said at the end is what its recordings say."""
+"""Live state and replayed state agree: the final status of a real pair and its recordings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.pair import Told, record_pair
+from tests.spark.pair import RecordedPair, record_pair
 from trioha.broker_status import BrokerStatus
 from trioha.recording.aggregate import aggregate, combine
 from trioha.recording.clocks import links
@@ -30,19 +30,19 @@ from trioha_spark.replay import replay
 pytestmark = pytest.mark.spark
 
 PART_RECORDS = 7
-"""The kernel folds sessions in parts of so many records."""
+"""Records of a part of the kernel's aggregate."""
 RANGE_RECORDS = 60
-"""And Spark's tasks in ranges of so many."""
+"""Records of a range of Spark's tasks."""
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RecordedPair:
     return record_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
-def rows(told: Told, spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
-    return document(replay([told.sessions], spark=spark, range_records=RANGE_RECORDS))
+def rows(pair: RecordedPair, spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
+    return document(replay([pair.sessions], spark=spark, range_records=RANGE_RECORDS))
 
 
 def sessions_of(folder: Path) -> tuple[Session, Session]:
@@ -67,24 +67,24 @@ def ends(status: BrokerStatus) -> tuple[int | None, ...]:
     return (status.max_offset, status.flushed_offset, status.dispatched_offset)
 
 
-def test_the_faults_happened(told: Told) -> None:
+def test_the_faults_happened(pair: RecordedPair) -> None:
     # A slave that stops ends its connection in order, or, with bytes that it has not read, by a reset.
-    assert dict(told.master.ended_connections) in (
+    assert dict(pair.master.ended_connections) in (
         {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 1, "EOF": 1},
         {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 2},
     )
-    assert told.master.put_statuses == {"PUT_OK": 15, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 3}
-    assert len(find_sessions([told.sessions])) == 3
+    assert pair.master.put_statuses == {"PUT_OK": 15, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 3}
+    assert len(find_sessions([pair.sessions])) == 3
 
 
-def test_the_kernel_agrees_with_the_masters_status(told: Told) -> None:
-    session, _ = sessions_of(told.sessions)
+def test_the_kernel_agrees_with_the_masters_status(pair: RecordedPair) -> None:
+    session, _ = sessions_of(pair.sessions)
     node, connections = folded(session)
-    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(told.master)
-    assert {wait.status: wait.count for wait in node.waits} == told.master.put_statuses
-    assert node.puts == sum(told.master.put_statuses.values())
+    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.master)
+    assert {wait.status: wait.count for wait in node.waits} == pair.master.put_statuses
+    assert node.puts == sum(pair.master.put_statuses.values())
     reasons = [one.close_reason for one in connections.values() if one.close_reason is not None]
-    assert Counter(reasons) == told.master.ended_connections
+    assert Counter(reasons) == pair.master.ended_connections
     facts, _ = read_facts(session)
     addresses = {fact.fields["conn"]: fact.fields["address"] for fact in facts if fact.type_ == "connection"}
     assert {
@@ -96,16 +96,16 @@ def test_the_kernel_agrees_with_the_masters_status(told: Told) -> None:
             *(one.connection_id, one.address, one.state),
             *(one.sent_offset, one.ack_offset, one.ack_offset + one.lag_bytes),
         )
-        for one in told.master.connections
+        for one in pair.master.connections
     }
 
 
-def test_the_kernel_agrees_with_the_slaves_status(told: Told) -> None:
-    _, session = sessions_of(told.sessions)
+def test_the_kernel_agrees_with_the_slaves_status(pair: RecordedPair) -> None:
+    _, session = sessions_of(pair.sessions)
     node, connections = folded(session)
-    client = told.slave.client
+    client = pair.slave.client
     assert client is not None
-    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(told.slave)
+    assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.slave)
     assert node.connects - 1 == client.reconnects
     (link,) = connections.values()
     assert (link.state, link.reported_offset, link.received_offset) == (
@@ -114,8 +114,8 @@ def test_the_kernel_agrees_with_the_slaves_status(told: Told) -> None:
     )
 
 
-def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(told: Told) -> None:
-    session = open_session(next(path for path in find_sessions([told.sessions]) if path.name.endswith("-1")))
+def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(pair: RecordedPair) -> None:
+    session = open_session(next(path for path in find_sessions([pair.sessions]) if path.name.endswith("-1")))
     node, connections = folded(session)
     first, *_, last = connections.values()
     assert (first.close_reason, first.max_offset) == ("AHEAD", 66_900)
@@ -131,21 +131,23 @@ def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(told: Told) -> 
     assert (before.max_offset, before.flushed_offset) == (0, 0)
 
 
-def test_spark_agrees_with_the_nodes_status(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_spark_agrees_with_the_nodes_status(
+    pair: RecordedPair, rows: dict[str, list[dict[str, Any]]]
+) -> None:
     master, first, slave = rows["sessions"]
     assert first["maxOffset"] < 66_900
     names = ("maxOffset", "flushedOffset", "dispatchedOffset")
-    assert tuple(master[name] for name in names) == ends(told.master)
-    assert tuple(slave[name] for name in names) == ends(told.slave)
-    assert {row["status"]: row["count"] for row in rows["waits"]} == told.master.put_statuses
-    (status,) = told.master.connections
+    assert tuple(master[name] for name in names) == ends(pair.master)
+    assert tuple(slave[name] for name in names) == ends(pair.slave)
+    assert {row["status"]: row["count"] for row in rows["waits"]} == pair.master.put_statuses
+    (status,) = pair.master.connections
     at_master, at_slave = (row for row in rows["connections"] if row["closedAtMs"] is None)
     assert (at_master["conn"], at_master["address"]) == (status.connection_id, status.address)
     assert (at_master["state"], at_master["sentOffset"], at_master["ackOffset"]) == (
         *(status.state, status.sent_offset),
         status.ack_offset,
     )
-    client = told.slave.client
+    client = pair.slave.client
     assert client is not None
     assert (at_slave["address"], at_slave["state"], at_slave["reportedOffset"]) == (
         *(client.master_address, client.state),
@@ -154,27 +156,27 @@ def test_spark_agrees_with_the_nodes_status(told: Told, rows: dict[str, list[dic
     assert rows["violations"] == []
 
 
-def test_spark_names_the_faults(told: Told, rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_spark_names_the_faults(pair: RecordedPair, rows: dict[str, list[dict[str, Any]]]) -> None:
     assert [(row["role"], row["reason"], row["offset"] < row["maxOffset"]) for row in rows["gaps"]] == [
         ("SYNC_MASTER", "REQUEST_ABOVE_MAX", False),
         ("SLAVE", "AHEAD", True),
     ]
     reconnects = [(row["role"], row["closeReason"]) for row in rows["reconnects"]]
     assert reconnects[:2] == [("SYNC_MASTER", "REQUEST_ABOVE_MAX"), ("SYNC_MASTER", "IO_ERROR")]
-    assert Counter(reason for role, reason in reconnects if role != "SLAVE") == told.master.ended_connections
+    assert Counter(reason for role, reason in reconnects if role != "SLAVE") == pair.master.ended_connections
     assert reconnects[3:] == [("SLAVE", "AHEAD"), ("SLAVE", "IO_ERROR")]
     causes = {(row["status"], row["cause"]) for row in rows["causes"]}
     assert {("FLUSH_SLAVE_TIMEOUT", "ack"), ("SLAVE_NOT_AVAILABLE", "no slave")} < causes
 
 
-def test_the_state_at_a_time_agrees_with_the_nodes_status(told: Told) -> None:
-    readers = open_readers([told.sessions])
+def test_the_state_at_a_time_agrees_with_the_nodes_status(pair: RecordedPair) -> None:
+    readers = open_readers([pair.sessions])
     at = moment(readers, min(reader.session.wall_of(reader.last_ts_ns) for reader in readers[::2]))
     assert [(row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"]) for row in at["nodes"]] == [
-        ends(told.master),
-        ends(told.slave),
+        ends(pair.master),
+        ends(pair.slave),
     ]
-    (status,) = told.master.connections
+    (status,) = pair.master.connections
     row = at["connections"][0]
     assert (row["sentOffset"], row["ackOffset"], row["lagBytes"]) == (
         *(status.sent_offset, status.ack_offset),
@@ -182,25 +184,25 @@ def test_the_state_at_a_time_agrees_with_the_nodes_status(told: Told) -> None:
     )
 
 
-def test_the_monitor_agrees_with_the_nodes_status(told: Told) -> None:
-    view = last_view(told.sessions)
+def test_the_monitor_agrees_with_the_nodes_status(pair: RecordedPair) -> None:
+    view = last_view(pair.sessions)
     master, slave = view.nodes
-    for node, status in ((master, told.master), (slave, told.slave)):
+    for node, status in ((master, pair.master), (slave, pair.slave)):
         log = node.log
         assert (log.max_offset, log.flushed_offset, log.dispatched_offset) == ends(status)
         assert (node.role, node.broker_name, node.broker_id) == (
             *(status.role, status.broker_name),
             status.broker_id,
         )
-    assert {put.status: put.count for put in master.log.puts} == told.master.put_statuses
-    assert master.ended_connections == told.master.ended_connections
-    (status,), (row,) = told.master.connections, view.replicas
+    assert {put.status: put.count for put in master.log.puts} == pair.master.put_statuses
+    assert master.ended_connections == pair.master.ended_connections
+    (status,), (row,) = pair.master.connections, view.replicas
     assert row.verdict is Verdict.OK
     assert (row.address, row.state, row.sent_offset, row.ack_offset, row.diff_bytes, row.in_sync) == (
         *(status.address, status.state, status.sent_offset, status.ack_offset),
         *(status.lag_bytes, status.in_sync),
     )
-    client = told.slave.client
+    client = pair.slave.client
     assert client is not None
     assert slave.slave is not None
     assert (slave.slave.state, slave.slave.reported_offset, slave.slave.master_address) == (
@@ -219,9 +221,9 @@ def last_view(folder: Path) -> ClusterView:
     return source.view_at(source.position.end_ns)
 
 
-def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
-    """Both nodes have the same clock: whatever else is said would be wrong."""
-    found = links(open_readers([told.sessions]))
+def test_master_and_slave_are_one_connection_of_one_clock(pair: RecordedPair) -> None:
+    """Both nodes have the same clock, so the offset is 0 within its error."""
+    found = links(open_readers([pair.sessions]))
     assert len(found) == 3
     for link in found:
         assert link.clock_offset_ns is not None
@@ -231,13 +233,13 @@ def test_master_and_slave_are_one_connection_of_one_clock(told: Told) -> None:
     assert [(link.master_conn, link.slave_conn) for link in found] == [(2, 2), (3, 3), (4, 1)]
 
 
-def test_a_clean_stop_does_not_change_the_result(told: Told) -> None:
-    for session, status in zip(sessions_of(told.stopped), (told.master, told.slave), strict=True):
+def test_a_clean_stop_does_not_change_the_result(pair: RecordedPair) -> None:
+    for session, status in zip(sessions_of(pair.stopped), (pair.master, pair.slave), strict=True):
         node, connections = folded(session)
         assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(status)
         assert all(one.closed_ts_ns is not None for one in connections.values())
         *_, last = connections.values()
         assert (last.ack_offset or last.reported_offset) == status.max_offset
         assert last.close_reason in ({"SHUTDOWN"} if session.is_slave else {"EOF", "IO_ERROR"})
-    for path in find_sessions([told.stopped]):
+    for path in find_sessions([pair.stopped]):
         assert [one for verdict in judge_session(open_session(path)) for one in verdict.violations] == []

@@ -1,4 +1,4 @@
-"""Whose Spark it is: a session, and a Java process, that others started stay as they are."""
+"""Existing Spark sessions and Java processes are used and keep running."""
 
 from __future__ import annotations
 

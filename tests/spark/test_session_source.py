@@ -1,4 +1,4 @@
-"""The session source on Spark: packed and unpacked alike, chosen, fresh, and followed without loss."""
+"""The session source on Spark: packed segments, options, growing sessions and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sources on Spark: found by name, exact, fresh, pruned, and safe with filters."""
+"""The data sources on Spark: registration, rows, growing logs, schemas and filters."""
 
 from __future__ import annotations
 

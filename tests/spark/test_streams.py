@@ -1,4 +1,4 @@
-"""Streams over what grows: queries that are stopped anywhere and go on lose nothing and repeat nothing."""
+"""Streams over growing logs and sessions: interrupted queries lose and repeat nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 class Following:
-    """A query that is stopped and restarted, and what it has given."""
+    """A query that is stopped and restarted, and its output."""
 
     def __init__(
         self, spark: SparkSession, folder: Path, source: Path, format_: str, **options: object
@@ -55,7 +55,7 @@ class Following:
 
     @contextmanager
     def running(self) -> Iterator[StreamingQuery]:
-        """A query that runs until the end of the block, and is stopped wherever it is."""
+        """A query that runs until the end of the block."""
         query = self.start(processingTime="0 seconds")
         try:
             yield query
@@ -64,7 +64,7 @@ class Following:
             self.note(query)
 
     def for_batches(self, number: int) -> None:
-        """Run until so many batches had rows, and stop in the midst of the next one."""
+        """Run until `number` batches had rows, and stop within the next one."""
         with self.running() as query:
 
             def has_them() -> bool:
@@ -74,7 +74,7 @@ class Following:
             wait_until(has_them)
 
     def to_the_end(self) -> None:
-        """Give all that there is now."""
+        """Read all available rows."""
         query = self.start(availableNow=True)
         assert query.awaitTermination(WITHIN_S)
         assert query.exception() is None
@@ -88,7 +88,7 @@ class Following:
 
 
 class Recorder:
-    """A process that records to `path` what it is told, until it is killed; its last record is torn."""
+    """A process that records to `path` on command until it is killed; its last record is torn."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,7 +105,7 @@ class Recorder:
             file.write(bytes(20))
 
     def write(self, puts: int) -> None:
-        """Begin to write so many."""
+        """Start to write."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{puts // BLOCK_PUTS}\n")
         self.process.stdin.flush()
@@ -155,7 +155,7 @@ class Growing:
         self.has_to_stop = threading.Event()
 
     def write(self, log: bytes, end: int) -> None:
-        """Write `log` up to `end`, in pieces of any length."""
+        """Write `log` up to `end`, in chunks of random length."""
         while self.at < end and not self.has_to_stop.is_set():
             file = self.store / f"{self.at - self.at % FILE_BYTES:020d}"
             if not file.exists():
@@ -168,7 +168,7 @@ class Growing:
             time.sleep(0.001)
 
     def cut_back(self, end: int) -> None:
-        """As a recovery does with a record that was not written to its end."""
+        """As a recovery truncates a torn record."""
         with (self.store / f"{end - end % FILE_BYTES:020d}").open("r+b") as file:
             file.seek(end % FILE_BYTES)
             file.write(bytes(self.at - end))
