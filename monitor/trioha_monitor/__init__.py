@@ -1,10 +1,13 @@
 """The live monitor: a Textual application that shows replication through the nodes' public remoting port.
 
-Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` asks running nodes,
-a replay folds recorded sessions. `guest` runs the source's trio as a guest of Textual's asyncio loop. `app`
-hands each view to `screen`, which shows it in the pane that is in sight (`panes`); widgets hold nothing that
-is not in the view or the user's choice, so whoever makes views (live nodes, a recording, a test) drives the
-same screens. `source` says how the screens steer a replay and a recording.
+Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` from the answers of
+running nodes, `replay` from recorded sessions; both make rows of replicas by `verdict` and `replica_view`.
+`guest` runs the source's trio as a guest of Textual's asyncio loop. `app` passes each view to `screen`, which
+shows it in the visible pane (`panes`). Widgets keep only what the user chose, so that live nodes, recordings
+and tests drive the same screens. `playback` is how screens steer a replay, `capture` records views.
+
+The live side: `live` asks nodes and name servers; `answers` checks what they answer; `cluster` keeps the
+state of `node`s and their `replicas`; `matching` finds which connection and which slave belong to which row.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ def run_monitor(
     """Show nodes until the user quits; returns the exit code.
 
     Nodes are those at `addresses` and all that the `name_servers` list (`host:port` each). `interval_s` is
-    the pause between two questions to one node; recordings go into folders in `record_into`. Must be called
-    from the main thread, on a terminal, with no event loop running. Raises `MonitorError` if the monitor
-    itself failed.
+    the pause between two requests to one node; recordings go into folders in `record_into`. Call it from the
+    main thread, on a terminal, without a running event loop. Raises `MonitorError` if the monitor itself
+    failed.
     """
     from trioha_monitor.app import run  # noqa: PLC0415 - Textual is loaded only when a screen opens
 
@@ -35,9 +38,9 @@ def run_monitor(
 
 
 def run_replay(sessions: Sequence[Path]) -> int:
-    """Show recorded sessions again, of nodes or of a monitor, until the user quits; returns the exit code.
+    """Replay recorded sessions, of nodes or of a monitor, until the user quits; returns the exit code.
 
-    As `run_monitor`; raises StoreError for a path that is no session, or one that cannot be read.
+    As `run_monitor`; raises StoreError for a path without a session, and for a session that cannot be read.
     """
     from trioha_monitor.app import run_again  # noqa: PLC0415 - as above
 

@@ -1,19 +1,17 @@
-"""What the monitor keeps of a node's answer: the one place where foreign values become its own.
+"""The answers of a node: checked and bounded, and as the views of its limits, log and slave's side.
 
-Theory of operation. A status reader has parsed the answer: types are right, values may be anything. `Intake`
-checks and bounds all of it, so that everything after it (folds, verdicts, columns, recordings) works on
-values of known size:
+Theory of operation. A status reader has parsed the answer: types are right, values may be anything.
+`AnswerFilter` checks and bounds all of it, so that state, verdicts, columns and recordings work on values of
+known size:
 
-- an offset or a count that RocketMQ's types cannot hold, or that is negative where none can be, makes the
-  answer one that cannot be true: RemoteProtocolError, and the node is DOWN with that reason;
-- a setting or a figure of the runtime table that makes no sense is not known;
+- an offset or a count outside the range of RocketMQ's types, or negative where it cannot be, is an impossible
+  answer: RemoteProtocolError, and the node is DOWN with that reason;
+- an impossible setting or figure of the runtime table is dropped (None);
 - texts are made safe to draw (`trioha_monitor.texts`) and cut;
-- of connections, names and warnings only so many are kept; how many more there are is counted.
+- connections, names and warnings are kept up to a maximum; the others are counted.
 
 A connection whose peer has not sent a valid request is a probe: load balancers and monitoring connect to the
-HA port all day. It is counted, and never a replica.
-
-One node's answer, as it is shown: its limits, its log and its slave's side.
+HA port all day. Probes are counted and are never replicas.
 """
 
 from __future__ import annotations
@@ -40,37 +38,37 @@ from trioha_monitor.texts import REASON_MAX, Names, clean
 from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
 
 CONNECTIONS_MAX: Final = 256
-"""Connections kept of one node; what is beyond is counted as `hidden_replicas`."""
+"""Connections kept of one node; others are counted as `hidden_replicas`."""
 WARNINGS_MAX: Final = 16
 """Warnings kept of one node."""
 PROBING_HOSTS_MAX: Final = 64
-"""Hosts of probes that are told apart."""
+"""Hosts whose probes are counted separately."""
 OFFSET: Final = Range(-1, I64.high)
 """An offset; RocketMQ says -1 for none."""
 
 
 @frozen
 class Answer:
-    """What is kept of one answer."""
+    """A checked and bounded answer."""
 
     status: BrokerStatus
-    """All of it that is kept; its connections are those of replicas."""
+    """The bounded status; its connections are those of replicas."""
     more_connections: int = 0
-    """Connections of replicas beyond those."""
+    """Connections of replicas that were dropped."""
     waiting_probes: int = 0
-    """Connections whose peer has not asked for anything yet."""
+    """Open connections whose peer has not sent a request."""
 
 
-class Intake:
-    """Takes in the answers of one node; remembers which names it has used."""
+class AnswerFilter:
+    """Checks and bounds the answers of one node; remembers the names that the node has used."""
 
     def __init__(self) -> None:
         self._puts = Names(known=frozenset(PutStatus.__members__))
         self._ends = Names(known=frozenset(CloseReason.__members__))
         self._probing = Names(names_max=PROBING_HOSTS_MAX)
 
-    def accept(self, status: BrokerStatus) -> Answer:
-        """What is kept of `status`. Raises RemoteProtocolError for an answer that cannot be true."""
+    def check(self, status: BrokerStatus) -> Answer:
+        """Check and bound `status`. Raises RemoteProtocolError for an impossible answer."""
         connections: dict[str, ConnectionStatus] = {}
         more = status.unread_connections
         probes = status.unread_probes
@@ -113,9 +111,9 @@ class Intake:
         )
         return Answer(kept_status, more, probes)
 
-    def _probes(self, told: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    def _probes(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
         kept: dict[str, dict[str, int]] = {}
-        for host, reasons in told.items():
+        for host, reasons in reported.items():
             counts = _counts("number of probes", reasons, self._ends)
             so_far = kept.setdefault(self._probing.of(host), {})
             for reason, count in counts.items():
@@ -124,9 +122,9 @@ class Intake:
 
 
 def _dispatched(status: BrokerStatus) -> int | None:
-    """How far the log is dispatched, no farther than to its end.
+    """The dispatched offset, at most the end of the log.
 
-    A real broker tells the two by two requests, one after the other; it tells no flushed offset.
+    RocketMQ reports the two by two requests, one after the other, and no flushed offset.
     """
     if status.dispatched_offset is None or status.flushed_offset is not None:
         return status.dispatched_offset
@@ -193,7 +191,7 @@ def _counts(what: str, counts: Mapping[str, int], names: Names) -> dict[str, int
 
 
 def _known(number: int | None) -> int | None:
-    """A figure that is 0 or more and fits a Java long; None for what is not known."""
+    """A figure from 0 to the largest Java long; None for any other."""
     try:
         return None if number is None else parse_int(number, NATURAL64)
     except ValueError:
@@ -239,7 +237,7 @@ def view_log(
     append: SeriesRecorder,
     is_live: bool,
 ) -> LogView:
-    """A node's log: what it said last, and the speeds seen, which are None unless it `is_live`."""
+    """A node's log by its last answer; measured rates are None unless it `is_live`."""
     settings, table = status.settings, status.table
     flushed_offset = status.flushed_offset
     if flushed_offset is None and table.unflushed_bytes is not None:
@@ -276,7 +274,7 @@ def view_log(
 
 
 def puts_of(status: BrokerStatus) -> Iterable[tuple[str, int]]:
-    """Puts since the start by their result: RocketMQ tells only how many there were, and how many failed."""
+    """Puts since the start by result; of RocketMQ only their number and the number of failed ones."""
     if status.put_statuses:
         return tuple(status.put_statuses.items())
     table = status.table
@@ -285,11 +283,11 @@ def puts_of(status: BrokerStatus) -> Iterable[tuple[str, int]]:
     return (("all", table.puts_total), ("failed", table.puts_failed))
 
 
-def view_slave(news: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
-    """A slave's own side at `now_ms`; None for a node that is none."""
-    if news is None:
+def view_slave(report: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
+    """A slave's own side at `now_ms`; None if the node is not a slave."""
+    if report is None:
         return None
-    client = news.client
+    client = report.client
     if client is None:
         return SlaveView(None, "", None, None, None, None, None, "")
     return SlaveView(
@@ -297,7 +295,7 @@ def view_slave(news: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
         state=client.state or "",
         reported_offset=client.reported_offset,
         received_bytes_per_s=float(client.transferred_bytes_per_s),
-        read_age_s=max(0, now_ms - news.heard_since_ms) / 1000 if client.last_read_ms else None,
+        read_age_s=max(0, now_ms - report.last_received_ms) / 1000 if client.last_read_ms else None,
         reconnects=client.reconnects,
         is_observer=client.is_observer,
         complaint=client.verdict or "",
@@ -315,7 +313,9 @@ def limits_of(status: BrokerStatus) -> Limits:
     )
 
 
-def probe_counts(told: Mapping[str, Mapping[str, int]]) -> tuple[ProbeCount, ...]:
+def probe_counts(counted: Mapping[str, Mapping[str, int]]) -> tuple[ProbeCount, ...]:
     """Probes by host and reason, the most frequent first."""
-    counts = [ProbeCount(host, name, count) for host, names in told.items() for name, count in names.items()]
+    counts = [
+        ProbeCount(host, name, count) for host, names in counted.items() for name, count in names.items()
+    ]
     return tuple(sorted(counts, key=lambda one: (-one.count, one.host, one.reason)))

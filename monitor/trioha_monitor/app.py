@@ -1,4 +1,4 @@
-"""The application: runs a source of views, shows them, and ends with it."""
+"""The application: runs a source of views and shows them; ends when the source ends."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import ClusterView, ViewFeed
 
 LINE_TIMEOUT_S = 1.0
-"""How long keys wait for an input line that has gone away, in seconds; the application goes on."""
+"""How long keys wait for an input line that has been removed, in seconds."""
 
 
 class MonitorError(TriohaError):
-    """The monitor itself failed: not a node, and nothing the user did."""
+    """The monitor itself failed, not a node."""
 
 
 class ViewArrived(Message):
-    """The source has a new view. Of several that wait only the last is shown."""
+    """The source has a new view. Of several pending views only the last is shown."""
 
     def __init__(self, view: ClusterView) -> None:
         super().__init__()
         self.view = view
 
     def can_replace(self, message: Message) -> bool:
-        """A newer view makes an older one worthless."""
+        """A newer view replaces a pending one."""
         return isinstance(message, ViewArrived)
 
 
 class MonitorApp(App[None]):
-    """Shows what `feed` shows until the user quits or the feed ends.
+    """Shows the views of `feed` until the user quits or the feed ends.
 
-    With a `playback` it is a replay, which the user steers; a `recording` is what `r` starts and stops. A
-    feed that ends by itself, with an error or without, ends the application with return code 1 and sets
-    `failure`: old numbers on a live screen would be a lie.
+    With a `playback` it is a replay that the user steers; the key `r` starts and stops the `recording`. If
+    the feed ends by itself, with an error or without, the application ends with return code 1 and sets
+    `failure`: a live screen must not show old figures.
     """
 
     TITLE = "trioha monitor"
@@ -81,7 +81,7 @@ class MonitorApp(App[None]):
             tooltip="Light or dark; ctrl+p has more themes",
             id="app.theme",
         ),
-        Binding("q", "quit", "Quit", tooltip="Leave the monitor; the nodes do not notice", id="app.quit"),
+        Binding("q", "quit", "Quit", tooltip="Leave the monitor", id="app.quit"),
     ]
 
     def __init__(
@@ -90,21 +90,21 @@ class MonitorApp(App[None]):
         super().__init__()
         self.failure: str | None = None
         self.crash: BaseException | None = None
-        """What ended the feed, or the screen."""
+        """The error that ended the feed or the screen."""
         self._feed = feed
         self._main_screen = MonitorScreen(playback=playback, recording=recording)
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
         self._waiting_keys: deque[events.Key] | None = None
-        """Keys that wait until an input line has taken in what was typed before; None without one."""
+        """Keys that wait until an input line has handled the keys before them; None if no key waits."""
         self._waits = 0
 
     def get_default_screen(self) -> Screen[None]:
-        """The only screen; help and dialogs are laid over it."""
+        """The main screen; help and dialogs are pushed over it."""
         return self._main_screen
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The command palette: Textual's own, and every key of the screen by its name."""
+        """The command palette: Textual's commands, and every key of the screen by its name."""
         yield from super().get_system_commands(screen)
         for active in screen.active_bindings.values():
             binding = active.binding
@@ -115,11 +115,11 @@ class MonitorApp(App[None]):
 
     @property
     def monitor_screen(self) -> MonitorScreen:
-        """The screen with the figures, also while help lies over it."""
+        """The main screen, also while help is pushed over it."""
         return self._main_screen
 
     def on_mount(self) -> None:
-        """Start the feed: here and nowhere else, since Textual calls `on_mount` of every class in the MRO."""
+        """Start the feed, here only: Textual calls `on_mount` of every class in the MRO."""
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = DARK.name
@@ -127,43 +127,43 @@ class MonitorApp(App[None]):
         self._guest.start()
 
     async def on_event(self, event: events.Event) -> None:
-        """Take keys one by one: what one of them opens has the next one, however fast they come.
+        """Handle keys one by one: a line or dialog that one key opens gets the next key, also of fast input.
 
-        Textual passes a key on to whatever has the focus at that moment, and looks for its binding when it
-        has come back up: a pasted `/abc` would be four keys of the table.
+        Textual forwards a key to the widget that has the focus at that moment, and looks for its binding when
+        the key has bubbled up: a pasted `/abc` would be four keys of the table.
         """
         if isinstance(event, events.Key) and not event.is_forwarded:
-            waits = self._is_behind(event) or self._has_to_wait(event)
+            waits = self._queue_keys(event) or self._wait_for_input(event)
             if waits or await self._run_key(event):
                 return
         await super().on_event(event)
 
-    def _is_behind(self, *keys: events.Key) -> bool:
-        """Whether keys have to wait since one before them waits."""
+    def _queue_keys(self, *keys: events.Key) -> bool:
+        """Queue keys if an earlier key waits; returns whether they wait."""
         if self._waiting_keys is None:
             return False
         self._waiting_keys.extend(keys)
         return True
 
-    def _has_to_wait(self, key: events.Key) -> bool:
-        """Whether an input line takes in first what was typed before; then the key's turn comes later.
+    def _wait_for_input(self, key: events.Key) -> bool:
+        """Queue a key until the focused input line has handled the keys before it; returns whether it waits.
 
-        Nothing is awaited here: the application draws on, and other messages have their turn.
+        Nothing is awaited here: the application goes on drawing and handling messages.
         """
         line = self.focused
         if not isinstance(line, Input) or key.is_printable:
             return False
         self._waits += 1
-        go_on = partial(self._take_waiting_keys, self._waits)
-        # By way of the line's queue: it is behind what was typed.
+        go_on = partial(self._run_waiting_keys, self._waits)
+        # Through the line's message queue: after the keys that are in it.
         if not line.call_later(self.call_later, go_on):
             return False
         self._waiting_keys = deque([key])
         self.set_timer(LINE_TIMEOUT_S, go_on)
         return True
 
-    async def _take_waiting_keys(self, wait: int) -> None:
-        """The turn of the keys that waited, in their order; `wait` is the number of that wait."""
+    async def _run_waiting_keys(self, wait: int) -> None:
+        """Handle the keys that waited, in their order; `wait` is the number of their wait."""
         keys = self._waiting_keys
         if wait != self._waits or not keys:
             return
@@ -173,11 +173,11 @@ class MonitorApp(App[None]):
             await super().on_event(first)
         while keys:
             await self.on_event(keys.popleft())
-            if self._is_behind(*keys):
+            if self._queue_keys(*keys):
                 return
 
     async def _run_key(self, key: events.Key) -> bool:
-        """Do at once what a key is bound to; returns whether it is, and is no text for an input."""
+        """Run the action of a key; returns False for an unbound key, and for text of an input line."""
         if isinstance(self.focused, Input) and key.is_printable:
             return False
         active = self.screen.active_bindings.get(key.key)
@@ -188,11 +188,11 @@ class MonitorApp(App[None]):
         )
 
     def on_view_arrived(self, message: ViewArrived) -> None:
-        """One frozen view drives the whole screen."""
+        """Show the view on the whole screen."""
         self.monitor_screen.show(message.view)
 
     def action_save_picture(self) -> None:
-        """Save the screen as SVG in the present folder, under a name of its own."""
+        """Save the screen as SVG in the current folder, under a new name."""
         name = f"trioha-monitor-{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}.svg"
         try:
             path = self.save_screenshot(name, path=".")
@@ -202,14 +202,14 @@ class MonitorApp(App[None]):
             self.notify(path, title="Saved", markup=False)
 
     def action_toggle_theme(self) -> None:
-        """Light or dark, from whichever theme is on."""
+        """Switch between light and dark."""
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
     async def _run_feed(self) -> None:
         await self._feed(self._publish)
 
     def _publish(self, view: ClusterView) -> None:
-        # Posting a message is all that trio code ever does to the application: it touches no widget.
+        # trio code only posts messages to the application; it never touches a widget.
         self.post_message(ViewArrived(view))
 
     def _feed_ended(self, result: outcome.Outcome[None]) -> None:
@@ -222,21 +222,21 @@ class MonitorApp(App[None]):
             self.exit(return_code=1)
 
     async def _shutdown(self) -> None:
-        # Textual's only hook that runs on every way out while the loop and the widgets still live.
+        # Textual's only hook that runs at every exit while loop and widgets still exist.
         self._stopping = True
         await self._main_screen.stop_recording()
         await self._guest.stop()
         await super()._shutdown()
 
     def _handle_exception(self, error: Exception) -> None:
-        # Textual's only hook for what its own tasks raise.
+        # Textual's only hook for exceptions of its own tasks.
         if self.crash is None:
             self.crash = error
             self.failure = f"the screen failed: {_where(error)}"
         super()._handle_exception(error)
 
     def _handle_signals(self) -> None:
-        """Leave the terminal as it was also when told to stop from outside."""
+        """Restore the terminal also at SIGTERM and SIGHUP."""
         if self.is_headless or threading.current_thread() is not threading.main_thread():
             return
         loop = asyncio.get_running_loop()
@@ -262,11 +262,11 @@ def run_again(sessions: Sequence[Path]) -> int:
 
 def _run(app: MonitorApp) -> int:
     fault_log = FaultLog()
-    fault_log.take_logs()
+    fault_log.capture_logs()
     app.run()
     where = "" if app.crash is None else fault_log.keep(app.crash)
     for text in fault_log.unwritten:
-        # The screen is gone: here it can be read.
+        # The screen is closed: stderr is visible again.
         sys.stderr.write(text)
     if app.failure is not None:
         raise MonitorError("\n".join(filter(None, (f"monitor: {app.failure}", where))))
@@ -274,7 +274,7 @@ def _run(app: MonitorApp) -> int:
 
 
 def _where(error: BaseException) -> str:
-    """What a crash was and where, in one line."""
+    """A crash and its place, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,14 +1,12 @@
-"""Records what the monitor sees, as sessions that the replay, `trioha replay` and Spark read.
+"""Records the monitor's views as sessions, which the replay, `trioha replay` and Spark read.
 
-One session for each node, below one folder for the recording. What a session holds are samples: of each view
-what is new in it, as events of the kinds that say so much and no more (docs/session-format.md, "Recorded by a
-monitor"). Frames, single acks and single puts are not seen by a monitor, and none are invented: sent offsets
-are recorded as heartbeats, so that no ack latency can be computed from them.
+One session for each node, in the folder of the recording. A session has samples: the changes of each view, as
+events of the kinds that fit (docs/session-format.md, "Recorded by a monitor"). A monitor does not see frames,
+single acks and single puts, so none are recorded: sent offsets are HEARTBEATs, from which no ack latency can
+be computed. Times are those of the views: a replay shows at a view's `time_ms` the figures of that view.
 
-Times are those of the views: a replay shows at a view's `time_ms` the figures that the view showed.
-
-The mapping and all writing happen in a thread of its own with a trio run of its own (the recorder is that of
-nodes): `note` hands over a view and returns.
+Mapping and writing run in a thread of their own with its own trio run (the recorder is that of nodes): `note`
+passes a view on and returns.
 """
 
 from __future__ import annotations
@@ -31,26 +29,23 @@ from trioha_monitor.replay.replay_timeline import NS_PER_MS
 from trioha_monitor.view import ClusterView, Health, NodeView, ReplicaView
 
 START_TIMEOUT_S: Final = 5.0
-"""How long the begin of a recording may take."""
+"""Timeout of the start of a recording."""
 STOP_TIMEOUT_S: Final = 5.0
-"""How long its end may."""
+"""Timeout of its end."""
 SAMPLE_FACT_MS: Final = 1000
-"""What moves slowly is noted once in so many milliseconds at most."""
+"""Slow figures are recorded at most once in so many milliseconds."""
 BLOCK_RECORDS: Final = 256
 BLOCKS_MAX: Final = 16
 NODES_MAX: Final = 64
-"""Nodes that one recording takes."""
+"""Nodes of one recording."""
 VIEWS_MAX: Final = 600
-"""Views that wait for a slow disk: a minute of them."""
+"""Views that may wait for a slow disk: a minute."""
 _SIZE_MAX: Final = 2**31 - 1
 _OPEN: Final = frozenset((HaState.HANDSHAKE, HaState.TRANSFER, HaState.SUSPEND))
 
 
 class MonitorRecording:
-    """A recording that can be started and stopped again and again; used by one thread.
-
-    `directory` is where recordings go, each into a folder of its own.
-    """
+    """Starts and stops recordings, each in a new folder in `directory`; used by one thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -58,11 +53,11 @@ class MonitorRecording:
 
     @property
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether a recording is running."""
         return self._thread is not None
 
     def start(self) -> Path:
-        """Begin; returns the folder. Raises StoreError if it cannot be made."""
+        """Start a recording; returns its folder. Raises StoreError if it cannot be made."""
         assert self._thread is None, "one recording at a time"
         while True:
             now = datetime.now(tz=UTC)
@@ -72,7 +67,7 @@ class MonitorRecording:
                 break
             except OSError as error:
                 if path.is_dir():
-                    # Another recording of this millisecond has the name.
+                    # Another recording of this millisecond has this name.
                     time.sleep(0.001)
                     continue
                 raise StoreError(f"cannot record here: {error.strerror or error}", path=path) from error
@@ -81,19 +76,19 @@ class MonitorRecording:
         return path
 
     def note(self, view: ClusterView) -> None:
-        """Record what is new in `view`; returns at once."""
+        """Record the changes in `view`; returns at once."""
         if self._thread is not None:
             self._thread.note(view)
 
     def stop(self) -> Path:
-        """End; returns the folder. Raises TriohaError if not all of it could be recorded."""
+        """End the recording; returns its folder. Raises TriohaError if a part of it was not recorded."""
         assert self._thread is not None, "it was started"
         thread, self._thread = self._thread, None
         return thread.end()
 
 
 class _Thread:
-    """One recording: a thread with a trio run, to which views are handed."""
+    """One recording: a thread with a trio run that receives views."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,14 +102,14 @@ class _Thread:
     def begin(self) -> None:
         self._thread.start()
         if not self._ready.wait(START_TIMEOUT_S):
-            raise StoreError("the recording does not begin", path=self._path)
+            raise StoreError("the recording did not start in time", path=self._path)
 
     def note(self, view: ClusterView) -> None:
         if self._token is not None:
             try:
-                self._token.run_sync_soon(self._session_run, view)
+                self._token.run_sync_soon(self._receive, view)
             except trio.RunFinishedError:
-                # Told by `end`.
+                # `end` reports it.
                 self._lost += 1
 
     def end(self) -> Path:
@@ -123,9 +118,9 @@ class _Thread:
                 self._token.run_sync_soon(self._close)
         self._thread.join(STOP_TIMEOUT_S)
         if self._thread.is_alive():
-            raise StoreError("the disk does not take the end of the recording", path=self._path)
+            raise StoreError("the recording did not end in time: the disk is too slow", path=self._path)
         if self._failure is not None:
-            raise StoreError(f"the recording broke off: {self._failure}", path=self._path)
+            raise StoreError(f"the recording failed: {self._failure}", path=self._path)
         if self._lost:
             raise StoreError(f"{self._lost} views were not recorded: the disk is too slow", path=self._path)
         return self._path
@@ -157,7 +152,7 @@ class _Thread:
             sampler.finish()
             recorders.cancel_scope.cancel()
 
-    def _session_run(self, view: ClusterView) -> None:
+    def _receive(self, view: ClusterView) -> None:
         assert self._send is not None
         try:
             self._send.send_nowait(view)
@@ -181,7 +176,7 @@ class _Connection:
 
 @define(eq=False)
 class _Sampled:
-    """A node and what was recorded of it last."""
+    """A node, and its figures that were recorded last."""
 
     recorder: Recorder
     connections: dict[int, _Connection] = field(factory=dict)
@@ -193,8 +188,8 @@ class _Sampled:
     link: _Connection | None = None
     """A slave's own connection to its master."""
     reported: int = -1
-    said: dict[str, object] = field(factory=dict)
-    said_ms: int = -SAMPLE_FACT_MS
+    facts: dict[str, object] = field(factory=dict)
+    sampled_ms: int = -SAMPLE_FACT_MS
 
     def new_conn(self) -> int:
         self.conns += 1
@@ -202,7 +197,7 @@ class _Sampled:
 
 
 class Sampler:
-    """From views to events; one recorder for each node. Knows no thread and no file."""
+    """Makes events of views, with one recorder for each node; has no thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -210,11 +205,11 @@ class Sampler:
         self._now_ns = 0
 
     def new_recorders(self, view: ClusterView) -> list[Recorder]:
-        """Recorders of nodes that `view` has for the first time; to be run before it is noted."""
+        """Recorders of the nodes that are new in `view`; the caller runs them before `note`."""
         self._now_ns = view.time_ms * NS_PER_MS
         new = []
         for node in view.nodes:
-            # Who has never answered has no name to record it by.
+            # A node that never answered has no identity.
             if node.role and node.address not in self._nodes and len(self._nodes) < NODES_MAX:
                 sampled = _Sampled(self._recorder(view, node))
                 self._nodes[node.address] = sampled
@@ -224,7 +219,7 @@ class Sampler:
     def _recorder(self, view: ClusterView, node: NodeView) -> Recorder:
         limits = node.limits
         settings: dict[str, object] = {"address": node.address}
-        if limits.are_told:
+        if limits.are_reported:
             settings |= {
                 "haMaxGapNotInSync": limits.gap_bytes_max,
                 "slaveTimeout": round(limits.slave_timeout_s * 1000),
@@ -256,7 +251,7 @@ class Sampler:
         return self._now_ns
 
     def note(self, view: ClusterView) -> None:
-        """Record what is new in `view`, after `new_recorders` was run for it."""
+        """Record the changes in `view`, after the recorders of `new_recorders` were started."""
         self._now_ns = view.time_ms * NS_PER_MS
         rows: dict[str, list[ReplicaView]] = {}
         for replica in view.replicas:
@@ -267,7 +262,7 @@ class Sampler:
                 continue
             self._note_status(sampled, node, view.time_ms)
             if node.health is Health.DOWN:
-                # What it said last is old, and was recorded.
+                # Its last figures were recorded.
                 continue
             self._note_log(sampled, node)
             if node.slave is not None:
@@ -276,13 +271,13 @@ class Sampler:
                 self._note_replicas(sampled, rows.get(node.address, []))
 
     def finish(self) -> None:
-        """Say how far the recording goes, though nothing changed."""
+        """Record the time of the end, also if nothing has changed."""
         for sampled in self._nodes.values():
-            sampled.recorder.fact("sample", ts_ns=self._now_ns, **sampled.said)
+            sampled.recorder.fact("sample", ts_ns=self._now_ns, **sampled.facts)
 
     def _note_status(self, sampled: _Sampled, node: NodeView, time_ms: int) -> None:
         slave = node.slave
-        said: dict[str, object] = {
+        facts: dict[str, object] = {
             "health": node.health.value,
             "reason": node.reason,
             "version": node.version,
@@ -291,10 +286,12 @@ class Sampler:
             "probes": [[one.host, one.reason, one.count] for one in node.probes],
             "complaint": "" if slave is None else slave.complaint,
         }
-        is_due = time_ms - sampled.said_ms >= SAMPLE_FACT_MS or said["health"] != sampled.said.get("health")
-        if is_due and said != sampled.said:
-            sampled.said, sampled.said_ms = said, time_ms
-            sampled.recorder.fact("sample", ts_ns=self._now_ns, **said)
+        is_due = time_ms - sampled.sampled_ms >= SAMPLE_FACT_MS or facts["health"] != sampled.facts.get(
+            "health"
+        )
+        if is_due and facts != sampled.facts:
+            sampled.facts, sampled.sampled_ms = facts, time_ms
+            sampled.recorder.fact("sample", ts_ns=self._now_ns, **facts)
 
     @staticmethod
     def _note_log(sampled: _Sampled, node: NodeView) -> None:
@@ -319,7 +316,7 @@ class Sampler:
             if known is not None and (not row.is_connected or row.address != known.address):
                 self._close(sampled, row.key)
                 known = None
-            # A row without a connection, or told by the slave alone, is none of the master's.
+            # A row without a connection, or from the slave's own answer, is not the master's.
             if not row.is_connected or row.master_offset is None or row.sent_offset is None:
                 continue
             seen.add(row.key)
@@ -345,7 +342,7 @@ class Sampler:
     def _close(sampled: _Sampled, key: int) -> None:
         known = sampled.connections.pop(key)
         aux = max(sampled.max_offset, known.max_offset)
-        # A monitor does not see why.
+        # A monitor does not see the reason.
         sampled.recorder.emit(Kind.CLOSED, conn=known.conn, offset=known.ack, aux=aux, flags=CloseReason.NONE)
 
     @staticmethod
@@ -353,7 +350,7 @@ class Sampler:
         slave, emit, recorder = node.slave, sampled.recorder.emit, sampled.recorder
         assert slave is not None
         own_max = sampled.max_offset
-        # A real slave tells no state: it has one where it has a master.
+        # A RocketMQ slave reports no state: it has a connection if it has a master.
         state = _state_of(slave.state) if slave.state or slave.master_address else HaState.READY
         link = sampled.link
         if link is not None and (state not in _OPEN or link.address != (slave.master_address or "")):
@@ -379,7 +376,7 @@ class Sampler:
 
 
 def _state_of(name: str) -> HaState:
-    """RocketMQ's state of that name; a peer that does not tell it (CONNECTED) transfers."""
+    """RocketMQ's state of that name; TRANSFER for a peer that does not report it (CONNECTED)."""
     try:
         return HaState[name]
     except KeyError:

@@ -1,28 +1,24 @@
 """From answers of nodes to what the screens show. Pure: no clock, no I/O, no screen.
 
-Theory of operation. A `Sample` is what one question to one node brought: its status, or the reason why there
-is none, and when. `Cluster.observe` folds samples into state and notes on the timeline what changed;
-`Cluster.view` gives a frozen `ClusterView` for a moment.
+Theory of operation. A `Sample` is the result of one request to one node: its status, or the reason why there
+is none, and the time. `Cluster.observe` updates the state and adds events to the timeline; `Cluster.view`
+returns a frozen `ClusterView` of a moment.
 
 Rows of replicas. A master lists its connections by the slave's socket, and a slave's port changes with every
-connection. Which connections are one replica is told, in this order,
+connection. Which connections belong to one replica is decided, in this order,
 
-1. by the slave itself where it is watched: a trioha slave says which socket it dials from;
+1. by the slave itself if it is watched: a trioha slave reports its local address;
 2. by the one rule for lost and new connections (`trioha.recording.reconnects`): a new connection continues a
-   lost one only where there is exactly one candidate;
-3. when exactly one watched slave of this master and one of its connections on a host are left, they belong
-   together.
+   lost one only if there is exactly one candidate;
+3. by elimination: if one watched slave of this master and one of its connections on a host are left, they
+   belong together.
 
-Anything bolder would be a guess. A connection that is no longer listed stays as a row for a while, with the
-distance from its last ack to the master's end: what the slave lacks. When others of its host have taken all
-places of those that were lost, it is forgotten. A connection on which nothing was asked is a probe: it is
-counted (`trioha_monitor.answers`) and takes no part in any of this.
+A connection that is no longer listed keeps its row for a while, with the distance from its last ack to the
+end of the master's log. The row is dropped when new connections of its host have replaced all lost ones. A
+connection without a request is a probe: it is counted (`trioha_monitor.answers`) and has no row.
 
-A watched slave that no master lists has a row of its own: because the master cannot list (RocketMQ 4.9 knows
-no 907: then the slave's end stands for its ack), is not watched, or does not have it.
-
-`accept` checks and bounds what a node says, `node` folds the answers of one node, `replicas` keep one row
-each; `matching` and `joining` are the steps above, and `replica_events` is what is noted of rows.
+A watched slave that no master lists has a row of its own: the master cannot list its slaves (RocketMQ 4.9 has
+no 907: the end of the slave's log is used as its ack), is not watched, or does not have the slave.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
 from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
-from trioha_monitor.matching import LOST_KEPT_MS, Joining, Matching, ReplicaEvents
+from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents, SlaveRows
 from trioha_monitor.node import Node, NodeEvents
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import clean, format_elapsed
@@ -44,18 +40,18 @@ from trioha_monitor.verdict import Judgement
 from trioha_monitor.view import ClusterView, EventKind, Health, Limits, NameServerView, ReplicaView, Verdict
 
 NODES_MAX = 512
-"""Nodes that are watched: those that were named first."""
+"""Nodes that are watched: the first ones that were named."""
 LATE_AFTER_MS = 1000
 """A node without an answer for longer is LATE (or after three intervals, if that is more)."""
 STALE_AFTER_MS = 3000
-"""And what it said of its replicas is STALE (or after five intervals)."""
+"""Then its replicas are STALE (or after five intervals, if that is more)."""
 OWN_ROW_AFTER_MS = 1500
-"""A slave that no master lists gets a row of its own after so long: answers of several nodes cross."""
+"""A slave that no master lists gets a row of its own after this: answers of several nodes cross."""
 
 
 @frozen
 class Sample:
-    """What one question to one node brought."""
+    """The result of one request to one node."""
 
     address: str
     """The node as it was named, `host:port`."""
@@ -64,11 +60,11 @@ class Sample:
     status: BrokerStatus | None = None
     """The answer, or None."""
     fault: str | None = None
-    """Why there is no answer: a few words. None exactly if there is one."""
+    """Reason why there is no answer; None exactly if there is one."""
 
 
 class Cluster:
-    """The state behind the screens: fed with samples, asked for views.
+    """The state of the live view: samples come in, views go out.
 
     `addresses` are the nodes in the order in which they are shown, `interval_ms` is how often they are asked.
     """
@@ -83,9 +79,9 @@ class Cluster:
     ) -> None:
         self._border = border
         self.timeline = timeline if timeline is not None else Timeline()
-        """What happened; whoever runs the source may note more on it."""
+        """Events; the source adds its own."""
         self._interval_ms = interval_ms
-        # Two samples a bucket at least, so that a slow answer leaves no hole in the picture.
+        # At least two samples a bucket, so that one slow answer leaves no gap in the graph.
         bucket_ms = max(500, 2 * interval_ms)
         self._late_after_ms = max(LATE_AFTER_MS, 3 * interval_ms)
         self._stale_after_ms = max(STALE_AFTER_MS, 5 * interval_ms)
@@ -93,8 +89,8 @@ class Cluster:
         self._unwatched = 0
         """Nodes that were named beyond `NODES_MAX`."""
         self._events = ReplicaEvents(self.timeline)
-        self._joining = Joining(self._nodes)
-        self._matching = Matching(self._joining, self._events, bucket_ms=bucket_ms)
+        self._slaves = SlaveRows(self._nodes)
+        self._connections = ConnectionRows(self._slaves, self._events, bucket_ms=bucket_ms)
         for address in addresses:
             self._add_node(address)
 
@@ -104,10 +100,10 @@ class Cluster:
         return tuple(self._nodes)
 
     def want(self, addresses: Iterable[str], *, at_ms: int, of: str = "the name server") -> None:
-        """From now on the nodes are those at `addresses`; `of` says who names them.
+        """Set the nodes to those at `addresses`; `of` is the name server that lists them.
 
-        A node that is no longer named stays while it answers, and for `LOST_KEPT_MS` after that: it may have
-        died, which is what one wants to see. Of one that never answered there is nothing to see.
+        A node that is no longer listed stays while it answers, and for `LOST_KEPT_MS` after that: it may have
+        died, which the user wants to see. A node that never answered is dropped at once.
         """
         wanted = dict.fromkeys(addresses)
         unwatched = 0
@@ -151,25 +147,25 @@ class Cluster:
             if node.health is not Health.UP and (never_answered or at_ms - gone_since_ms >= LOST_KEPT_MS):
                 del self._nodes[address]
                 self.timeline.forget(address)
-                self._joining.identities_changed()
+                self._slaves.identities_changed()
 
     def observe(self, sample: Sample) -> None:
-        """Take in what a question to a node brought; of a node that is not known any more: nothing.
+        """Handle the result of a request to a node; samples of dropped nodes are ignored.
 
-        Raises RemoteProtocolError for an answer that cannot be true; nothing of it is kept.
+        Raises RemoteProtocolError for an impossible answer, of which nothing is kept.
         """
         node = self._nodes.get(sample.address)
         if node is None:
             return
         if sample.status is None:
             node.failed(sample.fault or "no answer", at_ms=sample.at_ms)
-            if node.news is not None:
+            if node.report is not None:
                 self._update_own_row(node, at_ms=sample.at_ms)
         else:
-            self._observe_answer(node, node.intake.accept(sample.status), at_ms=sample.at_ms)
+            self._observe_answer(node, node.answer_filter.check(sample.status), at_ms=sample.at_ms)
 
     def view(self, now_ms: int, *, name_servers: tuple[NameServerView, ...] = ()) -> ClusterView:
-        """What is known at `now_ms` (on the samples' axis, not before the last sample)."""
+        """The view at `now_ms` (on the samples' axis, not before the last sample)."""
         nodes = []
         replicas: list[ReplicaView] = []
         for node in list(self._nodes.values()):
@@ -180,10 +176,10 @@ class Cluster:
                 nodes.append(seen)
                 replicas += rows
             else:
-                # What it said cannot be shown: forgotten, as if it had never answered.
-                anew = self._add_node(node.address)
-                anew.failed(fault_of_this_program(crossing.error), at_ms=now_ms)
-                nodes.append(anew.view(late_after_ms=self._late_after_ms, now_ms=now_ms))
+                # Its figures cannot be shown: the node is replaced by one without an answer.
+                replacement = self._add_node(node.address)
+                replacement.failed(fault_of_this_program(crossing.error), at_ms=now_ms)
+                nodes.append(replacement.view(late_after_ms=self._late_after_ms, now_ms=now_ms))
         return ClusterView(
             time_ms=now_ms,
             nodes=tuple(nodes),
@@ -196,37 +192,37 @@ class Cluster:
     def _add_node(self, address: str) -> Node:
         node = self._nodes[address] = Node(
             address=address,
-            append=self._matching.recorder(),
+            append=self._connections.recorder(),
             events=NodeEvents(self.timeline, address=clean(address)),
         )
-        self._joining.identities_changed()
+        self._slaves.identities_changed()
         return node
 
-    # -- what nodes say ----------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------------
 
     def _observe_answer(self, node: Node, answer: Answer, *, at_ms: int) -> None:
         identity = node.identity
-        joins_change = node.answered(answer, at_ms=at_ms)
+        rows_change = node.answered(answer, at_ms=at_ms)
         if node.identity != identity:
-            self._joining.identities_changed()
-        joins_change = self._observe_connections(node, answer.status, at_ms=at_ms) or joins_change
-        if joins_change:
-            self._joining.join(at_ms=at_ms)
+            self._slaves.identities_changed()
+        rows_change = self._observe_connections(node, answer.status, at_ms=at_ms) or rows_change
+        if rows_change:
+            self._slaves.assign(at_ms=at_ms)
         self._update_own_row(node, at_ms=at_ms)
 
     def _observe_connections(self, node: Node, status: BrokerStatus, *, at_ms: int) -> bool:
-        """Take in what a master says of its connections; returns whether any came or went."""
+        """Handle the connections that a master lists; returns whether any came or went."""
         if not status.connections and not node.rows:
             node.has_listed = True
             return False
         listed = {connection.address: connection for connection in status.connections}
-        has_changed = self._matching.match(node, listed, at_ms=at_ms)
+        has_changed = self._connections.match(node, listed, at_ms=at_ms)
         node.has_listed = True
         lowest_ack: int | None = None
         for row in node.rows:
-            slave = self._joining.news_of(row)
+            slave = self._slaves.report_of(row)
             connection = listed.get(row.address) if row.is_connected else None
-            was_shown = row.steady.shown
+            was_shown = row.debounce.shown
             if connection is not None:
                 row.listed(
                     connection,
@@ -236,11 +232,11 @@ class Cluster:
                     slave=slave,
                     at_ms=at_ms,
                 )
-                self._events.sync(row, node=node, replica=self._joining.label(row), at_ms=at_ms)
+                self._events.sync(row, node=node, replica=self._slaves.label(row), at_ms=at_ms)
             else:
                 row.unlisted(master=status, clock=node.clock, limits=node.limits, slave=slave, at_ms=at_ms)
-            if row.steady.shown is not was_shown:
-                label = self._joining.label(row)
+            if row.debounce.shown is not was_shown:
+                label = self._slaves.label(row)
                 self._events.verdict(row, was_shown, node=node, replica=label, at_ms=at_ms)
             if row.ack_offset is not None:
                 lowest_ack = row.ack_offset if lowest_ack is None else min(lowest_ack, row.ack_offset)
@@ -249,43 +245,43 @@ class Cluster:
         return has_changed
 
     def _update_own_row(self, slave: Node, *, at_ms: int) -> None:
-        """Keep the row of a slave that no master lists."""
-        news, since_ms = slave.news, slave.unlisted_since_ms
-        if news is None or since_ms is None or at_ms - since_ms < OWN_ROW_AFTER_MS:
+        """Update the row of a slave that no master lists."""
+        report, since_ms = slave.report, slave.unlisted_since_ms
+        if report is None or since_ms is None or at_ms - since_ms < OWN_ROW_AFTER_MS:
             return
-        master = self._joining.master_of(slave)
-        lists = master is not None and master.tells_replicas
+        master = self._slaves.master_of(slave)
+        lists = master is not None and master.lists_replicas
         if (
             master is not None
             and lists
             and slave.own_row is None
-            and self._joining.may_be_listed(master, slave)
+            and self._slaves.may_be_listed(master, slave)
         ):
             return
         row = slave.own_row
         if row is None:
-            dialled = None if news.client is None else news.client.master_address
-            row = self._matching.new_row(
-                master.address if master is not None else dialled or "", slave.address, at_ms=at_ms
+            master_address = None if report.client is None else report.client.master_address
+            row = self._connections.new_row(
+                master.address if master is not None else master_address or "", slave.address, at_ms=at_ms
             )
             row.node = slave.address
             slave.own_row = row
-        was_shown = row.steady.shown
+        was_shown = row.debounce.shown
         limits = Limits() if master is None else master.limits
-        if master is not None and master.status is not None and (lists or not news.is_heard):
+        if master is not None and master.status is not None and (lists or not report.answers):
             if row.is_connected:
                 row.disconnected(at_ms=at_ms)
-            row.unlisted(master=master.status, clock=master.clock, limits=limits, slave=news, at_ms=at_ms)
+            row.unlisted(master=master.status, clock=master.clock, limits=limits, slave=report, at_ms=at_ms)
         else:
             row.seen(
                 master=None if master is None else master.status,
                 clock=None if master is None else master.clock,
                 limits=limits,
-                slave=news,
+                slave=report,
                 at_ms=at_ms,
             )
-        if row.steady.shown is not was_shown:
-            label = self._joining.label(row)
+        if row.debounce.shown is not was_shown:
+            label = self._slaves.label(row)
             self._events.verdict(row, was_shown, node=slave, replica=label, at_ms=at_ms)
 
     # -- views -------------------------------------------------------------------------------------------
@@ -302,18 +298,18 @@ class Cluster:
             yield row.view(
                 master_label=node.label,
                 limits=node.limits,
-                slave=self._joining.news_of(row),
+                slave=self._slaves.report_of(row),
                 stale=stale,
                 age_s=age_ms / 1000,
                 now_ms=now_ms,
             )
-        row_or_none = node.own_row
-        if row_or_none is not None:
-            master = self._nodes.get(row_or_none.master)
-            yield row_or_none.view(
-                master_label=row_or_none.master if master is None else master.label,
+        own_row = node.own_row
+        if own_row is not None:
+            master = self._nodes.get(own_row.master)
+            yield own_row.view(
+                master_label=own_row.master if master is None else master.label,
                 limits=Limits() if master is None else master.limits,
-                slave=node.news,
+                slave=node.report,
                 stale=None,
                 age_s=age_ms / 1000,
                 now_ms=now_ms,

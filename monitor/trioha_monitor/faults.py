@@ -1,8 +1,7 @@
-"""Faults of the monitor itself: the border that ends them, what is said of them, where they are written.
+"""Faults of the monitor itself: the border that contains them, their texts, and the log that has them.
 
-While the screen is drawn there is no terminal to log to. Log lines, and the traceback of a crash, go into a
-file in the user's state folder; what cannot be written there is kept, and goes to stderr when the screen is
-gone.
+While the screen is drawn there is no terminal to log to. Log lines and the traceback of a crash go to a file
+in the user's state folder; lines that cannot be written go to stderr after the screen has closed.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import structlog
 from trioha.net.border import ConnectionBorder
 
 BORDER: Final = ConnectionBorder("monitor feed")
-"""Ends what goes wrong with one node or one name server; counts and logs it."""
+"""Contains faults with one node or one name server; counts and logs them."""
 LOG_BYTES_MAX: Final = 1024 * 1024
-"""A longer log is kept as `monitor.log.1`, in place of the one before, and begun anew."""
+"""A longer log is renamed to `monitor.log.1`, replacing the one before."""
 UNWRITTEN_MAX: Final = 64
-"""Lines that are kept where the log cannot be written: the last ones."""
+"""Unwritten lines that are kept: the last ones."""
 ERROR_CHARS_MAX: Final = 60
-"""How much of an error's own words is said on the screen."""
+"""How much of an error's text the screen shows."""
 
 
 def log_path() -> Path:
-    """Where the monitor's log is: `trioha/monitor.log` in `$XDG_STATE_HOME`, by default `~/.local/state`."""
+    """Path of the log: `trioha/monitor.log` in `$XDG_STATE_HOME`, by default `~/.local/state`."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         state = Path.home() / ".local" / "state"
@@ -37,12 +36,12 @@ def log_path() -> Path:
 
 
 class FaultLog:
-    """The monitor's log: a file that exists only when there is something in it."""
+    """The monitor's log: a file that is made with its first line."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = log_path() if path is None else path
         self.unwritten: deque[str] = deque(maxlen=UNWRITTEN_MAX)
-        """What could not be written."""
+        """Lines that could not be written."""
 
     def write(self, text: str) -> None:
         """Append `text`."""
@@ -56,10 +55,10 @@ class FaultLog:
             self.unwritten.append(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
-    def take_logs(self) -> None:
-        """Let the log lines of this process go here."""
+    def capture_logs(self) -> None:
+        """Write the log lines of this process to this log."""
         structlog.configure(
             processors=[
                 structlog.processors.add_log_level,
@@ -74,12 +73,12 @@ class FaultLog:
         )
 
     def keep(self, error: BaseException) -> str:
-        """Write the whole traceback of a crash; returns where it is, empty if it is in `unwritten`."""
+        """Write the traceback of a crash; returns where it is, empty if it is in `unwritten`."""
         self.write("".join(traceback.format_exception(error)))
         return "" if self.unwritten else f"traceback in {self.path}"
 
 
 def fault_of_this_program(error: Exception) -> str:
-    """What the row of a node says after the border ended its connection."""
+    """Reason of a node that is DOWN after the border ended its connection."""
     words = f"{type(error).__name__}: {str(error)[:ERROR_CHARS_MAX]}"
     return f"a fault of this monitor: {words}; traceback in {log_path()}"

@@ -1,9 +1,8 @@
 """trio as a guest of a running asyncio loop.
 
 Textual owns the asyncio loop; the feed is trio code. `TrioGuest` runs one trio main function on that loop, in
-the same thread, so nothing needs a lock. Two rules keep it sound: the loop outlives the guest (whoever
-started it awaits `stop`), and its outcome is handed on (`on_end`), since nobody awaits the guest itself and a
-crash would otherwise go unseen.
+the same thread, so that no lock is needed. Two rules: the loop outlives the guest (its owner awaits `stop`),
+and the guest's outcome is passed to `on_end`, since no task awaits the guest and a crash would go unseen.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import outcome
 import trio
 
 STOP_TIMEOUT_S = 5.0
-"""How long the guest may take to stop before that is an error, in seconds."""
+"""How long the guest may take to stop, in seconds."""
 
 
 class TrioGuest:
-    """One run of `main` under trio. `on_end` is called in the loop with its outcome, once, whatever happens.
+    """One run of `main` under trio. `on_end` is called once, in the loop, with its outcome.
 
-    A run that was stopped ends with the value None: being stopped is no error.
+    The outcome of a run that was stopped is the value None.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class TrioGuest:
         self._ended: asyncio.Event | None = None
 
     def start(self) -> None:
-        """Begin the run on the asyncio loop that is running now. Only once."""
+        """Start the run on the running asyncio loop. Only once."""
         assert self._ended is None, "a guest runs once"
         self._ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -49,7 +48,7 @@ class TrioGuest:
         self._token = trio.lowlevel.current_trio_token()
 
     async def stop(self) -> None:
-        """Cancel the run and return once it is over. Does nothing if it never began or has ended.
+        """Cancel the run and wait for its end. Does nothing if it was not started or has ended.
 
         Raises TimeoutError if it does not end within `STOP_TIMEOUT_S`. Cancelling this leaves the guest
         stopping.

@@ -1,4 +1,4 @@
-"""The keys of the screen: what each is called and does, and how help lists those that work now."""
+"""The keys of the screen, and the help on those that are active."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trioha_monitor.panes.pane import HelpTopic
 LIVE_ONLY = frozenset({"pause"})
 REPLAY_ONLY = frozenset({"play", "speed", "turn", "step", "seek_event", "jump", "until"})
 MOVES = frozenset(f"table.{move}" for move in ("up", "down", "page-up", "page-down", "first", "last", "open"))
-"""Keys that help names together."""
+"""Keys that help lists together."""
 
 SCREEN_KEYS: list[BindingType] = [
     Binding(
@@ -23,7 +23,7 @@ SCREEN_KEYS: list[BindingType] = [
     ),
     Binding("2", "pane('slave')", "Slave", show=False, tooltip="One replica in depth", id="pane.slave"),
     Binding("3", "pane('log')", "Log", show=False, tooltip="Logs, disks, puts", id="pane.log"),
-    Binding("4", "pane('events')", "Events", show=False, tooltip="What happened", id="pane.events"),
+    Binding("4", "pane('events')", "Events", show=False, tooltip="The timeline of events", id="pane.events"),
     Binding(
         "space",
         "pause",
@@ -37,11 +37,16 @@ SCREEN_KEYS: list[BindingType] = [
         "play",
         "Play",
         key_display="space",
-        tooltip="Play, or stand still",
+        tooltip="Play or pause",
         id="replay.play",
     ),
     Binding(
-        "slash", "filter", "Filter", key_display="/", tooltip="Only rows with a text", id="monitor.filter"
+        "slash",
+        "filter",
+        "Filter",
+        key_display="/",
+        tooltip="Show only rows with a text",
+        id="monitor.filter",
     ),
     Binding(
         "plus,equals_sign",
@@ -69,9 +74,7 @@ SCREEN_KEYS: list[BindingType] = [
         tooltip="Copy the replicas as mqadmin haStatus prints them",
         id="monitor.copy",
     ),
-    Binding(
-        "r", "record", "Record", tooltip="Start or stop a recording of what is seen", id="monitor.record"
-    ),
+    Binding("r", "record", "Record", tooltip="Start or stop a recording of the views", id="monitor.record"),
     Binding(
         "right_square_bracket",
         "speed(1)",
@@ -97,7 +100,7 @@ SCREEN_KEYS: list[BindingType] = [
         "Step",
         show=False,
         key_display=".",
-        tooltip="A small step on",
+        tooltip="A small step forward",
         id="replay.step",
     ),
     Binding(
@@ -131,7 +134,7 @@ SCREEN_KEYS: list[BindingType] = [
         "until",
         "Until",
         show=False,
-        tooltip="As fast as possible until something is so",
+        tooltip="As fast as possible until a condition holds",
         id="replay.until",
     ),
     Binding("question_mark", "help", "Help", tooltip="Keys and columns", id="monitor.help"),
@@ -139,18 +142,18 @@ SCREEN_KEYS: list[BindingType] = [
 
 
 def help_on_keys(screen: Screen[None]) -> HelpTopic:
-    """All keys that work now on `screen`."""
+    """All active keys of `screen`."""
     terms: list[tuple[str, str]] = []
-    told: set[str] = set()
+    listed: set[str] = set()
     for active in sorted(screen.active_bindings.values(), key=lambda active: _key_order(active.binding.id)):
         binding = active.binding
         if not active.enabled or binding.id is None or not (binding.tooltip or binding.description):
             continue
         label = screen.app.get_key_display(binding)
-        if binding.id in MOVES or binding.id in told:
-            # A key that moves a cursor, or another one for the same.
+        if binding.id in MOVES or binding.id in listed:
+            # A key that moves a cursor, or a second key of a binding.
             continue
-        told.add(binding.id)
+        listed.add(binding.id)
         terms.append((label, binding.tooltip or binding.description))
     terms += [
         ("↑ ↓ home end", "choose a row; so does a click"),
@@ -161,7 +164,7 @@ def help_on_keys(screen: Screen[None]) -> HelpTopic:
 
 
 def _key_order(identity: str | None) -> int:
-    """Screens first, then what works everywhere."""
-    rooms = ("pane", "replay", "monitor", "replicas", "slave", "table", "app")
-    room = (identity or "").partition(".")[0]
-    return rooms.index(room) if room in rooms else len(rooms)
+    """Screens first, keys of the application last."""
+    groups = ("pane", "replay", "monitor", "replicas", "slave", "table", "app")
+    group = (identity or "").partition(".")[0]
+    return groups.index(group) if group in groups else len(groups)

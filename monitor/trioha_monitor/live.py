@@ -1,21 +1,17 @@
-"""Asks one node, for ever: over one connection, with at most one question in flight.
+"""The live source of views: asks nodes for their status, and name servers for nodes.
 
-Whatever the node does (refuses, hangs, answers half, answers nonsense, goes away) ends this connection at
-most: the listener gets the reason, and after a pause that grows up to `back_off_s_max` there is a new
-connection. That holds for faults of this program, too: `BORDER` counts and logs them.
+Each node has one task, one connection and at most one request in flight (`watch_node`). A node that refuses,
+hangs, closes its connection or sends malformed answers ends its own connection only: the listener gets the
+reason, and after a back-off up to `back_off_s_max` there is a new connection. The same holds for faults of
+this program: `BORDER` counts and logs them. The cost of an answer is bounded, since it is parsed in the
+thread that draws: a frame has at most `FRAME_BYTES_MAX`, its JSON at most the parts of `JSON_LIMITS`, and a
+node whose answers come to more than `ANSWER_BYTES_PER_S` is asked less often.
 
-What an answer may cost is bounded, since it is parsed in the thread that draws: a frame has no more than
-`FRAME_BYTES_MAX`, its JSON no more parts than `JSON_LIMITS`, and a node whose answers come to more than
-`ANSWER_BYTES_PER_S` is asked less often.
+Name servers are asked every few seconds for all brokers of all clusters. If a name server does not answer,
+the nodes that it listed stay.
 
-The live source of views: asks nodes, finds them through name servers, and folds what they say.
-
-Each node has one task, one connection and at most one question in flight (`trioha_monitor.live.watch_node`).
-Name servers are asked every few seconds for all brokers of all clusters; brokers come and go with their
-answers. A name server that does not answer changes nothing: the nodes known before are asked on.
-
-The views' axis is the wall clock at the start plus the monotonic time since. When the wall clock itself is
-set, that is an event on the timeline, and nothing else.
+The views' axis is the wall clock at the start plus the monotonic time since. When the wall clock is set, that
+is only an event on the timeline.
 """
 
 from __future__ import annotations
@@ -47,40 +43,40 @@ from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind, Health, NameServerView, Show, ViewFeed
 
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Largest answer of a node: one that lists ten thousand connections has 3 MB."""
+"""Largest answer of a node: ten thousand connections are 3 MB."""
 JSON_LIMITS: Final = JsonLimits(containers_max=50_000, dialect_chars_max=64 * 1024)
-"""What parsing an answer may cost; every answer of RocketMQ to these requests is standard JSON."""
+"""Limits of an answer's JSON; RocketMQ answers these requests in standard JSON."""
 ANSWER_BYTES_PER_S: Final = 4 * 1024 * 1024
-"""Answers of one node are parsed no faster."""
-UNASKED_MAX: Final = 1000
-"""Frames that a node may send between two answers without being asked for them; updates come one by one."""
+"""Largest rate at which answers of one node are parsed."""
+UNREQUESTED_MAX: Final = 1000
+"""Unrequested frames that a node may send between two answers; updates come one by one."""
 
 Ask = Callable[[], Awaitable[BrokerStatus]]
-"""One question to one node."""
+"""One request to one node."""
 OnAnswer = Callable[[str, BrokerStatus | None, str | None], None]
-"""Listener: gets the address, and an answer or the reason why there is none."""
+"""Listener: its arguments are the address, and an answer or the reason why there is none."""
 
 
 @frozen
 class FeedTimes:
-    """How often, and how patiently. All in seconds."""
+    """Intervals and timeouts, in seconds."""
 
     interval_s: float = 0.1
-    """Pause between two questions to one node."""
+    """Pause between two requests to one node."""
     refresh_s: float = 0.1
-    """Pause between two views, with or without new answers: what is shown ages visibly."""
+    """Pause between two views, with or without new answers: ages of figures are shown."""
     connect_timeout_s: float = 1.0
-    """How long a connection may take."""
+    """Timeout of a connection attempt."""
     request_timeout_s: float = 1.0
-    """How long an answer may take; the connection is given up then, since a late answer helps nobody."""
+    """Timeout of a request; it closes the connection."""
     back_off_s_min: float = 0.25
-    """Pause before the first new try."""
+    """Pause before the first new connection."""
     back_off_s_max: float = 2.0
-    """Longest pause before a new try."""
+    """Longest pause before a new connection."""
 
 
 OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
-"""Opens a connection to a node and gives the means to ask it; tests replace it."""
+"""Opens a connection to a node and returns the function that requests its status; tests replace it."""
 
 
 @asynccontextmanager
@@ -97,18 +93,18 @@ async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]
             connections_max=CONNECTIONS_MAX,
             limits=JSON_LIMITS,
         )
-        unasked_before = 0
+        unrequested_before = 0
 
         async def ask() -> BrokerStatus:
-            nonlocal unasked_before
+            nonlocal unrequested_before
             status = await reader.fetch(timeout_s=times.request_timeout_s)
-            counted = client.statistics
-            unasked = counted.late_responses + counted.server_requests
-            if unasked - unasked_before > UNASKED_MAX:
+            statistics = client.statistics
+            unrequested = statistics.late_responses + statistics.server_requests
+            if unrequested - unrequested_before > UNREQUESTED_MAX:
                 raise PeerError(
-                    f"sent {unasked - unasked_before} frames that it was not asked for", address=address
+                    f"sent {unrequested - unrequested_before} unrequested frames", address=address
                 )
-            unasked_before = unasked
+            unrequested_before = unrequested
             return status
 
         yield ask
@@ -116,13 +112,13 @@ async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]
 
 async def watch_node(
     address: str,
-    hear: OnAnswer,
+    on_answer: OnAnswer,
     times: FeedTimes,
     open_session: OpenSession,
     *,
     border: ConnectionBorder = BORDER,
 ) -> None:
-    """Ask the node at `address` for ever; `hear` gets each answer, or why there is none."""
+    """Request the status of the node at `address` for ever; `on_answer` gets each answer, or its failure."""
     back_off_s = times.back_off_s_min
     while True:
         answered = False
@@ -130,7 +126,7 @@ async def watch_node(
 
         def answer(status: BrokerStatus) -> None:
             nonlocal answered
-            hear(address, status, None)
+            on_answer(address, status, None)
             answered = True
 
         with border.around(address) as crossing:
@@ -141,7 +137,7 @@ async def watch_node(
                 fault = reason_of(group, times)
         if crossing.error is not None:
             fault = fault_of_this_program(crossing.error)
-        hear(address, None, fault)
+        on_answer(address, None, fault)
         if answered:
             back_off_s = times.back_off_s_min
         await trio.sleep(back_off_s)
@@ -154,13 +150,13 @@ async def _ask_forever(ask: Ask, answer: Callable[[BrokerStatus], None], times: 
         with trio.fail_after(times.request_timeout_s):
             status = await ask()
         answer(status)
-        # A node that answers slowly or at length is asked less often, never twice at once.
+        # A node with slow or long answers is asked less often, never twice at once.
         pause_s = max(times.interval_s, status.answer_bytes / ANSWER_BYTES_PER_S)
         await trio.sleep_until(max(asked_at_s + pause_s, trio.current_time()))
 
 
 def reason_of(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str:
-    """A few words on the first thing that went wrong."""
+    """The reason of a failure in a few words."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -178,16 +174,16 @@ def reason_of(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str
 
 
 LIVE_TIMES = FeedTimes()
-"""Ten questions a second to each node, ten views a second."""
+"""Ten requests a second to each node, ten views a second."""
 DISCOVERY_INTERVAL_S = 3.0
-"""Pause between two questions to a name server, in seconds."""
+"""Pause between two requests to a name server, in seconds."""
 NAMES_BYTES_MAX = 256 * 1024
-"""Largest answer of a name server: one that lists a thousand brokers has 150 KB."""
+"""Largest answer of a name server: a thousand brokers are 150 KB."""
 JUMP_MS = 1000
-"""A wall clock that moves by more against the monotonic one has been set, in milliseconds."""
+"""A larger change of the wall clock against the monotonic clock means that it was set, in milliseconds."""
 
 AskNames = Callable[[], Awaitable[tuple[BrokerGroup, ...]]]
-"""One question to a name server."""
+"""One request to a name server."""
 OpenNames = Callable[[str, FeedTimes], AbstractAsyncContextManager[AskNames]]
 """Opens a connection to a name server; tests replace it."""
 
@@ -210,19 +206,19 @@ class Axis:
     _start_ms: int
     _start_s: float
     _offset_ms: int = 0
-    """How far the wall clock was from this axis when it was last compared."""
+    """Difference between the wall clock and this axis at the last comparison."""
 
     @classmethod
     def start(cls, wall_ms: Callable[[], int]) -> Axis:
-        """The axis that begins now, inside a trio run."""
+        """An axis that starts now, inside a trio run."""
         return cls(wall_ms, wall_ms(), trio.current_time())
 
     def now_ms(self) -> int:
-        """Now."""
+        """The current time."""
         return self._start_ms + round((trio.current_time() - self._start_s) * 1000)
 
     def jump_ms(self) -> int:
-        """By how much the wall clock was set since the last call; 0 if it was not."""
+        """By how much the wall clock was set since the last call; 0 if it was not set."""
         offset_ms = self._wall_ms() - self.now_ms()
         jumped_ms = offset_ms - self._offset_ms
         self._offset_ms = offset_ms
@@ -231,7 +227,7 @@ class Axis:
 
 @frozen
 class LiveSettings:
-    """What the live source does its work with; tests replace it."""
+    """Intervals, clocks and connections of the live source; tests replace them."""
 
     times: FeedTimes = LIVE_TIMES
     discovery_interval_s: float = DISCOVERY_INTERVAL_S
@@ -270,14 +266,14 @@ class _Live:
             self._named, interval_ms=round(settings.times.interval_s * 1000), timeline=self._timeline
         )
         self._found: dict[str, tuple[str, ...]] = {}
-        """Addresses by the name server that listed them last."""
+        """Addresses by the name server that lists them."""
         self._names = {
             address: NameServerView(clean(address), Health.CONNECTING)
             for address in dict.fromkeys(name_servers)
         }
         self._answered_ms: dict[str, int] = {}
-        self._misled: set[str] = set()
-        """Name servers that listed what is no address."""
+        self._listed_invalid: set[str] = set()
+        """Name servers that listed an invalid address."""
         self._watched: dict[str, trio.CancelScope] = {}
 
     async def run(self) -> None:
@@ -309,11 +305,11 @@ class _Live:
         age_s = None if answered_ms is None else max(0, now_ms - answered_ms) / 1000
         return NameServerView(view.address, view.health, view.reason, age_s)
 
-    def _hear(self, address: str, status: BrokerStatus | None, fault: str | None) -> None:
+    def _on_answer(self, address: str, status: BrokerStatus | None, fault: str | None) -> None:
         self._cluster.observe(Sample(address, self._axis.now_ms(), status, fault))
 
     def _watch_all(self, nursery: trio.Nursery) -> None:
-        """Watch each node that is shown, and no other."""
+        """Watch exactly the nodes that are shown."""
         shown = self._cluster.addresses
         for address in shown:
             if address not in self._watched:
@@ -324,10 +320,10 @@ class _Live:
 
     async def _watch(self, address: str, scope: trio.CancelScope) -> None:
         with scope:
-            await watch_node(address, self._hear, self._settings.times, self._settings.open_session)
+            await watch_node(address, self._on_answer, self._settings.times, self._settings.open_session)
 
     async def _ask_names(self, address: str, nursery: trio.Nursery) -> None:
-        """Ask one name server for ever, over a new connection after every fault."""
+        """Request the brokers of one name server for ever, over a new connection after every failure."""
         settings = self._settings
         while True:
             with BORDER.around(address) as crossing:
@@ -336,15 +332,15 @@ class _Live:
                         while True:
                             with trio.fail_after(settings.times.request_timeout_s):
                                 groups = await ask()
-                            self._take_names(address, groups, nursery)
+                            self._update_names(address, groups, nursery)
                             await trio.sleep(settings.discovery_interval_s)
                 except* (TriohaError, OSError, trio.TooSlowError) as group:
-                    self._lose_names(address, reason_of(group, settings.times))
+                    self._names_failed(address, reason_of(group, settings.times))
             if crossing.error is not None:
-                self._lose_names(address, fault_of_this_program(crossing.error))
+                self._names_failed(address, fault_of_this_program(crossing.error))
             await trio.sleep(settings.times.back_off_s_max)
 
-    def _take_names(self, address: str, groups: tuple[BrokerGroup, ...], nursery: trio.Nursery) -> None:
+    def _update_names(self, address: str, groups: tuple[BrokerGroup, ...], nursery: trio.Nursery) -> None:
         now_ms = self._axis.now_ms()
         was = self._names[address]
         if was.health is Health.DOWN:
@@ -356,11 +352,11 @@ class _Live:
         self._answered_ms[address] = now_ms
         named = [each for group in groups for each in group.addresses.values()]
         self._found[address] = tuple(each for each in named if _is_address(each))
-        if len(self._found[address]) < len(named) and address not in self._misled:
-            self._misled.add(address)
+        if len(self._found[address]) < len(named) and address not in self._listed_invalid:
+            self._listed_invalid.add(address)
             self._timeline.add(
                 EventKind.NODE,
-                f"lists {len(named) - len(self._found[address])} brokers under no address at all",
+                f"lists {len(named) - len(self._found[address])} brokers with invalid addresses",
                 at_ms=now_ms,
                 node=was.address,
                 severity=Severity.WARNING,
@@ -369,7 +365,7 @@ class _Live:
         self._cluster.want((*self._named, *found), at_ms=now_ms)
         self._watch_all(nursery)
 
-    def _lose_names(self, address: str, fault: str) -> None:
+    def _names_failed(self, address: str, fault: str) -> None:
         was, reason = self._names[address], clean(fault)
         if was.health is not Health.DOWN:
             self._timeline.add(
@@ -383,7 +379,7 @@ class _Live:
 
 
 def _is_address(text: str) -> bool:
-    """Whether what a name server lists can be dialled, and drawn as it is."""
+    """Whether an entry of a name server is an address that can be connected to and drawn."""
     try:
         parse_address(text)
     except ConfigError:

@@ -1,8 +1,6 @@
-"""What has happened to replicas, as the timeline tells it.
+"""Which connection and which watched slave belong to which row of a master, and the events of rows.
 
-Which watched slave is which row of a master: see `trioha_monitor.cluster`.
-
-Which connection that a master lists is which of its rows: see `trioha_monitor.cluster`.
+`trioha_monitor.cluster` has the rules.
 """
 
 from __future__ import annotations
@@ -23,22 +21,22 @@ from trioha_monitor.verdict import Judgement
 from trioha_monitor.view import EventKind, Verdict
 
 SYNC_AFTER_MS = 1000
-"""In-sync changes count when they have lasted for so long."""
+"""A change of in-sync is an event when it has lasted for so long."""
 
 
 class ReplicaEvents:
-    """Notes on the timeline what has become of a row that `node` told of; `replica` is its label."""
+    """Adds the events of rows to the timeline; `node` is a row's master, `replica` the label of its slave."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
 
     def connected(self, row: Replica, what: str, *, node: Node, replica: str, at_ms: int) -> None:
-        """Its master lists it, for the first time or again: `what` says which."""
+        """The master lists it for the first time or again; `what` is the start of the text."""
         text = what if row.address == replica else f"{what} from {row.address}"
         self._add(EventKind.CONNECT, text, Severity.GOOD, node=node, replica=replica, at_ms=at_ms)
 
     def lost(self, row: Replica, reason: str, *, node: Node, replica: str, at_ms: int) -> None:
-        """Its master lists it no longer; `reason` is what the master says of it, with its brackets."""
+        """The master no longer lists it; `reason` is the master's reason in brackets, or empty."""
         lacks = row.diff_bytes
         text = (
             f"connection ended{reason}"
@@ -48,9 +46,9 @@ class ReplicaEvents:
         self._add(EventKind.LOST, text, Severity.BAD, node=node, replica=replica, at_ms=at_ms)
 
     def sync(self, row: Replica, *, node: Node, replica: str, at_ms: int) -> None:
-        """Whether its master counts it, if that is otherwise than before and has lasted.
+        """Its in-sync state has changed, and the change has lasted.
 
-        An observer does not count, as it is meant to: that is no event.
+        An observer is never in sync, as configured: that makes no event.
         """
         if row.shown.verdict is Verdict.OBSERVER:
             row.sync_shown = row.in_sync
@@ -76,7 +74,7 @@ class ReplicaEvents:
     def verdict(
         self, row: Replica, before: Judgement | None, *, node: Node, replica: str, at_ms: int
     ) -> None:
-        """Another verdict than `before`, unless another kind of event says it (lost, in-sync)."""
+        """Its verdict is not `before` any more, unless another kind of event reports that (lost, in-sync)."""
         now = row.shown
         was = Verdict.OK if before is None else before.verdict
         if now.verdict is was:
@@ -110,23 +108,23 @@ class ReplicaEvents:
         )
 
 
-class Joining:
-    """Looks at all `nodes`, and gives their rows to slaves."""
+class SlaveRows:
+    """Assigns the rows of masters to the watched slaves among `nodes`."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
         self._by_ha_address: dict[str, Node] | None = None
-        """Masters by where they listen for slaves; None until they are looked for."""
+        """Masters by HA address; None until it is needed."""
         self._by_name: dict[tuple[str | None, str], list[Node]] = {}
-        self._nameless: dict[str, tuple[int, int]] = {}
-        """By master: rows that may be any slave's, and slaves that have no row."""
+        self._unassigned: dict[str, tuple[int, int]] = {}
+        """By master: number of connected rows without a slave, and of slaves without a row."""
 
-    def news_of(self, row: Replica) -> SlaveReport | None:
-        """What the slave of a row says itself, where it is watched and known."""
+    def report_of(self, row: Replica) -> SlaveReport | None:
+        """The report of a row's slave; None if the slave is not watched or not known."""
         if row.node is None:
             return None
         node = self._nodes.get(row.node)
-        return None if node is None else node.news
+        return None if node is None else node.report
 
     def label(self, row: Replica) -> str:
         """Broker name and id of a row's slave where known, else its address."""
@@ -135,20 +133,20 @@ class Joining:
         return row.address
 
     def slaves_by_socket(self) -> dict[str, str]:
-        """Watched slaves that say which socket they dial from: their addresses by it."""
+        """Addresses of watched slaves by the local address that they report."""
         return {
-            node.news.client.local_address: node.address
+            node.report.client.local_address: node.address
             for node in self._nodes.values()
-            if node.news is not None and node.news.client is not None and node.news.client.local_address
+            if node.report is not None and node.report.client is not None and node.report.client.local_address
         }
 
     def identities_changed(self) -> None:
-        """A node came, went, or says something else of who it is."""
+        """A node was added or removed, or reports another identity."""
         self._by_ha_address = None
-        self._nameless.clear()
+        self._unassigned.clear()
 
     def master_of(self, slave: Node) -> Node | None:
-        """The watched master of a slave: by the address it dials, else by cluster and broker name."""
+        """The watched master of a slave: by the slave's master address, else by cluster and broker name."""
         status = slave.status
         if status is None:
             return None
@@ -160,44 +158,44 @@ class Joining:
                         self._by_ha_address.setdefault(node.status.ha_address, node)
                     if node.status.broker_name is not None:
                         self._by_name[node.status.cluster_name, node.status.broker_name].append(node)
-        dialled = None if status.client is None else status.client.master_address
-        if dialled and dialled in self._by_ha_address:
-            return self._by_ha_address[dialled]
+        master_address = None if status.client is None else status.client.master_address
+        if master_address and master_address in self._by_ha_address:
+            return self._by_ha_address[master_address]
         if status.broker_name is None:
             return None
         named = self._by_name.get((status.cluster_name, status.broker_name), [])
         return named[0] if len(named) == 1 else None
 
-    def join(self, *, at_ms: int) -> None:
-        """Say which row is which watched slave."""
-        self._nameless.clear()
-        slaves = [node for node in self._nodes.values() if node.news is not None]
+    def assign(self, *, at_ms: int) -> None:
+        """Assign rows to watched slaves."""
+        self._unassigned.clear()
+        slaves = [node for node in self._nodes.values() if node.report is not None]
         addresses = {node.address for node in slaves}
-        rows_of: dict[str, _Rows] = {}
+        rows_of: dict[str, _MasterRows] = {}
         for master in self._nodes.values():
             for row in master.rows:
                 if row.node is not None and row.node not in addresses:
                     row.node = None
-        left: list[tuple[_Rows, Node]] = []
+        left: list[tuple[_MasterRows, Node]] = []
         for slave in slaves:
             master_node = self.master_of(slave)
-            if master_node is None or slave.news is None:
+            if master_node is None or slave.report is None:
                 continue
             rows = rows_of.get(master_node.address)
             if rows is None:
-                rows = rows_of[master_node.address] = _Rows(master_node)
-            client = slave.news.client
+                rows = rows_of[master_node.address] = _MasterRows(master_node)
+            client = slave.report.client
             own = None if client is None else rows.connected.get(client.local_address or "")
             if own is not None:
-                rows.give(own, slave)
+                rows.assign(own, slave)
             elif not any(row.is_connected for row in rows.of_node.get(slave.address, ())):
                 left.append((rows, slave))
-        rivals = Counter((id(rows), host_of(slave.address)) for rows, slave in left)
+        candidates = Counter((id(rows), host_of(slave.address)) for rows, slave in left)
         for rows, slave in left:
             host = host_of(slave.address)
-            nameless = rows.nameless_of(host)
-            if rivals[id(rows), host] == len(nameless) == 1:
-                rows.give(nameless[0], slave)
+            unassigned = rows.unassigned_of(host)
+            if candidates[id(rows), host] == len(unassigned) == 1:
+                rows.assign(unassigned[0], slave)
         for rows in rows_of.values():
             rows.apply()
         given = {row.node for node in self._nodes.values() for row in node.rows}
@@ -208,28 +206,28 @@ class Joining:
                 slave.unlisted_since_ms = at_ms
 
     def may_be_listed(self, master: Node, slave: Node) -> bool:
-        """Whether a connection is left that may be the slave's, though which one is not known.
+        """Whether there are enough connections without a slave for one of them to be this slave's.
 
-        From whatever host: a slave may dial from another address than the one it listens on.
+        Of any host: a slave may connect from another address than it listens on.
         """
-        client = None if slave.news is None else slave.news.client
+        client = None if slave.report is None else slave.report.client
         if client is not None and client.state is not None and client.state != "TRANSFER":
             return False
-        counted = self._nameless.get(master.address)
+        counted = self._unassigned.get(master.address)
         if counted is None:
-            nameless = sum(row.is_connected and row.node is None for row in master.rows)
+            unassigned = sum(row.is_connected and row.node is None for row in master.rows)
             given = {row.node for row in master.rows}
-            rivals = sum(
-                node.news is not None and node.address not in given and self.master_of(node) is master
+            candidates = sum(
+                node.report is not None and node.address not in given and self.master_of(node) is master
                 for node in self._nodes.values()
             )
-            counted = self._nameless[master.address] = nameless, rivals
-        nameless, rivals = counted
-        return nameless >= rivals
+            counted = self._unassigned[master.address] = unassigned, candidates
+        unassigned, candidates = counted
+        return unassigned >= candidates
 
 
-class _Rows:
-    """The rows of one master while they are given to slaves."""
+class _MasterRows:
+    """The rows of one master while they are assigned to slaves."""
 
     def __init__(self, master: Node) -> None:
         self._master = master
@@ -238,21 +236,21 @@ class _Rows:
         for row in master.rows:
             if row.node is not None:
                 self.of_node[row.node].append(row)
-        self._nameless: defaultdict[str, list[Replica]] | None = None
-        self._instead: dict[int, Replica] = {}
-        """Rows that take the place of others, by the key of those."""
+        self._unassigned: defaultdict[str, list[Replica]] | None = None
+        self._replaced: dict[int, Replica] = {}
+        """Rows that replace others, by the key of the replaced row."""
 
-    def nameless_of(self, host: str) -> list[Replica]:
-        """Connected rows of a host that are no known slave's, as they were when they were first asked for."""
-        if self._nameless is None:
-            self._nameless = defaultdict(list)
+    def unassigned_of(self, host: str) -> list[Replica]:
+        """Connected rows of a host without a known slave, as of the first call."""
+        if self._unassigned is None:
+            self._unassigned = defaultdict(list)
             for row in self.connected.values():
                 if row.node is None:
-                    self._nameless[host_of(row.address)].append(row)
-        return self._nameless[host]
+                    self._unassigned[host_of(row.address)].append(row)
+        return self._unassigned[host]
 
-    def give(self, row: Replica, slave: Node) -> None:
-        """`row` is `slave`; what the slave had for a row before goes on in its place."""
+    def assign(self, row: Replica, slave: Node) -> None:
+        """`row` is the row of `slave`; an earlier row of the slave continues in its place."""
         if row.node == slave.address:
             return
         earlier = slave.own_row
@@ -271,34 +269,34 @@ class _Rows:
             earlier.connected(row.address, at_ms=row.since_ms, is_new=row.is_new)
             earlier.joined_at_offset = row.joined_at_offset
             self._master.reconnects.forget(earlier.key)
-            self._instead[row.key] = earlier
+            self._replaced[row.key] = earlier
             self.connected[row.address] = row = earlier
         self.of_node[slave.address].append(row)
 
     def apply(self) -> None:
-        """Put rows in the places of those that they continue."""
-        if self._instead:
-            moved = {row.key for row in self._instead.values()}
-            self._master.rows = [self._last_instead(row) for row in self._master.rows if row.key not in moved]
+        """Replace the rows that earlier ones continue."""
+        if self._replaced:
+            moved = {row.key for row in self._replaced.values()}
+            self._master.rows = [self._replacement(row) for row in self._master.rows if row.key not in moved]
 
-    def _last_instead(self, row: Replica) -> Replica:
-        while row.key in self._instead:
-            row = self._instead[row.key]
+    def _replacement(self, row: Replica) -> Replica:
+        while row.key in self._replaced:
+            row = self._replaced[row.key]
         return row
 
 
 LOST_KEPT_MS: Final = 300_000
-"""How long a lost connection, or a node that the name server no longer knows, is shown."""
+"""How long a lost connection, or a node that the name server no longer lists, is shown."""
 HISTORY_MS: Final = 900_000
 """How far back series go."""
 NS_PER_MS: Final = 1_000_000
 
 
-class Matching:
-    """Keeps the rows of masters; each row has a key of its own. `bucket_ms` is that of their histories."""
+class ConnectionRows:
+    """Assigns the connections that masters list to rows. `bucket_ms` is that of the rows' histories."""
 
-    def __init__(self, joining: Joining, events: ReplicaEvents, *, bucket_ms: int) -> None:
-        self._joining, self._events = joining, events
+    def __init__(self, slaves: SlaveRows, events: ReplicaEvents, *, bucket_ms: int) -> None:
+        self._slaves, self._events = slaves, events
         self._bucket_ms = bucket_ms
         self._next_key = 0
 
@@ -307,7 +305,7 @@ class Matching:
         return SeriesRecorder(self._bucket_ms, buckets_for(HISTORY_MS, bucket_ms=self._bucket_ms))
 
     def new_row(self, master: str, address: str, *, at_ms: int, key: int | None = None) -> Replica:
-        """A row that was never connected, with a `key` of its own or the one that was made for it."""
+        """A row that was never connected; without a `key` it gets a new one."""
         return Replica(
             key=self._new_key() if key is None else key,
             master=master,
@@ -318,7 +316,7 @@ class Matching:
         )
 
     def match(self, node: Node, listed: Mapping[str, ConnectionStatus], *, at_ms: int) -> bool:
-        """Match the connections that `node` lists, by address; returns whether any came or went."""
+        """Handle the connections that `node` lists, by address; returns whether any came or went."""
         known = {row.address: row for row in node.rows if row.is_connected}
         ended = [row for address, row in known.items() if address not in listed]
         new = [address for address in listed if address not in known]
@@ -331,7 +329,7 @@ class Matching:
                 node.reconnects.lost(
                     Connection(row.key, row.address, row.node or ""), at_ns=at_ms * NS_PER_MS
                 )
-                self._events.lost(row, reason, node=node, replica=self._joining.label(row), at_ms=at_ms)
+                self._events.lost(row, reason, node=node, replica=self._slaves.label(row), at_ms=at_ms)
         if new:
             self._connect(node, new, at_ms=at_ms)
         rows_before = len(node.rows)
@@ -339,8 +337,8 @@ class Matching:
         return bool(ended or new) or len(node.rows) != rows_before
 
     def _connect(self, node: Node, addresses: list[str], *, at_ms: int) -> None:
-        """Give each new connection its row: `trioha.recording.reconnects` says which."""
-        by_socket = self._joining.slaves_by_socket()
+        """Assign each new connection to a row by the rule of `trioha.recording.reconnects`."""
+        by_socket = self._slaves.slaves_by_socket()
         lost = {row.key: row for row in node.rows if not row.is_connected}
         new = [Connection(self._new_key(), address, by_socket.get(address, "")) for address in addresses]
         for arrival in node.reconnects.came(new, at_ns=at_ms * NS_PER_MS):
@@ -349,18 +347,18 @@ class Matching:
                 what = f"is back after {format_elapsed((at_ms - row.since_ms) / 1000)}"
                 row.connected(arrival.connection.address, at_ms=at_ms, is_new=True)
             else:
-                what = _words(arrival)
+                what = _arrival_text(arrival)
                 row = self.new_row(
                     node.address, arrival.connection.address, at_ms=at_ms, key=arrival.connection.key
                 )
                 row.connected(row.address, at_ms=at_ms, is_new=node.has_listed)
-                # One of several came back: how often this one did before is not known.
+                # One of several reconnected: its earlier reconnects are not known.
                 row.reconnects = int(arrival.is_reconnect)
                 node.rows.append(row)
-            self._events.connected(row, what, node=node, replica=self._joining.label(row), at_ms=at_ms)
+            self._events.connected(row, what, node=node, replica=self._slaves.label(row), at_ms=at_ms)
 
     def _forget_lost(self, node: Node, *, at_ms: int) -> None:
-        """Drop the rows of lost connections that are old, too many, or that others have replaced."""
+        """Drop the rows of lost connections that are too old, too many, or replaced."""
         lost = [row for row in node.rows if not row.is_connected]
         kept = {
             row.key
@@ -368,8 +366,8 @@ class Matching:
             if at_ms - row.since_ms < LOST_KEPT_MS
             and (
                 row.key in node.reconnects
-                # Its slave will say which connection is its own now.
-                or ((news := self._joining.news_of(row)) is not None and news.names_itself)
+                # The slave reports which connection is its own.
+                or ((report := self._slaves.report_of(row)) is not None and report.has_local_address)
             )
         }
         if len(kept) == len(lost):
@@ -384,7 +382,7 @@ class Matching:
         return self._next_key
 
 
-def _words(arrival: Arrival[int]) -> str:
+def _arrival_text(arrival: Arrival[int]) -> str:
     if arrival.candidates:
         return f"connected: one of the {len(arrival.candidates)} of its host that were lost is back"
     return "connected"

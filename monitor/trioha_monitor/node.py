@@ -1,7 +1,4 @@
-"""What a node's answers say has happened to it since the one before.
-
-One watched node: from its answers, poll by poll, to a `NodeView`. Pure: no clock, no I/O, no screen.
-"""
+"""One watched node: its state, view and events, made of its answers. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +9,15 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus
 from trioha.recording.reconnects import Reconnects
-from trioha_monitor.answers import Answer, Intake, limits_of, probe_counts, puts_of, view_log, view_slave
+from trioha_monitor.answers import (
+    Answer,
+    AnswerFilter,
+    limits_of,
+    probe_counts,
+    puts_of,
+    view_log,
+    view_slave,
+)
 from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, Severity
 from trioha_monitor.texts import REASON_MAX, Names, clean, format_elapsed
@@ -20,24 +25,24 @@ from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind, Health, Limits, NodeView, Verdict, node_label
 
 REFUSALS_EVERY_MS = 10_000
-"""Refusals of one reason make one event in so many milliseconds: a peer may try again for ever."""
+"""Refusals for one reason make one event in so many milliseconds: a peer may retry for ever."""
 PUTS_QUIET_MS = 5000
-"""Puts succeed again when none has failed for so long."""
+"""Puts succeed again when none has failed for this long."""
 PUT_OK = "PUT_OK"
 
 _END_WORDS = {
     "EOF": "the slave closed it",
     "IO_ERROR": "the socket failed",
-    "HOUSEKEEPING": "nothing was heard for haHousekeepingInterval",
+    "HOUSEKEEPING": "nothing was received for haHousekeepingInterval",
     "SHUTDOWN": "the master stops",
     "ACK_BEYOND_SENT": "acknowledged more than it was sent",
     "ACK_WENT_BACK": "acknowledged less than before",
-    "BAD_SIZE": "sent nonsense",
-    "REQUEST_ABOVE_MAX": "asked for bytes beyond the log",
-    "REQUEST_BELOW_MIN": "asked for bytes that were deleted",
+    "BAD_SIZE": "sent a report of the wrong size",
+    "REQUEST_ABOVE_MAX": "requested bytes beyond the log",
+    "REQUEST_BELOW_MIN": "requested bytes that were deleted",
     "NOT_ALLOWED": "is not allowed to connect",
-    "NO_REQUEST": "asked for nothing in time",
-    "LOG_RESTARTED": "the node began its own log anew",
+    "NO_REQUEST": "sent no request in time",
+    "LOG_RESTARTED": "the node restarted its log",
     "INTERNAL_ERROR": "a fault of the node ended it; its log has the traceback",
 }
 _REFUSALS = frozenset(
@@ -50,11 +55,11 @@ _REFUSALS = frozenset(
         "NOT_ALLOWED",
     )
 )
-"""Ends for what a peer said. NO_REQUEST is none of them: a peer that says nothing is a probe."""
+"""Reasons for which a master refuses a peer. NO_REQUEST is not one: a silent peer is a probe."""
 
 
 class NodeEvents:
-    """Compares each answer of one node with the one before, and notes what changed on the timeline."""
+    """Compares each answer of one node with the one before, and adds the changes to the timeline."""
 
     def __init__(self, timeline: Timeline, *, address: str) -> None:
         self._address = address
@@ -66,15 +71,15 @@ class NodeEvents:
         self._ended: Counter[str] = Counter()
         """Connections that ended between the last two answers, by reason."""
         self._refused: Counter[str] = Counter()
-        """Refusals that no event has told yet."""
-        self._refused_told_ms: dict[str, int] = {}
+        """Refusals that no event has reported yet."""
+        self._refused_reported_ms: dict[str, int] = {}
         self._failed: Counter[str] = Counter()
-        """Puts that failed since they began to, by status; empty while they succeed."""
+        """Puts that failed in this series of failures, by status; empty while puts succeed."""
         self._failed_ms = 0
         self._disk_is_full = False
 
     def end_reason(self) -> str:
-        """Why connections that the last answer no longer lists ended: ` (EOF: ...)`, empty if not told."""
+        """Reason of the connections that ended before the last answer, ` (EOF: ...)`; empty if not known."""
         names = sorted(self._ended)
         if not names:
             return ""
@@ -84,13 +89,13 @@ class NodeEvents:
         return f" ({names[0]}: {words})" if words else f" ({names[0]})"
 
     def gone(self, reason: str, *, was_up: bool, at_ms: int) -> None:
-        """It does not answer any more, or did not from the start."""
+        """It stopped answering, or never answered."""
         self._is_down = True
         text = f"does not answer: {reason}" if not was_up else f"no longer answers: {reason}"
         self._add(EventKind.NODE, text, Severity.BAD, at_ms=at_ms)
 
     def answered(self, status: BrokerStatus, *, down_s: float | None, at_ms: int) -> None:
-        """It answered; `down_s` is for how long it did not before, where it did not."""
+        """It answered; `down_s` is how long it had not, if it had not."""
         before, self._status = self._status, status
         self.label = node_label(status.broker_name, status.broker_id) or self.label
         self._ended = Counter()
@@ -106,18 +111,18 @@ class NodeEvents:
         for text in status.warnings:
             if before is None or text not in before.warnings:
                 self._add(EventKind.CONFIG, text, Severity.WARNING, at_ms=at_ms)
-        self._tell_disk(before, status, at_ms=at_ms)
+        self._compare_disk(before, status, at_ms=at_ms)
 
     def _compare(self, before: BrokerStatus, status: BrokerStatus, *, at_ms: int) -> None:
         restarted = before.table.booted_ms is not None and status.table.booted_ms not in {
             None,
             before.table.booted_ms,
         }
-        counts_anew = _shrank(before.ended_connections, status.ended_connections) or _shrank(
+        has_restarted_counts = _shrank(before.ended_connections, status.ended_connections) or _shrank(
             before.put_statuses, status.put_statuses
         )
         if restarted:
-            self._add(EventKind.NODE, "was started anew", Severity.WARNING, at_ms=at_ms)
+            self._add(EventKind.NODE, "was restarted", Severity.WARNING, at_ms=at_ms)
         if (before.role, before.broker_name, before.broker_id) != (
             status.role,
             status.broker_name,
@@ -135,7 +140,7 @@ class NodeEvents:
                 Severity.BAD,
                 at_ms=at_ms,
             )
-        if not counts_anew:
+        if not has_restarted_counts:
             self._count_ends(before.ended_connections, status.ended_connections, at_ms=at_ms)
             self._count_puts(before.put_statuses, status.put_statuses, at_ms=at_ms)
 
@@ -146,11 +151,11 @@ class NodeEvents:
             for name in self._ended.keys() & _REFUSALS:
                 self._refused[name] += self._ended[name]
         for name, count in list(self._refused.items()):
-            told_ms = self._refused_told_ms.get(name)
-            if told_ms is not None and at_ms - told_ms < REFUSALS_EVERY_MS:
+            reported_ms = self._refused_reported_ms.get(name)
+            if reported_ms is not None and at_ms - reported_ms < REFUSALS_EVERY_MS:
                 continue
             del self._refused[name]
-            self._refused_told_ms[name] = at_ms
+            self._refused_reported_ms[name] = at_ms
             times = "" if count == 1 else f", {count} times"
             text = f"refused a peer that {_END_WORDS[name]} ({name}{times})"
             self._add(EventKind.REFUSED, text, Severity.BAD, at_ms=at_ms)
@@ -175,7 +180,7 @@ class NodeEvents:
             text = f"no put has failed for {format_elapsed(PUTS_QUIET_MS / 1000)}; before: {counts}"
             self._add(EventKind.PUTS, text, Severity.GOOD, at_ms=at_ms)
 
-    def _tell_disk(self, before: BrokerStatus | None, status: BrokerStatus, *, at_ms: int) -> None:
+    def _compare_disk(self, before: BrokerStatus | None, status: BrokerStatus, *, at_ms: int) -> None:
         fault = "" if before is None else before.dispatch_fault
         if status.dispatch_fault and not fault:
             text = f"a record cannot be dispatched: {status.dispatch_fault}"
@@ -198,20 +203,19 @@ class NodeEvents:
 
 
 def _shrank(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
-    """Whether counters began anew."""
+    """Whether counters restarted."""
     return before is not now and any(now.get(name, 0) < count for name, count in before.items())
 
 
 @define(eq=False)
 class Node:
-    """What is known of a node. Times are milliseconds on the views' axis."""
+    """State of a node. Times are milliseconds on the views' axis."""
 
     address: str
     """As it was named, `host:port`."""
     append: SeriesRecorder
     events: NodeEvents
-    intake: Intake = field(factory=Intake)
-    """Checks its answers; everything else here gets what passed."""
+    answer_filter: AnswerFilter = field(factory=AnswerFilter)
     status: BrokerStatus | None = None
     """Its last answer."""
     limits: Limits = field(factory=Limits)
@@ -225,30 +229,30 @@ class Node:
     """How often there was no answer, by reason."""
     rate: RateMeter = field(factory=RateMeter)
     put_rates: dict[str, RateMeter] = field(factory=dict)
-    """By the status, of those that its last answer has."""
+    """By the statuses of the last answer."""
     clock: AppendClock = field(factory=AppendClock)
     has_listed: bool = False
-    """Whether it has said before which connections it has."""
+    """Whether it has listed its connections before."""
     rows: list[Replica] = field(factory=list)
     """Its replicas, if it is a master."""
     reconnects: Reconnects[int] = field(factory=Reconnects)
-    """Which of them were lost, by their keys."""
+    """Its lost replicas, by their keys."""
     hidden_replicas: int = 0
     waiting_probes: int = 0
-    """Connections on which nothing was asked yet."""
-    news: SlaveReport | None = None
-    """What it says as a slave."""
+    """Open connections without a request."""
+    report: SlaveReport | None = None
+    """Its report as a slave; None for a master."""
     own_row: Replica | None = None
     """Of a slave that no master lists."""
     unlisted_since_ms: int | None = None
-    """Since when no master's row is this slave's; None while one is."""
+    """Since when no row of a master is assigned to this slave; None while one is."""
     unwanted_since_ms: int | None = None
-    """Since when nobody asks for this node any more."""
+    """Since when the name server no longer lists it."""
     _fault_names: Names = field(factory=Names)
 
     @property
-    def tells_replicas(self) -> bool:
-        """Whether it says anything of its replicas."""
+    def lists_replicas(self) -> bool:
+        """Whether it lists its replicas."""
         return self.status is not None and self.status.source == "ha-status" and self.is_master
 
     @property
@@ -262,7 +266,7 @@ class Node:
         return self.events.label
 
     def failed(self, fault: str, *, at_ms: int) -> None:
-        """A question to it failed."""
+        """A request to it failed."""
         reason = clean(fault, length_max=REASON_MAX)
         self.faults[self._fault_names.of(reason)] += 1
         if self.health is not Health.DOWN:
@@ -275,20 +279,20 @@ class Node:
             for row in self.rows:
                 row.restart_meters()
         self.reason = reason
-        if self.news is not None:
-            self.news.is_heard = False
+        if self.report is not None:
+            self.report.answers = False
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What says whose slave it is, or whose master."""
+        """Figures that decide which master and slaves belong together."""
         status = self.status
         if status is None:
             return ()
-        dialled = None if status.client is None else status.client.master_address
-        return status.role, status.cluster_name, status.broker_name, status.ha_address, dialled
+        master_address = None if status.client is None else status.client.master_address
+        return status.role, status.cluster_name, status.broker_name, status.ha_address, master_address
 
     def answered(self, answer: Answer, *, at_ms: int) -> bool:
-        """It said so much; returns whether it may be another row's slave than before."""
+        """It answered; returns whether rows must be assigned to slaves again."""
         status = answer.status
         self.hidden_replicas, self.waiting_probes = answer.more_connections, answer.waiting_probes
         self.events.answered(
@@ -311,27 +315,27 @@ class Node:
 
     def _answered_as_slave(self, status: BrokerStatus, *, at_ms: int) -> bool:
         if status.role != "SLAVE":
-            was_slave = self.news is not None
+            was_slave = self.report is not None
             if was_slave:
-                self.news = self.own_row = self.unlisted_since_ms = None
+                self.report = self.own_row = self.unlisted_since_ms = None
             return was_slave
-        news = self.news
-        if news is None:
-            self.news = SlaveReport(status, heard_since_ms=at_ms, answered_ms=at_ms)
+        report = self.report
+        if report is None:
+            self.report = SlaveReport(status, last_received_ms=at_ms, answered_ms=at_ms)
             self.unlisted_since_ms = at_ms
             return True
-        news.is_heard, news.answered_ms = True, at_ms
-        dials_otherwise = False
-        client, earlier = status.client, news.status.client
+        report.answers, report.answered_ms = True, at_ms
+        has_reconnected = False
+        client, earlier = status.client, report.status.client
         if client is not None and earlier is not None:
             if client.last_read_ms != earlier.last_read_ms:
-                news.heard_since_ms = at_ms
-            dials_otherwise = (client.local_address, client.master_address) != (
+                report.last_received_ms = at_ms
+            has_reconnected = (client.local_address, client.master_address) != (
                 earlier.local_address,
                 earlier.master_address,
             )
-        news.status = status
-        return dials_otherwise
+        report.status = status
+        return has_reconnected
 
     def view(self, *, late_after_ms: int, now_ms: int) -> NodeView:
         """The node at `now_ms`; UP is LATE when its last answer is older than `late_after_ms`."""
@@ -358,8 +362,8 @@ class Node:
             broker_id=status.broker_id,
             version=status.version or "",
             ha_address=status.ha_address or "",
-            told_by="907" if status.source == "ha-status" else "28",
-            tells_replicas=self.tells_replicas,
+            source="907" if status.source == "ha-status" else "28",
+            lists_replicas=self.lists_replicas,
             log=view_log(
                 status,
                 rate=self.rate,
@@ -368,7 +372,7 @@ class Node:
                 is_live=self.health is Health.UP,
             ),
             limits=self.limits,
-            slave=view_slave(self.news, now_ms=now_ms),
+            slave=view_slave(self.report, now_ms=now_ms),
             connected_replicas=sum(row.is_connected for row in self.rows) + self.hidden_replicas,
             hidden_replicas=self.hidden_replicas,
             observers=sum(row.is_connected and row.shown.verdict is Verdict.OBSERVER for row in self.rows),

@@ -1,14 +1,11 @@
-"""What screens ask of a source beside its views: how a replay is steered, and how a recording is made.
+"""How screens steer a replay, and what moves it; how screens record.
 
-A live source is a `ViewFeed` (`trioha_monitor.view`) and nothing else. A replay is a `ViewFeed` and a
-`Playback`: its feed shows a view whenever the moment it stands at, its speed or its overview changes, and
-the screens ask `Playback.state` with each of them. Everything here is called in the feed's thread and
-returns at once.
+A live source is a `ViewFeed` (`trioha_monitor.view`) only. A replay is a `ViewFeed` and a `Playback`: its
+feed shows a view whenever its position, speed or overview changes, and the screens call `Playback.state` with
+each view. Playback and `Recording` are called in the feed's thread and return at once.
 
-Where a replay stands on its axis, and how it moves. Pure: the clock is given, nothing is read.
-
-Speeds are 0.25 to 64 times real time, forward or backward. Moving backward is no trick: every moment can be
-asked for by itself.
+`Player` is a replay's position on its axis. Pure: the clock is given. Speeds are 0.25 to 64 times real time,
+forward or backward; every moment can be shown by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from trioha_monitor.series import Series, Severity
 from trioha_monitor.view import ClusterView
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""How fast a replay plays: seconds of the session in a second."""
+"""Speeds of a replay: seconds of the session in a second."""
 
 
 @frozen
@@ -37,7 +34,7 @@ class Tick:
 
 @frozen
 class PlaybackState:
-    """Where a replay stands and what it does. Times are on the axis of `ClusterView.time_ms`."""
+    """State of a replay. Times are on the axis of `ClusterView.time_ms`."""
 
     start_ms: int
     """First moment of the sessions."""
@@ -51,63 +48,63 @@ class PlaybackState:
     """Whether time runs backward."""
     is_playing: bool = False
     goal: str = ""
-    """The condition that it runs to as fast as it can; empty if it does not."""
+    """The condition of a running search; empty without one."""
     note: str = ""
-    """What became of the last request where that is worth saying: "no later event"."""
+    """Result of the last search if it found nothing; else empty."""
     lag: Series = field(factory=Series, repr=False)
-    """Worst lag in bytes over the whole session, as far as it is known."""
+    """Worst lag in bytes over the whole session, as far as it has been read."""
     ticks: tuple[Tick, ...] = field(default=(), repr=False)
-    """Events of the whole session, as far as they are known; the same object until there are more."""
+    """Events of the whole session that have been read; the same object until there are more."""
 
 
 class Playback(Protocol):
     """Steers a replay."""
 
     def state(self) -> PlaybackState:
-        """Where it stands."""
+        """The state."""
 
     def toggle(self) -> None:
-        """Play, or pause. Ends a run to a goal."""
+        """Play or pause; ends a search."""
 
     def change_speed(self, steps: int) -> None:
         """The next faster (1) or slower (-1) of `SPEEDS`."""
 
     def turn(self) -> None:
-        """Play the other way."""
+        """Reverse the direction."""
 
     def step(self, steps: int) -> None:
-        """Pause and go `steps` small steps on, or back if it is negative."""
+        """Pause and move by `steps` small steps, back if negative."""
 
     def seek(self, time_ms: int) -> None:
-        """Go to a moment; one outside of the sessions is their start or end."""
+        """Go to a moment; before and after the sessions, to their start or end."""
 
     def seek_event(self, steps: int) -> None:
         """Go to the next (1) or previous (-1) event."""
 
     def run_until(self, condition: str) -> None:
-        """Run as fast as possible until `condition` holds. Raises TriohaError if it is not understood."""
+        """Go to where `condition` holds, as fast as possible. Raises TriohaError if it is not understood."""
 
 
 class Recording(Protocol):
-    """Records what the monitor sees, as a session that can be replayed."""
+    """Records the monitor's views as sessions."""
 
     def start(self) -> Path:
-        """Begin a new session; returns where. Raises TriohaError or OSError if that cannot be."""
+        """Start a recording; returns its folder. Raises TriohaError or OSError if it cannot be made."""
 
     def note(self, view: ClusterView) -> None:
-        """Record what `view` says; called with every view while it is on."""
+        """Record `view`; called with every view while recording."""
 
     def stop(self) -> Path:
-        """End the session and return where it is. Raises TriohaError or OSError if it is not whole."""
+        """End the recording; returns its folder. Raises TriohaError or OSError if it is not complete."""
 
 
 INTERVAL_NS = 100_000_000
-"""A step by interval: what the live monitor asks in, 0.1 s."""
+"""A small step: the live monitor's interval, 0.1 s."""
 
 
 @frozen
 class PlaybackPosition:
-    """Where a player stands and how it moves, at one moment."""
+    """Position of a player and how it moves."""
 
     at_ns: int
     """Nanoseconds since 1970."""
@@ -120,25 +117,24 @@ class PlaybackPosition:
 
 
 class Player:
-    """Moves along an axis from `start_ns` to `end_ns`, both included. Paused at the start of the axis at
-    first.
+    """A position that moves along an axis from `start_ns` to `end_ns`; at first paused at the start.
 
     `clock_s` is a monotonic clock in seconds.
     """
 
     def __init__(self, start_ns: int, end_ns: int, *, clock_s: Callable[[], float]) -> None:
-        assert start_ns <= end_ns, "an axis does not go back"
+        assert start_ns <= end_ns, "an axis has no negative length"
         self._start_ns, self._end_ns = start_ns, end_ns
         self._clock_s = clock_s
         self._at_ns = start_ns
         self._speed = SPEEDS.index(1.0)
         self._is_reverse = False
         self._since_s: float | None = None
-        """When it stood at `_at_ns`; None while it stands still."""
+        """Time of the clock at `_at_ns`; None while paused."""
 
     @property
     def position(self) -> PlaybackPosition:
-        """Now. Reaching an end stops it."""
+        """The present position. The player pauses at the ends."""
         at_ns = self._now_ns()
         return PlaybackPosition(
             at_ns,
@@ -150,13 +146,13 @@ class Player:
         )
 
     def play(self) -> None:
-        """Go on; from the end that it would run into, begin at the other one."""
+        """Play; at the end of the axis, from its other end."""
         if self._now_ns() == (self._start_ns if self._is_reverse else self._end_ns):
             self._at_ns = self._end_ns if self._is_reverse else self._start_ns
         self._since_s = self._clock_s()
 
     def pause(self) -> None:
-        """Stand still."""
+        """Pause."""
         self._now_ns()
         self._since_s = None
 
@@ -168,36 +164,36 @@ class Player:
             self.pause()
 
     def change_speed(self, steps: int) -> None:
-        """Up (or down, if negative) so many of the `SPEEDS`."""
+        """Choose a speed so many `SPEEDS` faster, or slower if negative."""
         self._settle()
         self._speed = min(max(self._speed + steps, 0), len(SPEEDS) - 1)
 
     def turn(self) -> None:
-        """The other direction."""
+        """Reverse the direction."""
         self._settle()
         self._is_reverse = not self._is_reverse
 
     def jump(self, at_ns: int) -> None:
-        """Stand at `at_ns`, or at the nearer end; playing goes on from there."""
+        """Go to `at_ns`, or to the nearer end; a playing player goes on from there."""
         self._settle()
         self._at_ns = min(max(at_ns, self._start_ns), self._end_ns)
 
     def step(self, intervals: int) -> None:
-        """Stand still so many `INTERVAL_NS` farther (back, if negative), at a multiple of it."""
+        """Pause, and move to a multiple of `INTERVAL_NS` so many intervals on, back if negative."""
         self.pause()
         number = self._at_ns // INTERVAL_NS
         if intervals < 0 and self._at_ns % INTERVAL_NS:
-            # Back to the multiple just before is a step already.
+            # Moving back to the multiple just before is one step.
             number += 1
         self.jump((number + intervals) * INTERVAL_NS)
 
     def extend(self, end_ns: int) -> None:
-        """The axis is longer now: a session that still grows."""
+        """Extend the axis: a session has grown."""
         self._settle()
         self._end_ns = max(self._end_ns, end_ns)
 
     def _settle(self) -> None:
-        """Count what has passed, so that another speed or place counts from here."""
+        """Update the position, so that another speed or place counts from now."""
         self._now_ns()
         if self._since_s is not None:
             self._since_s = self._clock_s()

@@ -1,7 +1,4 @@
-"""The two themes of the monitor, and the handful of styles that its rows and graphs are drawn with.
-
-How things are written: colours, units of bytes, glyphs, and which stretch of time is drawn. Pure.
-"""
+"""How rows and graphs are drawn: themes and styles, glyphs, units of bytes, and the time that is drawn."""
 
 from __future__ import annotations
 
@@ -51,32 +48,32 @@ LIGHT = Theme(
 
 @frozen
 class Palette:
-    """Styles of the theme in use. A colour never stands alone: a glyph or a word says the same."""
+    """Styles of the theme in use. A colour is never the only sign: a glyph or a word says the same."""
 
     text: Style
     """Figures."""
     strong: Style
     """Names."""
     muted: Style
-    """What is of less interest: labels, zeros, old figures."""
+    """Less important text: labels, zeros, old figures."""
     faint: Style
-    """TimeGrid lines."""
+    """Grid lines."""
     accent: Style
     """Roles and keys."""
     reverse: Style
-    """What is chosen."""
+    """The chosen item."""
     good: Style
     notice: Style
     warn: Style
     bad: Style
     good_body: Style
-    """What lies below the edge of a graph; so for the next three."""
+    """The area below the edge of a graph; also the next three."""
     notice_body: Style
     warn_body: Style
     bad_body: Style
 
     def of(self, severity: Severity) -> Style:
-        """The style that stands for a severity."""
+        """The style of a severity."""
         return (self.good, self.notice, self.warn, self.bad)[severity]
 
     def body(self, severity: Severity) -> Style:
@@ -85,7 +82,7 @@ class Palette:
 
 
 def palette_of(app: App[object]) -> Palette:
-    """The palette of the theme that `app` shows now, whichever the user chose."""
+    """The palette of the theme that `app` shows now."""
     variables = app.theme_variables
 
     def colour(name: str) -> Color:
@@ -97,7 +94,7 @@ def palette_of(app: App[object]) -> Palette:
     mixing: Color | None
     foreground, background = colour("foreground"), colour("background")
     if foreground.ansi is not None or background.ansi is not None:
-        # A theme that leaves colours to the terminal: nothing can be mixed with what is not known.
+        # A theme of the terminal's own colours: their values are not known and cannot be mixed.
         muted = faint = Style(dim=True)
         mixing = None
     else:
@@ -106,7 +103,7 @@ def palette_of(app: App[object]) -> Palette:
         faint = style(foreground.blend(background, 0.78))
 
     def body(name: str) -> Style:
-        # The same colour where nothing can be mixed.
+        # The edge's own colour if colours cannot be mixed.
         edge = colour(name)
         return style(edge if mixing is None else edge.blend(mixing, 0.55))
 
@@ -129,9 +126,9 @@ def palette_of(app: App[object]) -> Palette:
 
 
 Part = tuple[str, Style]
-"""A piece of text and how it is drawn."""
+"""A text with its style."""
 Line = tuple[Part, ...]
-"""Pieces side by side: a line, or the content of a cell."""
+"""Parts side by side: a line, or the content of a cell."""
 
 VERDICT_GLYPHS = {
     Verdict.OK: "●",
@@ -144,13 +141,13 @@ VERDICT_GLYPHS = {
     Verdict.GAP: "▼",
     Verdict.DIVERGED: "≠",
 }
-"""One sign for each verdict, so that no two differ by their colour alone."""
+"""One glyph for each verdict: no two verdicts differ by colour alone."""
 HEALTH_GLYPHS = {Health.UP: "●", Health.LATE: "◐", Health.DOWN: "✗", Health.CONNECTING: "◌"}
 SEVERITY_GLYPHS = {Severity.GOOD: "●", Severity.NOTICE: "○", Severity.WARNING: "▲", Severity.BAD: "✗"}
 
 
 class ByteUnits(Enum):
-    """How numbers of bytes are written. The value says it to the user."""
+    """Units of numbers of bytes; the value is the text for the user."""
 
     BINARY = "KiB, MiB, GiB: powers of 1024"
     DECIMAL = "kB, MB, GB: powers of 1000"
@@ -158,21 +155,21 @@ class ByteUnits(Enum):
 
     @property
     def next(self) -> ByteUnits:
-        """The one after this, the first again after the last."""
+        """The next unit; after the last one the first."""
         every = tuple(ByteUnits)
         return every[(every.index(self) + 1) % len(every)]
 
 
 @frozen
 class RenderContext:
-    """What rows and graphs need beside what they show."""
+    """What rows and graphs need beside their figures."""
 
     palette: Palette
     units: ByteUnits = ByteUnits.BINARY
     end_ms: int = 0
-    """The newest moment that is drawn."""
+    """Newest moment that is drawn."""
     span_ms: int = 120_000
-    """How much time before it is drawn."""
+    """Length of the time that is drawn."""
 
     def size(self, count: float | None) -> str:
         """A number of bytes."""
@@ -189,7 +186,7 @@ class RenderContext:
         return NOTHING if bytes_per_s is None else f"{self.size(bytes_per_s)}/s"
 
     def figure(self, text: str, *, is_old: bool = False) -> Line:
-        """A figure: pale if nothing is known or it is out of date."""
+        """A figure; muted if it is not known or out of date."""
         return ((text, self.palette.muted if is_old or text == NOTHING else self.palette.text),)
 
     def offset(self, offset: int | None, *, is_old: bool = False) -> Line:

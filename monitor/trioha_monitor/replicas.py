@@ -1,8 +1,8 @@
-"""One replica's row: from what its master and itself say, poll by poll, to a `ReplicaView`.
+"""One replica's row: from the answers of its master and of itself to a `ReplicaView`.
 
-A row is fed by its master's listing (`listed`), by the end of it (`unlisted`), or, where the master lists
-nothing (RocketMQ 4.9) or not this slave, by the slave's own status (`seen`). It keeps speeds, histories and
-the verdict that is shown, and survives reconnects: the matching is in `trioha_monitor.matching`.
+A row is updated by its master's list of connections (`listed`), by the end of its connection (`unlisted`),
+or, if the master lists nothing (RocketMQ 4.9) or not this slave, by the slave's own status (`seen`). It keeps
+rates, histories and the debounced verdict, and survives reconnects (`trioha_monitor.matching`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trioha_monitor.view import Limits, ReplicaView, Verdict, node_label
 
 @define(eq=False)
 class SlaveReport:
-    """What a watched slave says itself, as far as its replica's row needs it."""
+    """The last answer of a watched slave."""
 
     status: BrokerStatus
-    heard_since_ms: int
-    """When its figure of the last bytes read from the master was last seen to change."""
+    last_received_ms: int
+    """When its time of the last read from the master was last seen to change."""
     answered_ms: int
-    """When it said so."""
-    is_heard: bool = True
-    """Whether the slave answers."""
+    """When it answered."""
+    answers: bool = True
+    """Whether the slave answers now."""
 
     @property
     def client(self) -> SlaveStatus | None:
@@ -35,8 +35,8 @@ class SlaveReport:
         return self.status.client
 
     @property
-    def names_itself(self) -> bool:
-        """Whether it tells from which socket it dials, as trioha slaves do."""
+    def has_local_address(self) -> bool:
+        """Whether it reports its local address, as trioha slaves do."""
         client = self.client
         return client is not None and client.is_observer is not None
 
@@ -50,11 +50,11 @@ class Replica:
     """Address of the master as watched, or its HA address."""
     address: str
     since_ms: int
-    """When it was seen to be connected, or no longer."""
+    """When it connected or disconnected, as seen."""
     lag_bytes: SeriesRecorder = field(repr=False)
     lag_s: SeriesRecorder = field(repr=False)
     node: str | None = None
-    """Address of the slave as watched, where it is known to be this one."""
+    """Address of the slave as watched; None while it is not known."""
     is_connected: bool = False
     was_connected: bool = False
     """Whether it was ever seen connected."""
@@ -70,21 +70,21 @@ class Replica:
     transferred_bytes_per_s: int | None = None
     ack_latency_us: Distribution[int] | None = None
     frame_bytes: Distribution[int] | None = None
-    steady: VerdictDebounce = field(factory=VerdictDebounce)
+    debounce: VerdictDebounce = field(factory=VerdictDebounce)
     sync_shown: bool | None = None
-    """Whether it counts as in sync on the timeline."""
+    """In-sync state by the last event on the timeline."""
     sync_differs_ms: int | None = None
-    """Since when it is otherwise."""
+    """Since when `in_sync` differs from it."""
     ack_moved_ms: int = 0
     """When ack_offset was last seen to move."""
     is_new: bool = False
-    """Whether its connection was made while its master was watched, and nothing was asked on it yet."""
+    """Whether its connection is new since the master is watched, and has no ack yet."""
     joined_at_offset: int | None = None
-    """Where its master's log ended when its connection was new; None if it never was."""
+    """End of the master's log at the first ack of a new connection; None without one."""
     is_rejoining: bool = False
-    """Whether what it lacks may be the tail that it compares."""
+    """Whether its lag may be the tail that it compares."""
     _beyond_end: int | None = None
-    """What it was sent or acknowledged beyond the end that the same answer of its master told."""
+    """Sent or acknowledged offset beyond the end of the log in the same answer."""
     _sent_rate: RateMeter = field(factory=RateMeter)
     _ack_rate: RateMeter = field(factory=RateMeter)
     _trend: TrendMeter = field(factory=TrendMeter)
@@ -92,12 +92,12 @@ class Replica:
     @property
     def shown(self) -> Judgement:
         """The verdict that is shown."""
-        return self.steady.shown or Judgement(Verdict.OK)
+        return self.debounce.shown or Judgement(Verdict.OK)
 
     def connected(self, address: str, *, at_ms: int, is_new: bool) -> None:
         """Its master lists it, for the first time or again, as `address`.
 
-        `is_new` says that the connection was made just now, rather than before anybody watched.
+        `is_new`: the connection was made just now, rather than before the master was watched.
         """
         if self.was_connected:
             self.reconnects += 1
@@ -108,7 +108,7 @@ class Replica:
         self.restart_meters()
 
     def disconnected(self, *, at_ms: int) -> None:
-        """Its master lists it no longer."""
+        """Its master no longer lists it."""
         self.is_connected = False
         self.state = ""
         self.since_ms = at_ms
@@ -117,7 +117,7 @@ class Replica:
         self.restart_meters()
 
     def restart_meters(self) -> None:
-        """What comes next does not continue what was."""
+        """Restart the rates: the next figures do not continue the last ones."""
         self._sent_rate.clear()
         self._ack_rate.clear()
         self._trend.clear()
@@ -132,7 +132,7 @@ class Replica:
         slave: SlaveReport | None,
         at_ms: int,
     ) -> None:
-        """Its master said so much of its connection at `at_ms`."""
+        """Its master lists its connection at `at_ms`."""
         self.state = status.state or "CONNECTED"
         self.sent_offset = status.sent_offset
         self.in_sync = status.in_sync
@@ -159,11 +159,11 @@ class Replica:
         self._judge(master, limits=limits, slave=slave, last_received_s=last_received_s, at_ms=at_ms)
 
     def _measure(self, status: ConnectionStatus, ack: int, master: BrokerStatus) -> None:
-        """How far its acks are from the end of its master's log.
+        """Set the end of the master's log and the distance of the ack from it.
 
-        A real master's answers to 907 and to 28 are of two moments: its own difference fits its own acks. And
-        it reads the end of its log before it reads its connections: what lies beyond that end is the slave's
-        fault only if it still does in the master's next answer.
+        The answers of RocketMQ to 907 and to 28 are of two moments: the difference in 907 fits its own acks.
+        RocketMQ also reads the end of its log before its connections: an offset beyond that end is the
+        slave's fault only if it is beyond it in the next answer, too.
         """
         end = max(master.max_offset, ack + status.lag_bytes)
         furthest = max(ack, status.sent_offset)
@@ -182,7 +182,7 @@ class Replica:
         slave: SlaveReport | None,
         at_ms: int,
     ) -> None:
-        """Its master answered at `at_ms` and does not list it: it lacks what came since its last ack."""
+        """Its master answered at `at_ms` and does not list it: it lacks all bytes after its last ack."""
         self.master_offset = master.max_offset
         if self.ack_offset is None and slave is not None:
             self.ack_offset = slave.status.max_offset
@@ -202,15 +202,15 @@ class Replica:
         slave: SlaveReport,
         at_ms: int,
     ) -> None:
-        """The slave said so much of itself, and no master lists its slaves: its log's end is its ack."""
-        self.is_connected = slave.is_heard
+        """The slave answered, and no master lists it: the end of its log is used as its ack."""
+        self.is_connected = slave.answers
         own_offset = slave.status.max_offset
         self._moved(own_offset, at_ms=at_ms)
         client = slave.client
         self.state = "" if client is None else client.state or ""
         self.master_offset = self.diff_bytes = self.lag_now_s = None
         if master is not None and clock is not None:
-            # Of two moments: a slave is not ahead because it was asked later.
+            # Answers of two moments: a slave that answered later is not ahead.
             self.master_offset = max(master.max_offset, own_offset)
             self.diff_bytes = self.master_offset - own_offset
             self.lag_now_s = clock.age_s(own_offset, now_ms=at_ms) if self.diff_bytes else 0.0
@@ -232,25 +232,19 @@ class Replica:
         at_ms: int,
     ) -> None:
         client = None if slave is None else slave.client
-        if (
-            last_received_s is None
-            and slave is not None
-            and slave.is_heard
-            and client
-            and client.last_read_ms
-        ):
-            last_received_s = max(0, at_ms - slave.heard_since_ms) / 1000
+        if last_received_s is None and slave is not None and slave.answers and client and client.last_read_ms:
+            last_received_s = max(0, at_ms - slave.last_received_ms) / 1000
         facts = self._facts(
             client=client,
             min_offset=None if master is None else master.min_offset,
             last_received_s=last_received_s,
             at_ms=at_ms,
         )
-        shown = self.steady.shown
+        shown = self.debounce.shown
         judged = judge(facts, limits, shown=None if shown is None else shown.verdict)
-        severity = self.steady.show(judged, at_ms=at_ms).verdict.severity
+        severity = self.debounce.show(judged, at_ms=at_ms).verdict.severity
         if self.is_rejoining:
-            # No lag, though it looks like some: graphs keep the worst of each moment for ever.
+            # Not a lag: graphs would keep it as the worst of its bucket.
             return
         if self.diff_bytes is not None:
             distance = max(0, self.diff_bytes)

@@ -1,4 +1,4 @@
-"""The application's screen: four panes under one top line, one footer, and in a replay its time axis."""
+"""The main screen: a top line, in a replay its time axis, one of four panes, and a footer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 DRAW_PAUSE_S = 0.5
-"""Views that come faster are drawn no faster: nobody reads figures that change ten times a second, and
-drawing is what costs most. Graphs lose nothing: histories keep the worst of what was not drawn. Seconds."""
+"""Pause between two drawings, in seconds, also if views come faster: figures that change ten times a second
+cannot be read, and drawing costs most. Graphs lose nothing: histories keep the worst of skipped views."""
 SPANS_S = (30, 60, 120, 300, 900)
-"""The stretches of time to choose from, in seconds."""
+"""Spans of graphs to choose from, in seconds."""
 PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
 JUMP_HINT = "12:03:05 local, or 12:03:05Z · +90s, -5m from here · 25% · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 
 
 class MonitorScreen(Screen[None]):
-    """Shows one view at a time, and keeps only what the user chose."""
+    """Shows one view at a time; keeps only what the user chose."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-huge")]  # noqa: RUF012 - Textual declares it so
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012 - Textual declares it so
@@ -56,10 +56,10 @@ class MonitorScreen(Screen[None]):
         self._view: ClusterView | None = None
         self._held: ClusterView | None = None
         self._recording_since_ms: int | None = None
-        self._recording_turns = asyncio.Lock()
+        self._recording_lock = asyncio.Lock()
         """Held while a recording starts or stops."""
         self._replica: int | None = None
-        self._look: RenderContext | None = None
+        self._render_context: RenderContext | None = None
         self._is_composed = False
         self._drawn_s = 0.0
         self._draw_timer: Timer | None = None
@@ -81,23 +81,23 @@ class MonitorScreen(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """The focus where the keys do something."""
+        """Focus the pane, whose keys are then active."""
         self.query_one("#filter").display = False
-        self._look = RenderContext(palette_of(self.app), span_ms=self.span_s * 1000)
+        self._render_context = RenderContext(palette_of(self.app), span_ms=self.span_s * 1000)
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self._change_colours())
         self._is_composed = True
         self._focus_pane()
-        # The first view may have come before there was anything to show it on.
+        # The first view may have come before the widgets.
         self.call_after_refresh(self.redraw)
 
     @property
     def pane(self) -> Pane:
-        """The pane in sight."""
+        """The visible pane."""
         return self.panes[self.query_one(ContentSwitcher).current or "replicas"]
 
     @property
     def view(self) -> ClusterView | None:
-        """What was shown last; None before the first view."""
+        """The last view; None before the first one."""
         return self._view
 
     def show(self, view: ClusterView) -> None:
@@ -112,30 +112,30 @@ class MonitorScreen(Screen[None]):
             self._draw_timer = self.set_timer(wait_s, self.redraw)
 
     def redraw(self) -> None:
-        """Show the view again: with other colours or units, or for another stretch of time."""
+        """Draw the view again, with other colours, units or span."""
         if self._draw_timer is not None:
             self._draw_timer.stop()
             self._draw_timer = None
         self._drawn_s = monotonic()
-        view, context = self._view, self._look
+        view, context = self._view, self._render_context
         if view is None or context is None or not self._is_composed:
             return
-        context = self._look = evolve(context, end_ms=view.time_ms, span_ms=self.span_s * 1000)
+        context = self._render_context = evolve(context, end_ms=view.time_ms, span_ms=self.span_s * 1000)
         self.query_one(TopBar).show(
             view, context, pane=self.pane.id or "", states=self._states(view, context)
         )
         if self._playback is not None:
-            # Of the moment that all the rest shows: a replay that plays fast is far ahead of its last view.
+            # Of the view's moment: a fast replay is far ahead of its last view.
             state = evolve(self._playback.state(), time_ms=view.time_ms)
             self.query_one(ReplayBar).show(state, context)
         self.pane.show(PaneModel(view, self._held or view, context, self._replica))
 
     def watch_span_s(self) -> None:
-        """All graphs show the same time."""
+        """Draw all graphs for the new span."""
         self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - Textual's
-        """Keys of a replay are keys of a replay only."""
+        """Keys of a replay are active in a replay only."""
         if action in REPLAY_ONLY:
             return self._playback is not None
         if action in LIVE_ONLY:
@@ -143,29 +143,29 @@ class MonitorScreen(Screen[None]):
         return action != "record" or self._recording is not None
 
     def action_pane(self, name: str) -> None:
-        """Another screen."""
+        """Show another pane."""
         self.query_one(ContentSwitcher).current = name
         self._show_filter(open_it=False)
         self._focus_pane()
-        # What was laid out while it could not be seen has no size yet.
+        # A widget has no size before it is visible.
         self.call_after_refresh(self.redraw)
 
     def action_pause(self) -> None:
-        """Hold the tables, or let them go on."""
+        """Hold the tables, or release them."""
         self._held = self._view if self._held is None else None
         self.redraw()
 
     def action_play(self) -> None:
-        """Play, or stand still."""
+        """Play or pause."""
         self._steer().toggle()
         self.redraw()
 
     def action_filter(self) -> None:
-        """Type a text that rows must have."""
+        """Open the filter line."""
         self._show_filter(open_it=True)
 
     def action_keep_filter(self) -> None:
-        """Back to the rows that have what was typed."""
+        """Close the filter line and keep the filter."""
         table = self.pane.main_table
         if table is not None:
             table.filter_by(self.query_one("#filter", Input).value)
@@ -173,24 +173,24 @@ class MonitorScreen(Screen[None]):
         self._focus_pane()
 
     def action_drop_filter(self) -> None:
-        """All rows again."""
+        """Close the filter line and show all rows."""
         self.query_one("#filter", Input).value = ""
         self.action_keep_filter()
 
     def action_span(self, steps: int) -> None:
-        """Draw the next longer (1) or shorter (-1) stretch of time."""
+        """Draw the next longer (1) or shorter (-1) span."""
         index = SPANS_S.index(self.span_s) + steps
         self.span_s = SPANS_S[min(max(index, 0), len(SPANS_S) - 1)]
 
     def action_units(self) -> None:
-        """The next way to write bytes."""
-        if self._look is not None:
-            self._look = evolve(self._look, units=self._look.units.next)
-            self.notify(self._look.units.value, title="Units", timeout=2)
+        """The next units of bytes."""
+        if self._render_context is not None:
+            self._render_context = evolve(self._render_context, units=self._render_context.units.next)
+            self.notify(self._render_context.units.value, title="Units", timeout=2)
             self.redraw()
 
     def action_copy(self) -> None:
-        """Copy the replicas that the table shows."""
+        """Copy the table's replicas to the clipboard."""
         view = self._held or self._view
         if view is None:
             return
@@ -202,12 +202,12 @@ class MonitorScreen(Screen[None]):
 
     def action_record(self) -> None:
         """Start or stop a recording."""
-        if self._recording is not None and not self._recording_turns.locked():
-            self.run_worker(self._turn_recording(self._recording), group="recording")
+        if self._recording is not None and not self._recording_lock.locked():
+            self.run_worker(self._toggle_recording(self._recording), group="recording")
 
-    async def _turn_recording(self, recording: Recording) -> None:
-        """Start or stop, beside the application: a slow disk may take seconds."""
-        async with self._recording_turns:
+    async def _toggle_recording(self, recording: Recording) -> None:
+        """Start or stop in a thread: a slow disk may take seconds."""
+        async with self._recording_lock:
             try:
                 if self._recording_since_ms is None:
                     path = await asyncio.to_thread(recording.start)
@@ -228,44 +228,44 @@ class MonitorScreen(Screen[None]):
         self.redraw()
 
     async def stop_recording(self) -> None:
-        """End a recording that is on, or about to be: the monitor ends."""
-        async with self._recording_turns:
+        """End a recording that is running or about to start: the monitor exits."""
+        async with self._recording_lock:
             is_on = self._recording_since_ms is not None
         if is_on and self._recording is not None:
-            await self._turn_recording(self._recording)
+            await self._toggle_recording(self._recording)
 
     def action_speed(self, steps: int) -> None:
-        """Faster or slower."""
+        """Play faster or slower."""
         self._steer().change_speed(steps)
         self.redraw()
 
     def action_turn(self) -> None:
-        """The other way."""
+        """Reverse the direction."""
         self._steer().turn()
         self.redraw()
 
     def action_step(self, steps: int) -> None:
-        """A small step."""
+        """Move by a small step."""
         self._steer().step(steps)
         self.redraw()
 
     def action_seek_event(self, steps: int) -> None:
-        """The next or the previous event."""
+        """Go to the next or the previous event."""
         self._steer().seek_event(steps)
         self.redraw()
 
     async def action_jump(self) -> None:
-        """Ask for a moment and go there."""
+        """Ask for a time and go there."""
         await self.app.push_screen(AskScreen("Go to", JUMP_HINT, self._steer().run_until))
 
     async def action_until(self) -> None:
-        """Ask for a condition and run until it holds."""
+        """Ask for a condition and go to where it holds."""
         await self.app.push_screen(
             AskScreen("Play as fast as possible until", UNTIL_HINT, self._steer().run_until)
         )
 
     async def action_help(self) -> None:
-        """Keys and what is to be seen."""
+        """Show the keys, and the terms of the pane."""
         label = dict(PANES)[self.pane.id or "replicas"]
         await self.app.push_screen(HelpScreen(f"Help: {label}", (help_on_keys(self), *self.pane.help_topics)))
 
@@ -301,7 +301,7 @@ class MonitorScreen(Screen[None]):
         self.redraw()
 
     def on_paste(self, event: events.Paste) -> None:
-        """What is pasted into a table is what to look for in it."""
+        """Use a pasted text as the filter."""
         words = event.text.strip().partition("\n")[0].removeprefix("/")
         if words and self.pane.main_table is not None:
             self._show_filter(open_it=True)
@@ -318,7 +318,7 @@ class MonitorScreen(Screen[None]):
         if open_it and table is not None:
             line.value = table.filter_text
             line.display = True
-            # At once: what is typed next belongs to the line already.
+            # At once: the next key belongs to the line.
             self.set_focus(line)
         else:
             line.display = False
@@ -327,16 +327,16 @@ class MonitorScreen(Screen[None]):
         self.set_focus(self.pane.main_table or self.pane)
 
     def _change_colours(self) -> None:
-        if self._look is not None:
-            self._look = evolve(self._look, palette=palette_of(self.app))
+        if self._render_context is not None:
+            self._render_context = evolve(self._render_context, palette=palette_of(self.app))
             self.redraw()
 
     def _steer(self) -> Playback:
-        assert self._playback is not None, "only a replay can be steered"
+        assert self._playback is not None, "only a replay has a playback"
         return self._playback
 
     def _states(self, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
-        """What is out of the ordinary."""
+        """States to point out: recording, paused, replay."""
         states: list[Part] = []
         if self._recording_since_ms is not None:
             since_s = max(0, view.time_ms - self._recording_since_ms) / 1000

@@ -1,15 +1,12 @@
-"""Figures over time, kept so that no peak is ever averaged away.
+"""Figures over time: series that keep every peak, rates, trends, and the age of bytes of a log. Pure.
 
-Time is cut into buckets of equal length, aligned to multiples of that length; each keeps the worst value and
-the worst severity seen in it. A picture with fewer columns than buckets takes the worst of the buckets that a
-column touches. Columns are aligned too, so a peak keeps its height while it moves to the left, and a column
-never changes again once the last bucket that it touches is over, within one `Series.revision`: whoever draws
-may keep it.
+Time is cut into buckets of equal length, aligned to multiples of that length; a bucket keeps the worst value
+and the worst severity in it. A picture with fewer columns than buckets takes the worst of the buckets that a
+column touches. Columns are aligned, too: a peak keeps its height while it moves to the left, and a column
+does not change once its last bucket is over, within one `Series.revision`. So drawn columns can be cached.
 
-A `Series` is a value. The one made by the next sample shares everything but the bucket that is being filled,
-so making one with every poll costs nothing that grows with the time covered.
-
-Speeds and ages from samples of offsets. Pure; times are milliseconds on one axis that does not go back.
+A `Series` is a value. The next one shares all finished buckets with it, so that making one for each view
+costs the same however much time it covers. Times are milliseconds on one axis that does not go back.
 """
 
 from __future__ import annotations
@@ -23,29 +20,29 @@ from trioha.recording.state import first_beyond
 
 
 class Severity(IntEnum):
-    """How bad something is: what its colour says."""
+    """How bad something is; it chooses the colour."""
 
     GOOD = 0
-    """As it should be."""
+    """Normal."""
     NOTICE = 1
-    """Worth knowing, nothing to do."""
+    """Worth knowing; nothing to do."""
     WARNING = 2
-    """Not as it should be, and may pass by itself."""
+    """Not normal; may pass by itself."""
     BAD = 3
-    """Somebody has to look at it."""
+    """An operator has to act."""
 
 
 @frozen
 class Bucket:
-    """The worst of one stretch of time."""
+    """The worst value and severity of one bucket of time."""
 
     value: float
-    """Largest value seen, in the unit of the series."""
+    """Largest value, in the unit of the series."""
     severity: Severity = Severity.GOOD
-    """Worst severity seen."""
+    """Worst severity."""
 
     def worst(self, other: Bucket | None) -> Bucket:
-        """The worse of both, each field for itself."""
+        """The worse of both in each field."""
         if other is None or (other.value <= self.value and other.severity <= self.severity):
             return self
         if other.value >= self.value and other.severity >= self.severity:
@@ -55,18 +52,18 @@ class Bucket:
 
 @frozen
 class Series:
-    """A stretch of buckets. None is time without data."""
+    """Consecutive buckets. None is time without data."""
 
     bucket_ms: int = 500
     """Length of a bucket in milliseconds."""
     first: int = 0
-    """Number of the first bucket: it covers the time from `first * bucket_ms` on."""
+    """Number of the first bucket, which starts at `first * bucket_ms`."""
     finished: tuple[Bucket | None, ...] = field(default=(), repr=False)
-    """Buckets that are over, oldest first: the same object until the next one is over."""
+    """Finished buckets, oldest first: the same object until the next one is finished."""
     current: Bucket | None = None
-    """The bucket behind them, which is being filled; None exactly if there is no data at all."""
+    """The bucket after them, which is being filled; None exactly if there is no data."""
     revision: int = 0
-    """Another one where buckets that were over may have changed: a replay that still learns of its past."""
+    """Changes when finished buckets may have changed: a replay is still reading its sessions."""
 
     @property
     def buckets(self) -> tuple[Bucket | None, ...]:
@@ -76,9 +73,9 @@ class Series:
     def columns(self, count: int, *, end_ms: int, span_ms: int) -> tuple[Bucket | None, ...]:
         """The `span_ms` that end at `end_ms` as `count` columns, oldest first, the worst of each.
 
-        The last column holds the moment `end_ms`. A column that is shorter than a bucket repeats it.
+        The last column has the moment `end_ms`. A column that is shorter than a bucket repeats it.
         """
-        # Whole numbers all the way: edges fall where they fell before, whatever the moment.
+        # Integers only: column edges are the same for every moment.
         last = end_ms * count // span_ms
         return tuple(
             self.worst_between(column * span_ms // count, -(-(column + 1) * span_ms // count))
@@ -90,7 +87,7 @@ class Series:
         return self.worst_between(end_ms - span_ms, end_ms + 1)
 
     def worst_between(self, start_ms: int, end_ms: int) -> Bucket | None:
-        """The worst of what the time from `start_ms` up to `end_ms` touches, None without data."""
+        """The worst of the buckets from `start_ms` to before `end_ms`, None without data."""
         start = start_ms // self.bucket_ms - self.first
         end = max(start + 1, -(-end_ms // self.bucket_ms) - self.first)
         worst: Bucket | None = None
@@ -104,19 +101,19 @@ class Series:
 
 @define(eq=False)
 class SeriesRecorder:
-    """Collects values into buckets; `freeze` gives what it holds so far."""
+    """Collects values into buckets; `freeze` returns them."""
 
     bucket_ms: int
     """Length of a bucket in milliseconds."""
     buckets_max: int
-    """How many are kept: the oldest give way."""
+    """How many are kept: the oldest are dropped."""
     _finished: deque[Bucket | None] = field(factory=deque, init=False)
     _first: int = field(default=0, init=False)
     _current: Bucket | None = field(default=None, init=False)
     _frozen: tuple[Bucket | None, ...] | None = field(default=(), init=False)
 
     def add(self, value: float, severity: Severity = Severity.GOOD, *, at_ms: int) -> None:
-        """Note a value seen at `at_ms`. Time does not go back: an earlier time counts for the last bucket."""
+        """Add a value of the time `at_ms`; a time before the last bucket counts for the last bucket."""
         finished, current = self._finished, self._current
         number = at_ms // self.bucket_ms
         newest = self._first + len(finished)
@@ -136,14 +133,14 @@ class SeriesRecorder:
             self._current = Bucket(max(value, current.value), max(severity, current.severity))
 
     def freeze(self) -> Series:
-        """What was collected, as a value."""
+        """The collected buckets as a value."""
         if self._frozen is None:
             self._frozen = tuple(self._finished)
         return Series(self.bucket_ms, self._first, self._frozen, self._current)
 
 
 def buckets_for(span_ms: int, *, bucket_ms: int) -> int:
-    """How many buckets cover `span_ms`, the one that just began included."""
+    """How many buckets cover `span_ms`, with the one that is being filled."""
     return -(-span_ms // bucket_ms) + 1
 
 
@@ -152,21 +149,21 @@ RATE_WINDOW_MS = 2000
 TREND_WINDOW_MS = 5000
 """Whether a distance shrinks is judged over this many milliseconds."""
 TREND_MIN_MS = 1000
-"""And not before so many are known."""
+"""At least so much time must be known."""
 TREND_STEP_MS = 250
-"""Distances closer than this are one."""
-NOTES_MAX = 8192
-"""Notes of an `AppendClock`."""
+"""Distances that are closer in time are merged."""
+ENTRIES_MAX = 8192
+"""Entries of an `AppendClock`."""
 
 
 @define(eq=False)
 class RateMeter:
-    """How fast something that only grows does: a mean over the last `RATE_WINDOW_MS`. Never negative."""
+    """Rate of a growing value: a mean over the last `RATE_WINDOW_MS`. Never negative."""
 
     _points: deque[tuple[int, int]] = field(factory=deque, init=False)
 
     def add(self, value: int, *, at_ms: int) -> None:
-        """It was `value` at `at_ms`; one that goes back is another log, or counts anew."""
+        """Add the value at `at_ms`; a smaller value than before restarts the measurement."""
         points = self._points
         if points:
             last_ms, last = points[-1]
@@ -177,12 +174,12 @@ class RateMeter:
             points.popleft()
 
     def clear(self) -> None:
-        """What comes next does not continue what was."""
+        """Restart the measurement."""
         self._points.clear()
 
     @property
     def per_s(self) -> float | None:
-        """Its speed per second; None until two samples at different times are there."""
+        """Growth per second; None before two samples of different times."""
         points = self._points
         if len(points) < 2:
             return None
@@ -197,7 +194,7 @@ class TrendMeter:
     _points: deque[tuple[int, int]] = field(factory=deque, init=False)
 
     def add(self, distance: int, *, at_ms: int) -> None:
-        """It was `distance` at `at_ms`."""
+        """Add the distance at `at_ms`."""
         points = self._points
         if len(points) > 1 and at_ms - points[-2][0] < TREND_STEP_MS:
             points[-1] = (at_ms, distance)
@@ -207,12 +204,12 @@ class TrendMeter:
             points.popleft()
 
     def clear(self) -> None:
-        """What comes next does not continue what was."""
+        """Restart the measurement."""
         self._points.clear()
 
     @property
     def shrinks_per_s(self) -> float | None:
-        """By how much it shrinks in a second, negative while it grows; None while that is not known."""
+        """By how much it shrinks in a second, negative while it grows; None before enough samples."""
         points = self._points
         if not points:
             return None
@@ -222,23 +219,23 @@ class TrendMeter:
 
 @define(eq=False)
 class AppendClock:
-    """When a log was seen to end where, to tell how old a byte is that somebody lacks.
+    """Times and end offsets of a log, for the age of a byte that a replica lacks.
 
-    Real brokers tell offsets only. What was appended between two looks counts as appended at the second one,
-    so an age is at most one interval too small; of bytes older than the first look it is a lower bound.
-    Notes are even in time: whenever there are `NOTES_MAX`, each two become one, and from then on none come
-    closer than that. An age may be too large by the time between two notes: two intervals for each
-    `NOTES_MAX` intervals that somebody is behind.
+    RocketMQ reports offsets only. Bytes that were appended between two answers count as appended at the
+    second one: an age is at most one interval too small; for bytes older than the first answer it is a lower
+    bound. At `ENTRIES_MAX` entries, pairs are merged, and later entries are as far apart. An age may then be
+    too large by the time between two entries: two intervals for each `ENTRIES_MAX` intervals that a replica
+    lags.
     """
 
     _ends: list[int] = field(factory=list, init=False)
     _times_ms: list[int] = field(factory=list, init=False)
-    """When the log was first seen to reach beyond the end before each of `_ends`; both ascending."""
+    """When the log was first seen to end beyond the entry before; both ascend."""
     _spacing_ms: int = field(default=0, init=False)
-    """Notes are no closer than this."""
+    """Smallest time between two entries."""
 
     def appended(self, end_offset: int, *, at_ms: int) -> None:
-        """The log ends at `end_offset`; one that ends lower than before is another log."""
+        """The log ends at `end_offset`; a lower end than before is that of another log."""
         ends, times_ms = self._ends, self._times_ms
         if ends:
             last = ends[-1]
@@ -252,13 +249,13 @@ class AppendClock:
                 return
         ends.append(end_offset)
         times_ms.append(at_ms)
-        if len(ends) >= NOTES_MAX:
+        if len(ends) >= ENTRIES_MAX:
             self._thin()
 
     def acknowledged(self, offset: int) -> None:
-        """Nobody will ask for the age of a byte before `offset`."""
+        """Drop entries of bytes before `offset`: all replicas have acknowledged them."""
         passed = first_beyond(self._ends, offset)
-        # In one go and seldom: what is cut off at the front of a list moves all the rest.
+        # Seldom, and many at once: deleting at the front of a list moves its rest.
         if passed > len(self._ends) // 2 and passed >= 256:
             del self._ends[:passed]
             del self._times_ms[:passed]
@@ -272,7 +269,7 @@ class AppendClock:
         return max(0, now_ms - self._times_ms[index]) / 1000
 
     def _thin(self) -> None:
-        """Join notes until none are closer than twice the mean: the later end, the earlier time."""
+        """Merge entries that are closer than twice the mean: the later end, the earlier time."""
         ends, times_ms = self._ends, self._times_ms
         self._spacing_ms = max(1, 2 * (times_ms[-1] - times_ms[0]) // len(ends))
         kept_ends, kept_times_ms = ends[:1], times_ms[:1]

@@ -1,11 +1,10 @@
-"""Texts of peers, made safe to show.
+"""Texts on the screen: texts of peers made safe to show, and numbers as people read them.
 
-A name that a node tells is drawn in a cell of a table, on a title, and stored by a recording. Whatever it
-holds, it must stay in its cell: no control characters (a terminal obeys them), no characters that change the
-direction of their neighbours, none that are drawn over them, none whose width terminals do not agree on, and
-never more than a bounded number of characters.
+A name that a node reports is drawn in a cell of a table or in a title, and stored by a recording. It must
+stay in its cell: no control characters (a terminal obeys them), no characters that change the direction of
+their neighbours or are drawn over them, none whose width differs between terminals, and a bounded length.
 
-Numbers as people read them. Every text here has a bounded width.
+Every text of a number has a bounded width.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ TEXT_MAX: Final = 64
 REASON_MAX: Final = 160
 """Longest reason or complaint of a peer that is shown, in characters."""
 OTHER: Final = "other"
-"""What is counted under it has a name beyond those that are kept."""
+"""Name that counts all names beyond the maximum."""
 _RIGHT_TO_LEFT: Final = frozenset(("R", "AL", "AN"))
 
 
 def clean(text: str, *, length_max: int = TEXT_MAX) -> str:
-    """A peer's text made safe for a terminal: see the module's text. What is cut off becomes an ellipsis."""
-    # Cut before it is kept: a text may have megabytes.
+    """A peer's text made safe for a terminal: see the module's text. A cut text ends with an ellipsis."""
+    # Cut before it is cached: a text may have megabytes.
     return _cleaned(text[: length_max + 1], length_max)
 
 
@@ -43,13 +42,13 @@ def _stays_in_its_cell(character: str) -> bool:
     if character.isascii() or not character.isprintable():
         return character.isprintable()
     kind = category(character)
-    # Marks combine with what stands before them; wide symbols are emoji, which terminals measure differently.
+    # Marks combine with the character before them; terminals disagree on the width of emoji (wide symbols).
     is_emoji = kind[0] == "S" and east_asian_width(character) == "W"
     return kind[0] != "M" and not is_emoji and bidirectional(character) not in _RIGHT_TO_LEFT
 
 
 class Names:
-    """The names that one node uses for one kind of count; what comes beyond `names_max` is `OTHER`.
+    """The names that one node uses for one kind of count; names beyond `names_max` become `OTHER`.
 
     `known` are names that are always kept: those of the protocol.
     """
@@ -76,7 +75,7 @@ def host_of(address: str) -> str:
 
 
 NOTHING = "\N{EN DASH}"
-"""What stands where nothing is known."""
+"""Text of a figure that is not known."""
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -123,7 +122,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """A duration in its largest unit alone, where there is no room for two: `42s`, `3m`, `2h`, `4d`."""
+    """A duration in its largest unit, for narrow columns: `42s`, `3m`, `2h`, `4d`."""
     return format_duration(seconds).partition(" ")[0]
 
 
@@ -164,5 +163,5 @@ def format_count(number: float | None) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """A round stretch of time: `30 s`, `2 min`."""
+    """A round span of time: `30 s`, `2 min`."""
     return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"

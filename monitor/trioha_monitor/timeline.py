@@ -1,8 +1,8 @@
-"""What happened, in order and bounded: the list behind the Events screen and the ticks of the graphs.
+"""The live view's events, in order and bounded, for the Events screen and the ticks of graphs.
 
-No source can flood it. A source that causes more than `BURST_MAX` events at once, and then more than one in
-`REFILL_MS`, is heard of again with the number that were left out; and when the list is full, the oldest event
-of the source that has the most of them gives way.
+No source can flood it. Of a source that causes more than `BURST_MAX` events at once, and then more than one
+in `REFILL_MS`, events are dropped, and the next listed one says how many; when the list is full, the oldest
+event of the source with the most events is dropped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trioha_monitor.view import EventKind, TimelineEvent
 EVENTS_MAX: Final = 2000
 """Events that are kept."""
 BURST_MAX: Final = 600
-"""Events of one source that are listed at once: all its connections come and go."""
+"""Events of one source that are listed at once: all its connections may come and go."""
 REFILL_MS: Final = 1000
 """After a burst one more event is listed in so many milliseconds."""
 
 
 @define(eq=False)
 class _Budget:
-    """What a source may still have listed."""
+    """How many more events of a source are listed."""
 
     left: float
     at_ms: int
@@ -33,7 +33,7 @@ class _Budget:
 
 
 class Timeline:
-    """Collects events; `freeze` gives those that are kept."""
+    """Collects events; `freeze` returns those that are kept."""
 
     def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
         self._events_max = events_max
@@ -55,10 +55,10 @@ class Timeline:
         severity: Severity = Severity.NOTICE,
         source: str = "",
     ) -> None:
-        """Note that something happened at `at_ms`; an earlier time than the last event's counts as that.
+        """Add an event of the time `at_ms`, or of the last event's time if that is later.
 
-        `source` is the address of the node that caused it, empty for none: texts and labels are what the node
-        says, and tell sources apart as little as it likes.
+        `source` is the address of the node that caused it, empty for none. Texts and labels cannot identify a
+        source: a node chooses them.
         """
         if self._events:
             at_ms = max(at_ms, self._events[-1][1].time_ms)
@@ -76,7 +76,7 @@ class Timeline:
         self._append(event, source)
 
     def forget(self, source: str) -> None:
-        """The node at `source` is not watched any more; its events stay."""
+        """Drop the state of a source that is not watched any more; its events stay."""
         self._budgets.pop(source, None)
 
     def freeze(self) -> tuple[TimelineEvent, ...]:

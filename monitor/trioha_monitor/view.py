@@ -1,21 +1,21 @@
-"""What the screens show: one frozen `ClusterView` for one moment. No clock, no I/O, no screen.
+"""The view model of the screens: one frozen `ClusterView` of one moment. No clock, no I/O, no screen.
 
-Two sources make views, and screens need not know which one they look at:
+Two sources make views:
 
-- The live feed (`trioha_monitor.live`) asks nodes over their remoting port and folds the answers
-  (`trioha_monitor.cluster`). Figures are as old as the last answer; `NodeView.age_s` says how old.
-- A replay (`trioha_monitor.replay`) folds recorded sessions up to the moment it stands at. There a node's
-  figures are those of its session; what a session does not say is None.
+- The live feed (`trioha_monitor.live`) asks nodes over their remoting port (`trioha_monitor.cluster`).
+  Figures are as old as the last answer: `NodeView.age_s`.
+- A replay (`trioha_monitor.replay`) reads recorded sessions. Figures are those of the sessions at its
+  position.
 
-None is always "not known here" (a real broker does not tell it, a session does not hold it), never zero;
-screens show it as a dash.
+None means "not known" (a RocketMQ broker does not report it, a session does not have it), never zero; screens
+show a dash.
 
-Clock. `time_ms` of views and events is milliseconds since 1970 on one axis: the wall clock when the source
-began plus the monotonic time since (live), or the clock pair of the session (replay). Live it never goes back
-and no age is ever negative, whatever the wall clocks of this machine and of the nodes do. Durations are in
-seconds (`_s`) unless named otherwise, offsets and sizes in bytes, rates in bytes or messages per second.
+Clock. `time_ms` of views and events is milliseconds since 1970 on one axis: the wall clock at the start of
+the source plus the monotonic time since (live), or the session's clocks (replay). Live, it never goes back
+and no age is negative, whatever the wall clocks of this machine and of the nodes do. Durations are in seconds
+(`_s`) unless named otherwise, offsets and sizes in bytes, rates in bytes or messages per second.
 
-Texts from peers were made safe for a terminal and cut to a bounded length before they came here.
+Texts of peers have been made safe for a terminal and cut (`trioha_monitor.texts`).
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from trioha_monitor.series import Series, Severity
 
 
 class Verdict(Enum):
-    """How a replica does, in one word; `ReplicaView.why` says it in a few. The value is the word shown."""
+    """State of a replica in one word, which is the value; `ReplicaView.why` is the reason."""
 
     OK = "OK"
-    """It follows."""
+    """It replicates."""
     OBSERVER = "OBSERVER"
-    """It takes everything and acknowledges nothing, as it is meant to."""
+    """It receives everything and acknowledges nothing, as configured."""
     FALL_BEHIND = "FALL BEHIND"
-    """What it lacks is older than the master waits for replicas (slaveTimeout)."""
+    """Its oldest missing byte is older than puts wait for replicas (slaveTimeout)."""
     NOT_IN_SYNC = "NOT IN SYNC"
-    """The master does not count it: it lacks haMaxGapNotInSync or more, or has not acknowledged lately."""
+    """The master does not count it: it lacks haMaxGapNotInSync or more, or has no recent ack."""
     STALE = "STALE"
-    """Not known: its master does not answer. `ReplicaView.age_s` says how old the figures are."""
+    """Not known: its master does not answer. `ReplicaView.age_s` is the age of the figures."""
     STALLED = "STALLED"
     """Connected, bytes wait for it, and its ack does not move."""
     SILENT = "SILENT"
-    """Not connected, or nothing was heard of it for longer than two heartbeats."""
+    """Not connected, or nothing was received from it for longer than two heartbeats."""
     GAP = "GAP: below min"
-    """It asks for bytes that its master has deleted: it will never follow again by itself."""
+    """It needs bytes that its master has deleted: it cannot replicate again by itself."""
     DIVERGED = "DIVERGED"
-    """Its log is not the master's: other bytes, or more of them."""
+    """Its log differs from the master's: other bytes, or more of them."""
 
     @property
     def severity(self) -> Severity:
@@ -71,16 +71,16 @@ _SEVERITIES = {
 
 
 class Health(Enum):
-    """What is known of a node. The value is the word shown."""
+    """State of a node; the value is the word that is shown."""
 
     CONNECTING = "CONNECTING"
-    """Not heard of yet."""
+    """No answer yet."""
     UP = "UP"
-    """It answers (live), or its session goes on at this moment (replay)."""
+    """It answers (live), or its session is running at this moment (replay)."""
     LATE = "LATE"
-    """It answered before, and takes long now."""
+    """Its next answer is late."""
     DOWN = "DOWN"
-    """The last question failed, `NodeView.reason` says how; or its session has ended."""
+    """The last request failed, or its session has ended: see `NodeView.reason`."""
 
     @property
     def severity(self) -> Severity:
@@ -89,59 +89,59 @@ class Health(Enum):
 
 
 class EventKind(Enum):
-    """What an event on the timeline is about. The value is the word shown and filtered by."""
+    """Kind of an event; the value is the word that is shown and that filters use."""
 
     CONNECT = "connect"
     """A replica connected, for the first time or again."""
     LOST = "lost"
     """A replica's connection ended; the text has the reason where it is known."""
     REFUSED = "refused"
-    """A master closed a connection for what the peer said: a forged ack, a wrong offset, not allowed."""
+    """A master refused a peer: a forged ack, a wrong offset, not allowed."""
     SYNC = "in-sync"
-    """The master counts a replica as in sync, or no longer."""
+    """The master counts a replica as in sync, or stops counting it."""
     GAP = "gap"
     """A replica's log does not continue its master's: below min, ahead or diverged; or it does again."""
     VERDICT = "verdict"
-    """Another verdict, where no other kind says it."""
+    """Another verdict, if no other kind reports it."""
     ROLE = "role"
     """A node has another role, name or id than before."""
     NODE = "node"
-    """A node is gone, back, new, restarted, or left the name server."""
+    """A node appeared, stopped answering, answers again, restarted, or left the name server."""
     PUTS = "puts"
-    """Puts fail that did not, or succeed again."""
+    """Puts begin to fail, or succeed again."""
     DISK = "disk"
-    """Disk or dispatch of a node is in trouble, or no longer."""
+    """A fault of disk or dispatch, or its end."""
     CONFIG = "config"
-    """Settings that an operator should look at."""
+    """A warning about settings."""
     CLOCK = "clock"
     """A wall clock jumped."""
     MARK = "mark"
-    """Something of the source itself: a recording began or ended, a session has a hole."""
+    """The source itself: a recording starts or ends, a session is damaged."""
 
 
 @frozen
 class TimelineEvent:
-    """Something that happened, as the Events screen lists it and as graphs mark it."""
+    """An event, as the Events screen lists it and graphs mark it."""
 
     time_ms: int
-    """When it was seen: on the axis of `ClusterView.time_ms`."""
+    """When it was seen, on the axis of `ClusterView.time_ms`."""
     kind: EventKind
     node: str
-    """Label of the node that it is about or that told it; empty for what concerns none."""
+    """Label of the node that it is about, or whose answer shows it; empty without one."""
     replica: str
-    """Address of the replica that it is about; empty for what concerns none."""
+    """Address or label of the replica that it is about; empty without one."""
     text: str
-    """One line that makes sense by itself beside node and replica."""
+    """One line."""
     severity: Severity = Severity.NOTICE
     number: int = 0
-    """Counts all events of the source from 1 on: stable, also after old ones were dropped."""
+    """Number among all events of the source, from 1 on; stable when old events are dropped."""
     more: int = 0
-    """How many others of its node and kind it stands for: of a long session not every one is kept."""
+    """How many other events of its node and kind were merged into it."""
 
 
 @frozen
 class Limits:
-    """A broker's own limits: what verdicts are measured by, and lines in the graphs."""
+    """A broker's own limits, for verdicts and for lines in graphs."""
 
     gap_bytes_max: int = 268_435_456
     """haMaxGapNotInSync (4.9: haSlaveFallbehindMax): a replica that lacks less counts as in sync."""
@@ -150,8 +150,8 @@ class Limits:
     housekeeping_s: float = 20.0
     """haHousekeepingInterval: silence after which a connection is closed."""
     heartbeat_s: float = 5.0
-    """haSendHeartbeatInterval: silence after which either side says something."""
-    are_told: bool = False
+    """haSendHeartbeatInterval: silence after which either side sends something."""
+    are_reported: bool = False
     """Whether the broker reports them; else they are RocketMQ's defaults."""
 
     @classmethod
@@ -170,20 +170,20 @@ class Limits:
             slave_timeout_s=slave_timeout_ms / 1000 if slave_timeout_ms else default.slave_timeout_s,
             housekeeping_s=housekeeping_ms / 1000 if housekeeping_ms else default.housekeeping_s,
             heartbeat_s=heartbeat_ms / 1000 if heartbeat_ms else default.heartbeat_s,
-            are_told=bool(gap_bytes_max),
+            are_reported=bool(gap_bytes_max),
         )
 
 
 @frozen
 class PutRate:
-    """What became of puts with one result."""
+    """Puts with one result."""
 
     status: str
-    """PutMessageStatus, or SendStatus where the source says no more."""
+    """PutMessageStatus, or SendStatus if the source has no more."""
     count: int
     """Since the node's start (live) or the session's (replay)."""
     per_s: float | None
-    """Lately; None until two samples are there."""
+    """Mean of the last seconds; None before two samples."""
 
 
 def put_rates(rates: Iterable[PutRate]) -> tuple[PutRate, ...]:
@@ -196,7 +196,7 @@ class ProbeCount:
     """Connections of one host at a node's HA port that ended without a request."""
 
     host: str
-    """Its address, or `other` for those that are not told apart."""
+    """Address of the host, or `other` for hosts that are counted together."""
     reason: str
     """CloseReason."""
     count: int
@@ -208,13 +208,13 @@ class LogView:
     """A node's log and disk."""
 
     min_offset: int | None = None
-    """First byte that it still holds."""
+    """First byte of the log."""
     max_offset: int | None = None
-    """Its end."""
+    """End of the log."""
     flushed_offset: int | None = None
-    """How far it is on disk."""
+    """End of the bytes on disk."""
     dispatched_offset: int | None = None
-    """How far it is in consume queues and index."""
+    """End of the bytes in consume queues and index."""
     append_bytes_per_s: float | None = None
     """How fast max_offset moves, mean of the last seconds."""
     append_history: Series = field(factory=Series, repr=False)
@@ -226,9 +226,9 @@ class LogView:
     put_messages_per_s: float | None = None
     """Puts, by the node's own count."""
     puts: tuple[PutRate, ...] = ()
-    """Results of puts, PUT_OK first, then by name; empty where the node does not tell them."""
+    """Results of puts in the order of `put_rates`; empty if the node does not report them."""
     disk_ratio: float | None = None
-    """Used part of the disk that holds it, 0 to 1."""
+    """Used part of its disk, 0 to 1."""
     disk_total_bytes: int | None = None
     disk_free_bytes: int | None = None
     earliest_ms: int | None = None
@@ -242,21 +242,21 @@ class LogView:
 
     @property
     def size_bytes(self) -> int | None:
-        """How much it holds."""
+        """Size of the log."""
         if self.min_offset is None or self.max_offset is None:
             return None
         return self.max_offset - self.min_offset
 
     @property
     def unflushed_bytes(self) -> int | None:
-        """How much is not on disk yet."""
+        """Bytes that are not on disk yet."""
         if self.flushed_offset is None or self.max_offset is None:
             return None
         return max(0, self.max_offset - self.flushed_offset)
 
     @property
     def undispatched_bytes(self) -> int | None:
-        """How much is not in consume queues and index yet."""
+        """Bytes that are not in consume queues and index yet."""
         if self.dispatched_offset is None or self.max_offset is None:
             return None
         return max(0, self.max_offset - self.dispatched_offset)
@@ -267,19 +267,19 @@ class SlaveView:
     """A slave's own side of its connection to the master."""
 
     master_address: str | None
-    """The master's HA address as the slave dials it; None while it knows none."""
+    """The master's HA address as the slave has it; None without one."""
     state: str
-    """RocketMQ's name of the link's state; empty where the slave does not tell it."""
+    """RocketMQ's connection state; empty if the slave does not report it."""
     reported_offset: int | None
-    """What it last reported."""
+    """The offset that it last reported."""
     received_bytes_per_s: float | None
     """By the slave's own count."""
     read_age_s: float | None
-    """How long ago it last read something from the master, by the slave's own clock; None for never."""
+    """Time since it last read from the master, by the slave's clock; None for never."""
     reconnects: int | None
     is_observer: bool | None
     complaint: str
-    """What keeps it from following its master, in its own words; empty if nothing does."""
+    """Why it cannot replicate, by its own report; empty if it can."""
 
 
 def node_label(broker_name: str | None, broker_id: int | None) -> str:
@@ -291,19 +291,19 @@ def node_label(broker_name: str | None, broker_id: int | None) -> str:
 
 @frozen
 class NodeView:
-    """One node. What a node that is DOWN last said stays, and is old."""
+    """One node. A node that is DOWN keeps its last figures."""
 
     address: str
-    """How it was named (`host:port`), or the session's name: its key among the nodes."""
+    """Its key: the address as named (`host:port`), or the session's label."""
     health: Health = Health.CONNECTING
     reason: str = ""
     """Why it is DOWN; empty otherwise."""
     for_s: float = 0.0
-    """How long it has been in this health (DOWN: how long there is no answer)."""
+    """Time in this health (DOWN: time without an answer)."""
     age_s: float | None = None
     """Age of its figures; None if there are none."""
     faults: Mapping[str, int] = Factory(dict)
-    """How often there was no answer, or none that could be used, by reason; bounded."""
+    """Failed requests by reason; bounded."""
     role: str = ""
     """SYNC_MASTER, ASYNC_MASTER, SLAVE, MASTER (one of the two), UNKNOWN, or empty if it never answered."""
     cluster: str = ""
@@ -312,31 +312,31 @@ class NodeView:
     version: str = ""
     ha_address: str = ""
     """Where it listens for slaves."""
-    told_by: str = ""
-    """Where the figures are from: `907`, `28` (RocketMQ 4.9: nothing of replicas), `session`, or empty."""
-    tells_replicas: bool = False
-    """Whether it says anything of its replicas."""
+    source: str = ""
+    """Source of the figures: `907`, `28` (RocketMQ 4.9: no replicas), `session`, or empty."""
+    lists_replicas: bool = False
+    """Whether it lists its replicas."""
     log: LogView = field(factory=LogView)
     limits: Limits = field(factory=Limits)
     slave: SlaveView | None = None
     """A slave's own side; None for a master."""
     connected_replicas: int = 0
-    """Connections that it has now, hidden ones included."""
+    """Open connections of replicas, with hidden ones."""
     hidden_replicas: int = 0
-    """Connections beyond what is kept of one node."""
+    """Connections beyond the maximum of one node."""
     waiting_probes: int = 0
-    """Connections whose peer has not asked for anything: health checks, and slaves that have just connected.
-    They are no replicas."""
+    """Open connections without a request: health checks, and slaves that have just connected. They are not
+    replicas."""
     probes: tuple[ProbeCount, ...] = ()
-    """What of that has ended, the most frequent first; empty where the node does not tell it."""
+    """Ended connections without a request, the most frequent first; empty if they are not reported."""
     observers: int = 0
-    """Connections that take everything and acknowledge nothing, as they are meant to."""
+    """Connections of observers."""
     in_sync_replicas: int | None = None
-    """Slaves that it counts as in sync, itself not counted."""
+    """Slaves that it counts as in sync, without itself."""
     ended_connections: Mapping[str, int] = Factory(dict)
     """HA connections that ended since its start, by reason; empty where unknown."""
     warnings: tuple[str, ...] = ()
-    """What it warns of in its own settings."""
+    """Its warnings about its settings."""
 
     @property
     def is_master(self) -> bool:
@@ -351,46 +351,46 @@ class NodeView:
 
 @frozen
 class ReplicaView:
-    """One replica of one master: what the master says of its connection, and what the slave says itself.
+    """One replica of one master: figures of the master's connection, and of the slave itself.
 
-    A slave that is watched and not connected is a replica too: then the master's figures are None.
+    A watched slave without a connection is a replica, too: then the master's figures are None.
     """
 
     key: int
-    """Number of the row: it stays the same when the slave reconnects."""
+    """Key of the row; stable across reconnects."""
     master: str
     """`NodeView.address` of the master, or its HA address if it is not watched."""
     master_label: str
     address: str
-    """The slave's socket at its master, `host:port`; that of its last connection while there is none."""
+    """The slave's socket at its master, `host:port`; without a connection that of the last one."""
     node: str | None
-    """`NodeView.address` of the slave where it is watched and known to be this one."""
+    """`NodeView.address` of the slave; None if it is not watched or not known."""
     label: str
     """Broker name and id of the slave where known, else its address."""
     verdict: Verdict
     why: str
-    """A few words on the verdict: what was compared with what; empty for OK with nothing to say."""
+    """Reason of the verdict in a few words; may be empty for OK."""
     state: str
-    """RocketMQ's connection state; CONNECTED where it is not told, empty while there is no connection."""
+    """RocketMQ's connection state; CONNECTED if it is not reported, empty without a connection."""
     is_connected: bool
-    """Whether the master lists it (as of its last answer)."""
+    """Whether the master lists it (by its last answer)."""
     for_s: float
-    """How long it has been connected, or not."""
+    """Time since it connected, or since its connection ended."""
     age_s: float
     """Age of the figures."""
     master_offset: int | None
     """The master's max offset. This and the next two are of one answer of the master."""
     sent_offset: int | None
-    """First byte that was not sent to it yet."""
+    """First byte that has not been sent to it."""
     ack_offset: int | None
-    """What it acknowledged."""
+    """Offset that it acknowledged."""
     slave_max_offset: int | None
     """End of its own log. This and the next two are the slave's own answer: of another moment than the
     master's, and to be compared with each other only."""
     flushed_offset: int | None
-    """How far its log is on its disk."""
+    """End of the bytes on its disk."""
     dispatched_offset: int | None
-    """How far its log is in its consume queues and index."""
+    """End of the bytes in its consume queues and index."""
     slave_age_s: float | None
     """Age of the slave's own answer; None without one, and in a replay."""
     diff_bytes: int | None
@@ -406,18 +406,18 @@ class ReplicaView:
     transferred_bytes_per_s: int | None
     """By the master's own count, which with RocketMQ is of frame headers only (spec ha 2.8)."""
     eta_s: float | None
-    """When it has caught up at the present speeds; 0 if it has, None if it is not closing or not known."""
+    """Time until it has caught up at the present rates; 0 if it has, None if that is not known."""
     is_closing: bool | None
-    """Whether the distance shrinks; None until the speeds are known. False: show "not closing"."""
+    """Whether the distance shrinks; None before the rates are known."""
     reconnects: int | None
-    """How often it reconnected: by its own count, else as often as it was seen to."""
+    """How often it reconnected, by its own count, else as seen."""
     is_rejoining: bool = False
-    """Whether what it lacks may be the tail that it compares after it connected, and no lag: then graphs have
-    nothing of it."""
+    """Whether its distance may be the tail that it compares after it connected: that is not a lag and not in
+    graphs."""
     ack_latency_ms: Distribution[float] | None = None
-    """From sending a frame to its ack, milliseconds; where the master tells it."""
+    """From sending a frame to its ack, milliseconds; None if the master does not report it."""
     frame_bytes: Distribution[float] | None = None
-    """Bodies of frames sent to it, bytes; where the master tells it."""
+    """Bodies of frames sent to it, bytes; None if the master does not report it."""
     lag_history: Series = field(factory=Series, repr=False)
     """Worst lag in bytes of each bucket, with the severity of its verdict."""
     lag_s_history: Series = field(factory=Series, repr=False)
@@ -428,32 +428,32 @@ class ReplicaView:
 
 @frozen
 class NameServerView:
-    """The name server that nodes are found by."""
+    """A name server that lists nodes."""
 
     address: str
     health: Health
     reason: str = ""
-    """Why the last question failed; empty if it did not. The nodes known before stay."""
+    """Why the last request failed; empty if it did not."""
     age_s: float | None = None
     """Age of the last answer; None without one."""
 
 
 @frozen
 class ClusterView:
-    """Everything that is known at one moment."""
+    """The whole view of one moment."""
 
     time_ms: int
-    """Which moment: see the module's text on the clock."""
+    """The moment: see the module's text on the clock."""
     nodes: tuple[NodeView, ...] = ()
     """In a stable order: as named, then as found."""
     replicas: tuple[ReplicaView, ...] = ()
-    """Of all masters, in the order of the nodes, then as first seen."""
+    """Replicas of all masters, in the order of the nodes, then as first seen."""
     events: tuple[TimelineEvent, ...] = field(default=(), repr=False)
-    """What happened up to now, oldest first; the same object until something happens. Bounded: compare
-    `TimelineEvent.number` of the first one with 1 to see what was dropped."""
+    """Events up to now, oldest first; the same object until there is another one. Bounded: the number of the
+    first one shows how many were dropped."""
     name_servers: tuple[NameServerView, ...] = ()
     interval_s: float = 0.1
-    """Pause between two questions to a node (live); 0 in a replay."""
+    """Pause between two requests to a node (live); 0 in a replay."""
     is_live: bool = True
 
     def node(self, address: str) -> NodeView | None:
@@ -466,6 +466,6 @@ class ClusterView:
 
 
 Show = Callable[[ClusterView], None]
-"""Whoever is shown views; called in the source's thread, returns at once."""
+"""Shows a view; called in the source's thread, returns at once."""
 ViewFeed = Callable[[Show], Awaitable[None]]
 """A source of views: shows one after the other until it is cancelled."""

@@ -81,7 +81,7 @@ def test_real_brokers_are_found_through_a_real_name_server_and_shown(
             return (
                 # Answers come one by one: the slave's own word makes a row before its master is found.
                 master is not None
-                and master.limits.are_told
+                and master.limits.are_reported
                 and master.log.disk_ratio is not None
                 and bool(view.replicas)
                 and view.replicas[0].diff_bytes is not None
@@ -102,8 +102,8 @@ def test_real_brokers_are_found_through_a_real_name_server_and_shown(
             0,
         )
         assert master.version == "V" + java.version.replace(".", "_")
-        assert master.told_by == ("28" if not is_5(java.version) else "907")
-        assert (master.limits.are_told, master.log.max_offset) == (True, end)
+        assert master.source == ("28" if not is_5(java.version) else "907")
+        assert (master.limits.are_reported, master.log.max_offset) == (True, end)
         assert master.log.disk_ratio is not None
         (row,) = view.replicas
         # 4.9.7 lists no slaves: the slave's own end stands for its ack.
@@ -136,7 +136,7 @@ async def look_at_screens(names: str, slave: TriohaNode, *, version: str, broker
         # 4.9.7 does not list its slaves: then it is the slave itself that says that it follows.
         await until(lambda: table.lines, "● OK", f"{end:,}", " 0 B ", "in step")
         assert len(table.lines) == 1
-        text = "1 slave, 1 in sync" if is_5(version) else "this version does not tell its replicas"
+        text = "1 slave, 1 in sync" if is_5(version) else "this version does not list its replicas"
         await until(lambda: replicas.nodes.lines, "● UP", "SYNC_MASTER", version.replace(".", "_"), text)
         await pilot.press("c")
         if is_5(version):

@@ -1,4 +1,4 @@
-"""What nodes say of themselves, for the monitor's tests."""
+"""Status of nodes, for the monitor's tests."""
 
 from __future__ import annotations
 

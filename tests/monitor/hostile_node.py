@@ -44,7 +44,7 @@ NESTED = (b"[" * 900 + b"]" * 900, b'{"a":' * 900 + b"1" + b"}" * 900, b"[" * 10
 
 
 def answers(seed: int, *, count: int) -> Iterator[Answer]:
-    """`count` answers: each with one wrong value, or wrong as a whole."""
+    """`count` answers, each with one wrong value or malformed."""
     lot = random.Random(seed)
     whole = (b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe\x00", b"{0:1,}", *NESTED, *_crowds())
     for number in range(count):
@@ -66,7 +66,7 @@ def answers(seed: int, *, count: int) -> Iterator[Answer]:
 
 
 def speaking(text: str) -> Answer:
-    """An answer that says `text`, or its first part, wherever it says anything; and is otherwise right."""
+    """A valid answer in which every text is `text`, or a prefix of it."""
     text = text[:5_000]
 
     def said(value: Any) -> Any:
@@ -101,7 +101,7 @@ def answer_to(command: RemotingCommand, answer: Answer) -> bytes:
 
 
 def _replace(place: Any, value: object, lot: random.Random) -> None:
-    """Put `value` somewhere in `place`, or use it as a name there."""
+    """Set `value` somewhere in `place`, or use it as a key there."""
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
         if not keys:

@@ -1,4 +1,4 @@
-"""Views made by hand for the tests of screens: a busy moment, with every kind of trouble in it."""
+"""Views made by hand for the tests of screens: a busy moment with every kind of fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW_MS = 1_767_323_045_600
 """2026-01-02 03:04:05.6 UTC."""
 END = 196_994_567
 MASTER, FIRST, SECOND, GONE = "127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931", "10.0.0.9:10911"
-LIMITS = Limits(are_told=True)
+LIMITS = Limits(are_reported=True)
 
 
 def lag_series(kind: str, *, unit: float = 1.0, end_ms: int = NOW_MS) -> Series:
@@ -48,7 +48,7 @@ def lag_series(kind: str, *, unit: float = 1.0, end_ms: int = NOW_MS) -> Series:
 
 
 def replica(key: int, verdict: Verdict, *, why: str = "", **changes: object) -> ReplicaView:
-    """A replica of the master, in step unless `changes` say otherwise."""
+    """A replica of the master, in sync unless `changes` say otherwise."""
     base = ReplicaView(
         key=key,
         master=MASTER,
@@ -98,8 +98,8 @@ def busy_view() -> ClusterView:
         broker_id=0,
         version="trioha 0.1.0",
         ha_address="127.0.0.1:10912",
-        told_by="907",
-        tells_replicas=True,
+        source="907",
+        lists_replicas=True,
         connected_replicas=6,
         observers=1,
         in_sync_replicas=4,
@@ -135,8 +135,8 @@ def busy_view() -> ClusterView:
         broker_name="broker-a",
         broker_id=1,
         version="trioha 0.1.0",
-        told_by="907",
-        tells_replicas=True,
+        source="907",
+        lists_replicas=True,
         log=LogView(
             min_offset=67_108_864,
             max_offset=END - 61_234,
@@ -162,8 +162,8 @@ def busy_view() -> ClusterView:
         broker_name="broker-a",
         broker_id=2,
         version="trioha 0.1.0",
-        told_by="907",
-        tells_replicas=True,
+        source="907",
+        lists_replicas=True,
         log=LogView(
             min_offset=0, max_offset=50_000_000, flushed_offset=50_000_000, dispatched_offset=50_000_000
         ),
@@ -192,7 +192,7 @@ def busy_view() -> ClusterView:
         replica(
             2,
             Verdict.FALL_BEHIND,
-            why="lacks what came 4.2 s ago",
+            why="lacks bytes that are 4.2 s old",
             diff_bytes=5_123_456,
             ack_offset=END - 5_123_456,
             lag_s=4.2,
@@ -250,7 +250,7 @@ def busy_view() -> ClusterView:
         replica(
             7,
             Verdict.GAP,
-            why="wants 50000000, the log begins at 67108864",
+            why="needs offset 50000000, the log starts at 67108864",
             label="broker-a #2",
             node=SECOND,
             sent_offset=None,
@@ -279,7 +279,7 @@ def busy_view() -> ClusterView:
         replica(
             9,
             Verdict.DIVERGED,
-            why="acknowledged 4.00 KiB more than there are",
+            why="acknowledged 4.00 KiB beyond the master's log",
             ack_offset=END + 4096,
             diff_bytes=-4096,
             lag_s=None,
@@ -347,7 +347,7 @@ def calm_view(time_ms: int = NOW_MS) -> ClusterView:
 
 
 class FakePlayback:
-    """A replay that notes what it was told; five minutes long, at its fourth minute."""
+    """A replay that records its calls; five minutes long, at its fourth minute."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

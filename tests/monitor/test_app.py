@@ -79,7 +79,7 @@ def drive(
 
 
 def make_patient(pilot: Pilot[None]) -> None:
-    """Let every pause last until nothing is being worked on: how long that takes is the machine's."""
+    """Pauses last until the application is idle, however slow the machine is."""
     pause = pilot.pause
 
     async def patient(delay: float | None = None) -> None:
@@ -156,7 +156,7 @@ def test_every_line_fits_and_the_essential_columns_are_there(size: tuple[int, in
 
 
 @pytest.mark.parametrize("size", [(1, 1), (12, 4), (40, 10), (300, 8)])
-def test_a_terminal_of_a_silly_size_is_no_reason_to_fail(size: tuple[int, int]) -> None:
+def test_a_terminal_of_any_size_is_drawn(size: tuple[int, int]) -> None:
     app = MonitorApp(feed_of(busy_view()), playback=FakePlayback())
 
     async def run() -> None:
@@ -205,7 +205,9 @@ def test_the_chosen_replica_is_drawn_and_opened() -> None:
         assert title(replicas(app).graph) == "Lag of broker-a #1"
         await pilot.press("down")
         await pilot.pause(0.02)
-        assert title(replicas(app).graph).startswith("Lag of 127.0.0.1:43112 · lacks what came 4.2 s ago")
+        assert title(replicas(app).graph).startswith(
+            "Lag of 127.0.0.1:43112 · lacks bytes that are 4.2 s old"
+        )
         await pilot.press("enter")
         await pilot.pause(0.05)
         assert pane(app) == "slave"
@@ -312,7 +314,7 @@ def test_a_filter_is_typed_kept_and_left_for_another_screen() -> None:
 
 
 def burst(app: MonitorApp, *keys: str) -> None:
-    """Keys as a terminal gives them that were pasted, or typed while it was busy: all at once."""
+    """Keys all at once, as a terminal sends pasted ones or ones typed while it was busy."""
     for key in keys:
         character = {"slash": "/", "enter": "\r", "escape": None}.get(key, key)
         app.post_message(events.Key(key, character))
@@ -336,7 +338,7 @@ def test_keys_that_come_at_once_go_where_each_would_go_alone() -> None:
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
 
 
-def test_what_is_pasted_is_looked_for() -> None:
+def test_a_pasted_text_filters_the_table() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         app.post_message(events.Paste("/127.0.0.1:43113\nmore"))
         await pilot.pause(0.05)
@@ -346,7 +348,7 @@ def test_what_is_pasted_is_looked_for() -> None:
     drive(steps)
 
 
-def test_all_words_of_the_chosen_event_can_be_read_on_a_small_terminal() -> None:
+def test_the_whole_text_of_the_chosen_event_fits_a_small_terminal() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("4")
         await pilot.pause(0.05)
@@ -380,7 +382,7 @@ def test_l_shows_seconds_where_there_is_room_for_one_graph() -> None:
     drive(steps, size=(80, 24))
 
 
-def test_long_words_on_a_verdict_go_on_below() -> None:
+def test_a_long_reason_of_a_verdict_is_wrapped() -> None:
     why = "wants 100, and the log of its master begins at 65536 since files were deleted by age, as is said"
     lost = replica(1, Verdict.GAP, label="broker-a #1", why=why)
 
@@ -517,7 +519,7 @@ def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker() -> None:
     drive(steps)
 
 
-def test_help_is_of_the_screen_in_sight_and_names_its_keys() -> None:
+def test_help_is_of_the_visible_pane_and_lists_its_keys() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         for key, title_of_it, term in (("1", "Verdicts", "▼ GAP: below min"), ("4", "Events", "Kind")):
             await pilot.press(key, "question_mark")
@@ -632,7 +634,7 @@ def test_many_replicas_scroll_with_the_cursor() -> None:
     drive(steps, feed_of(evolve(calm_view(), replicas=crowd)), size=(80, 24))
 
 
-def test_without_a_replica_every_screen_says_so() -> None:
+def test_every_pane_shows_that_there_is_no_replica() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert rows(app) == []
         assert "No replica to draw." in replicas(app).graph.lines[0]
@@ -643,7 +645,7 @@ def test_without_a_replica_every_screen_says_so() -> None:
     drive(steps, feed_of(evolve(calm_view(), replicas=())))
 
 
-def test_keys_of_a_replay_steer_it_and_mean_nothing_live() -> None:
+def test_keys_of_a_replay_steer_it_and_are_inactive_live() -> None:
     playback = FakePlayback()
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -679,7 +681,7 @@ def test_all_clocks_of_a_replay_show_the_moment_of_its_figures() -> None:
     playback = FakePlayback()
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        # It plays fast, and is a minute farther by now.
+        # It plays fast: its position is a minute later by now.
         playback.now = evolve(playback.now, time_ms=playback.now.time_ms + 60_000)
         app.monitor_screen.show(calm_view(NOW_MS + 5000))
         bar = app.monitor_screen.query_one(ReplayBar)
@@ -690,13 +692,13 @@ def test_all_clocks_of_a_replay_show_the_moment_of_its_figures() -> None:
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
 
 
-def test_help_of_a_replay_says_what_its_keys_do() -> None:
+def test_help_of_a_replay_lists_its_keys() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("question_mark")
         screen = app.screen
         assert isinstance(screen, HelpScreen)
         keys = dict(screen.topics[0].terms)
-        assert keys["space"] == "Play, or stand still"
+        assert keys["space"] == "Play or pause"
         assert {"[", "]", "b", ".", ",", "n", "N", "g", "f"} <= set(keys)
         assert "r" not in keys
 
@@ -772,7 +774,7 @@ def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
     assert recording.stopped == 2
 
 
-def test_a_disk_that_takes_its_time_to_begin_a_recording_holds_nothing() -> None:
+def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen() -> None:
     recording = FakeRecording()
     may_start = threading.Event()
     start = recording.start
@@ -797,7 +799,7 @@ def test_a_disk_that_takes_its_time_to_begin_a_recording_holds_nothing() -> None
     assert recording.stopped == 1
 
 
-def test_a_recording_that_cannot_start_is_said_and_not_on() -> None:
+def test_a_recording_that_cannot_start_is_reported() -> None:
     recording = FakeRecording(fails=True)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -834,7 +836,7 @@ def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch: py
     assert (app.return_code, app.failure) == (0, None)
 
 
-def test_a_feed_that_crashes_ends_the_monitor_with_1_and_says_where() -> None:
+def test_a_feed_that_crashes_ends_the_monitor_with_1_and_reports_the_place() -> None:
     async def feed(show: Show) -> None:
         show(busy_view())
         await trio.sleep(0.05)
@@ -852,11 +854,11 @@ def test_a_feed_that_crashes_ends_the_monitor_with_1_and_says_where() -> None:
     assert app.failure.startswith("the feed failed: ZeroDivisionError: boom (test_app.py:")
 
 
-def test_the_whole_traceback_of_a_crash_is_kept_and_where_is_said(
+def test_the_traceback_of_a_crash_is_written_and_its_path_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+    monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
 
     async def feed(show: Show) -> None:
         show(busy_view())
@@ -885,9 +887,9 @@ def test_the_whole_traceback_of_a_crash_is_kept_and_where_is_said(
     assert kept.rstrip().endswith("ZeroDivisionError: boom\n    +------------------------------------")
 
 
-def test_a_crash_of_the_screen_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_the_screen_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+    monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
     app = MonitorApp(feed_of(busy_view()))
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -910,7 +912,7 @@ def test_a_traceback_that_cannot_be_written_is_printed(
 ) -> None:
     (tmp_path / "trioha").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(FaultLog, "take_logs", lambda _log: None)
+    monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
     app = MonitorApp(feed_of(busy_view()))
     app.failure, app.crash = "the feed failed", ZeroDivisionError("boom")
     monkeypatch.setattr(app, "run", lambda: None)
@@ -919,7 +921,7 @@ def test_a_traceback_that_cannot_be_written_is_printed(
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
 
 
-def test_an_input_line_that_never_answers_holds_its_keys_and_not_the_application(
+def test_an_input_line_that_hangs_delays_its_keys_and_not_the_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held: list[Callable[[], object]] = []
@@ -948,14 +950,14 @@ def test_an_input_line_that_never_answers_holds_its_keys_and_not_the_application
     drive(steps)
 
 
-def test_an_input_line_that_has_gone_gives_its_keys_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_a_removed_input_line_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("slash", "x")
         monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 0.01)
         call_later = FilterLine.call_later
 
         def never(line: FilterLine, callback: Callable[..., object], *arguments: object) -> bool:
-            # But for the pilot's own calls.
+            # Except for the pilot's own calls.
             return callback == app.call_later or call_later(line, callback, *arguments)
 
         monkeypatch.setattr(FilterLine, "call_later", never)

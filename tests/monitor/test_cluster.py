@@ -1,4 +1,4 @@
-"""The fold of answers into views: rows, verdicts, events. No Textual, no clock, no sockets."""
+"""From answers to views: rows, verdicts, events. No Textual, no clock, no sockets."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Play:
 
 
 def quiet(address: str, offset: int) -> ConnectionStatus:
-    """A connection in step, of a broker that tells no more than RocketMQ does."""
+    """A connection in sync, of a broker that reports no more than RocketMQ does."""
     return connection(address, sent=offset, ack=offset, lag=0, state=None)
 
 
-def test_a_replica_in_step_is_ok_with_its_offsets_and_speeds() -> None:
+def test_a_replica_in_sync_is_ok_with_its_offsets_and_rates() -> None:
     play = Play()
     for tick in range(30):
         offset = 1_000_000 + tick * 10_000
@@ -70,19 +70,19 @@ def test_a_replica_in_step_is_ok_with_its_offsets_and_speeds() -> None:
     assert row.for_s == 2.9
 
 
-def test_lag_in_seconds_of_a_broker_that_tells_only_offsets_is_the_age_of_the_oldest_missing_byte() -> None:
+def test_lag_in_seconds_is_the_age_of_the_oldest_missing_byte_if_a_broker_reports_only_offsets() -> None:
     play = Play()
     for tick in range(51):
         offset = 1_000_000 + tick * 1000
         acked = min(offset, 1_020_000)
         lag = offset - acked
         play.tell(master(offset, connection(A, sent=offset, ack=acked, lag=lag, state=None)))
-    # The log was first seen beyond 1,020,000 thirty looks ago, the last one included.
+    # The log was first seen beyond 1,020,000 thirty answers ago, with the last one.
     assert (play.row().lag_s, play.row().diff_bytes) == (2.9, 30_000)
     assert play.row().lag_s_history.worst(end_ms=play.now_ms, span_ms=1000) is not None
 
 
-def test_a_replica_that_catches_up_has_a_time_to_go_and_one_that_does_not_is_not_closing() -> None:
+def test_a_replica_that_catches_up_has_an_eta_and_one_that_does_not_is_not_closing() -> None:
     play = Play()
     for tick in range(60):
         offset = 10_000_000 + tick * 1000
@@ -98,7 +98,7 @@ def test_a_replica_that_catches_up_has_a_time_to_go_and_one_that_does_not_is_not
     assert (play.row().is_closing, play.row().eta_s) == (False, None)
 
 
-def test_a_replica_that_stops_is_stalled_and_the_timeline_says_so_once() -> None:
+def test_a_replica_that_stops_is_stalled_with_one_event() -> None:
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     for tick in range(80):
@@ -114,14 +114,14 @@ def test_a_replica_that_stops_is_stalled_and_the_timeline_says_so_once() -> None
     assert play.events()[-1] == (EventKind.VERDICT, "STALLED is over")
 
 
-def test_a_tail_that_is_compared_after_a_connect_is_named_and_no_lag() -> None:
+def test_a_tail_check_after_a_connect_is_rejoining_and_not_lag() -> None:
     play = Play()
     play.tell(master(500_000), for_s=1)
     tail = connection(A, sent=500_000, ack=440_000, lag=60_000)
     play.tell(master(500_000, tail))
     row = play.row()
     assert (row.is_rejoining, row.verdict, row.why.partition(":")[0]) == (True, Verdict.OK, "rejoining")
-    # As mqadmin has it; but no graph keeps it.
+    # As in mqadmin, but not in graphs.
     assert row.diff_bytes == 60_000
     assert row.lag_history.buckets == row.lag_s_history.buckets == ()
     play.tell(master(510_000, connection(A, sent=510_000, ack=500_000, lag=10_000)))
@@ -132,10 +132,10 @@ def test_a_tail_that_is_compared_after_a_connect_is_named_and_no_lag() -> None:
     assert worst.value == 10_000
 
 
-def test_what_a_replica_lacks_is_lag_where_its_connection_is_older_or_it_lacks_more_than_a_tail() -> None:
+def test_an_older_connection_or_more_than_a_tail_is_lag_and_not_rejoining() -> None:
     lacking = connection(A, sent=500_000, ack=440_000, lag=60_000)
     play = Play()
-    # It was connected before the monitor was there.
+    # It connected before the monitor started.
     play.tell(master(500_000, lacking))
     assert not play.row().is_rejoining
     assert play.row().lag_history.current is not None
@@ -150,7 +150,7 @@ def test_what_a_replica_lacks_is_lag_where_its_connection_is_older_or_it_lacks_m
     assert play.row().lag_history.current is not None
 
 
-def test_an_observer_is_no_replica_that_is_out_of_sync() -> None:
+def test_an_observer_does_not_count_as_out_of_sync() -> None:
     play = Play(MASTER, SLAVE)
     tap = evolve(slave(0), client=evolve(slave(0).client, is_observer=True, local_address=A))
     play.tell(master(0, connection(A, sent=0, ack=0, lag=0)), tap, for_s=2)
@@ -161,7 +161,7 @@ def test_an_observer_is_no_replica_that_is_out_of_sync() -> None:
     assert EventKind.SYNC not in {kind for kind, _ in play.events()}
 
 
-def test_a_slave_that_comes_back_is_the_same_row_with_its_history() -> None:
+def test_a_slave_that_reconnects_keeps_its_row_and_history() -> None:
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     key = play.row().key
@@ -183,17 +183,17 @@ def test_a_slave_that_comes_back_is_the_same_row_with_its_history() -> None:
     assert (worst.value, worst.severity) == (4000, Severity.BAD)
 
 
-def test_the_reason_of_a_loss_is_told_where_the_master_counts_reasons() -> None:
+def test_the_event_of_a_loss_has_the_masters_reason() -> None:
     play = Play()
     play.tell(evolve(master(1000, quiet(A, 1000)), ended_connections={"EOF": 3}))
     play.tell(evolve(master(1000), ended_connections={"EOF": 3, "HOUSEKEEPING": 1}))
     assert play.events()[-1] == (
         EventKind.LOST,
-        "connection ended (HOUSEKEEPING: nothing was heard for haHousekeepingInterval); ack 1000",
+        "connection ended (HOUSEKEEPING: nothing was received for haHousekeepingInterval); ack 1000",
     )
 
 
-def test_refused_peers_are_told_with_their_number_and_not_each() -> None:
+def test_refused_peers_make_one_event_with_their_number() -> None:
     play = Play()
     for count in range(300):
         play.tell(evolve(master(1000), ended_connections={"ACK_BEYOND_SENT": count} if count else {}))
@@ -217,13 +217,16 @@ def test_a_slave_below_an_unmodified_masters_log_is_in_a_gap() -> None:
     play = Play()
     gone = connection(A, sent=1000, ack=1000, lag=9_000_000, state=None)
     play.tell(evolve(master(9_001_000, gone), min_offset=1_048_576))
-    assert (play.row().verdict, play.row().why) == (Verdict.GAP, "wants 1000, the log begins at 1048576")
+    assert (play.row().verdict, play.row().why) == (
+        Verdict.GAP,
+        "needs offset 1000, the log starts at 1048576",
+    )
     assert play.events()[-1][0] is EventKind.GAP
 
 
-def test_an_ack_read_after_the_end_of_the_log_is_no_divergence() -> None:
+def test_an_ack_read_after_the_end_of_the_log_is_not_a_divergence() -> None:
     play = Play()
-    # RocketMQ reads the end of its log first: an ack in the same answer may be a moment younger.
+    # RocketMQ reads the end of its log first: an ack in the same answer may be newer.
     for offset in range(100_000, 130_000, 1000):
         ahead = connection(A, sent=offset + 700, ack=offset + 700, lag=-700, state=None)
         play.tell(master(offset, ahead))
@@ -240,7 +243,7 @@ def test_an_ack_beyond_the_end_that_stays_there_is_a_divergence() -> None:
     assert (row.verdict, row.diff_bytes) == (Verdict.DIVERGED, 100_100 - 900_000)
 
 
-def test_what_a_slave_told_itself_has_its_own_end_and_age() -> None:
+def test_a_slaves_own_figures_have_their_own_log_end_and_age() -> None:
     play = Play(MASTER, SLAVE)
     socket = "127.0.0.1:40001"
     told = evolve(watched(1500, local_address=socket), flushed_offset=1400, dispatched_offset=1300)
@@ -253,7 +256,7 @@ def test_what_a_slave_told_itself_has_its_own_end_and_age() -> None:
     assert (row.age_s, row.slave_age_s) == (0.0, 0.5)
 
 
-def test_what_a_broker_tells_by_two_requests_is_never_dispatched_beyond_its_end() -> None:
+def test_the_dispatched_offset_of_a_second_request_is_at_most_the_end_of_the_log() -> None:
     play = Play()
     view = play.tell(
         evolve(old(MASTER, role="SYNC_MASTER", max_offset=1000, broker_id=0), dispatched_offset=1200)
@@ -261,7 +264,7 @@ def test_what_a_broker_tells_by_two_requests_is_never_dispatched_beyond_its_end(
     assert (view.nodes[0].log.max_offset, view.nodes[0].log.dispatched_offset) == (1000, 1000)
 
 
-def test_in_sync_changes_are_told_when_they_last() -> None:
+def test_in_sync_changes_are_events_when_they_last() -> None:
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     behind = connection(A, sent=500, ack=500, lag=500, in_sync=False, state=None)
@@ -295,7 +298,7 @@ def test_a_master_that_does_not_answer_makes_its_replicas_stale_with_the_age() -
     ]
 
 
-def test_a_node_that_takes_long_is_late_and_its_replicas_stale_in_the_end() -> None:
+def test_a_slow_node_is_late_and_its_replicas_become_stale() -> None:
     play = Play()
     play.tell(master(1000, quiet(A, 1000)))
     assert play.cluster.view(play.now_ms + 1500).nodes[0].health is Health.LATE
@@ -304,13 +307,13 @@ def test_a_node_that_takes_long_is_late_and_its_replicas_stale_in_the_end() -> N
 
 
 def watched(max_offset: int, **client: object) -> BrokerStatus:
-    """A trioha slave that says of its side what is given."""
+    """A trioha slave with the given status."""
     status = slave(max_offset)
     assert status.client is not None
     return evolve(status, client=evolve(status.client, **{"is_observer": False, **client}))
 
 
-def test_a_trioha_slave_is_known_by_the_socket_it_dials_from() -> None:
+def test_a_trioha_slave_is_identified_by_its_local_address() -> None:
     play = Play(MASTER, SLAVE)
     first, second = "127.0.0.1:40001", "127.0.0.1:40002"
     told = master(1000, quiet(first, 1000), quiet(second, 1000))
@@ -321,7 +324,7 @@ def test_a_trioha_slave_is_known_by_the_socket_it_dials_from() -> None:
     ]
     assert view.replicas[1].flushed_offset == 1000
     key = view.replicas[1].key
-    # Both reconnect at once: the one that says who it is keeps its row, whoever answers first.
+    # Both reconnect at once: the slave that reports its local address keeps its row.
     play.tell(master(1000), watched(1000, local_address=None), for_s=1)
     told = master(1000, quiet("127.0.0.1:40011", 1000), quiet("127.0.0.1:40012", 1000))
     view = play.tell(told, watched(1000, local_address="127.0.0.1:40011"), for_s=3)
@@ -329,14 +332,14 @@ def test_a_trioha_slave_is_known_by_the_socket_it_dials_from() -> None:
     assert [row.address for row in view.replicas if row.node == SLAVE] == ["127.0.0.1:40011"]
 
 
-def test_a_slave_that_its_master_sends_away_shows_its_own_complaint() -> None:
+def test_a_refused_slave_shows_its_own_complaint() -> None:
     play = Play(MASTER, SLAVE)
     complaint = "GAP: the master's log begins at 65536, asked was 1000"
     view = play.tell(master(100_000), watched(1000, state="READY", verdict=complaint), for_s=3)
     (row,) = view.replicas
     assert (row.node, row.master, row.verdict) == (SLAVE, MASTER, Verdict.GAP)
     assert (row.diff_bytes, row.is_connected) == (99_000, False)
-    # It starts anew and is listed: the same row.
+    # It restarts and is listed: the same row.
     joined = watched(100_000, local_address="127.0.0.1:40001", state="TRANSFER", verdict="")
     view = play.tell(master(100_000, quiet("127.0.0.1:40001", 100_000)), joined, for_s=4)
     assert [(other.key, other.verdict, other.is_connected) for other in view.replicas] == [
@@ -355,7 +358,7 @@ def test_an_observer_is_an_observer_and_not_stalled() -> None:
 
 
 def old(address: str, *, role: str, max_offset: int, broker_id: int) -> BrokerStatus:
-    """A RocketMQ 4.9 broker: it knows no 907."""
+    """A RocketMQ 4.9 broker: it does not support 907."""
     return BrokerStatus(
         address=address, source="runtime-info", role=role, cluster_name="c", broker_name="broker-a",
         broker_id=broker_id, version="V4_9_7", min_offset=0, max_offset=max_offset, flushed_offset=None,
@@ -363,7 +366,7 @@ def old(address: str, *, role: str, max_offset: int, broker_id: int) -> BrokerSt
     )  # fmt: skip
 
 
-def test_slaves_of_49_are_rows_by_what_they_say_themselves() -> None:
+def test_slaves_of_49_are_rows_by_their_own_status() -> None:
     play = Play(MASTER, SLAVE)
     for tick in range(50):
         offset = 50_000 + tick * 1000
@@ -374,7 +377,7 @@ def test_slaves_of_49_are_rows_by_what_they_say_themselves() -> None:
     (row,) = view.replicas
     assert (row.node, row.master, row.label, row.verdict) == (SLAVE, MASTER, "broker-a #1", Verdict.OK)
     assert (row.diff_bytes, row.ack_offset, row.lag_s) == (500, 98_500, 0.0)
-    assert view.nodes[0].told_by == "28"
+    assert view.nodes[0].source == "28"
     play.fail(SLAVE)
     play.tell(old(MASTER, role="SYNC_MASTER", max_offset=200_000, broker_id=0))
     play.fail(SLAVE, for_s=2)
@@ -392,7 +395,7 @@ def test_a_change_of_role_and_a_shorter_log_are_events() -> None:
     ]
 
 
-def test_failing_puts_are_told_when_they_begin_and_when_they_end() -> None:
+def test_failing_puts_are_events_when_they_begin_and_when_they_end() -> None:
     play = Play()
     play.tell(evolve(master(1000), put_statuses={"PUT_OK": 5}))
     for failed in range(1, 30):
@@ -408,7 +411,7 @@ def test_failing_puts_are_told_when_they_begin_and_when_they_end() -> None:
     ]
 
 
-def test_disk_and_settings_are_shown_and_told() -> None:
+def test_disk_and_settings_are_shown_and_make_events() -> None:
     settings = BrokerSettings(
         gap_bytes_max=1000, slave_timeout_ms=500, file_bytes=4096, reserved_h=72, disk_percent_max=75
     )
@@ -422,7 +425,7 @@ def test_disk_and_settings_are_shown_and_told() -> None:
         0.5,
         20.0,
     )
-    assert node.limits.are_told
+    assert node.limits.are_reported
     assert (node.log.files, node.log.retention_s, node.log.disk_ratio_max) == (3, 259_200.0, 0.75)
     assert play.events()[1:] == [
         (EventKind.CONFIG, "inSyncReplicas=1 waits for one slave"),
@@ -468,7 +471,7 @@ def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded() ->
     assert len(view.events) <= EVENTS_MAX
 
 
-def test_a_fault_in_showing_one_node_is_that_nodes_and_no_others() -> None:
+def test_a_fault_in_the_view_of_one_node_affects_no_other_node() -> None:
     border = ConnectionBorder("monitor feed")
     play = Play(MASTER, SLAVE)
     play.cluster = Cluster((MASTER, SLAVE), border=border)
@@ -486,12 +489,12 @@ def test_a_fault_in_showing_one_node_is_that_nodes_and_no_others() -> None:
     assert [row.address for row in view.replicas] == [A]
 
 
-def test_a_connection_on_which_nothing_was_asked_is_no_row_and_no_event() -> None:
+def test_a_connection_without_a_request_has_no_row_and_no_event() -> None:
     play = Play()
     probe = connection("10.0.0.1:50000", sent=-1, ack=-1, lag=1000, state="HANDSHAKE", in_sync=False)
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     key = play.row().key
-    # The slave is away, and a health check of its host comes and goes: it is not the slave.
+    # A health check from the host of a lost slave is not the slave.
     for number in range(30):
         play.tell(master(1000, evolve(probe, address=f"10.0.0.1:{50000 + number}")))
         play.tell(master(1000))
@@ -530,7 +533,7 @@ def test_probes_that_a_master_refused_are_no_events() -> None:
     assert [kind for kind, _ in play.events()] == [EventKind.NODE]
 
 
-def test_two_slaves_of_one_host_that_come_back_at_once_are_not_guessed() -> None:
+def test_two_slaves_of_one_host_that_reconnect_at_once_get_new_rows() -> None:
     play = Play()
     first, second = "10.0.0.1:40001", "10.0.0.1:40002"
     view = play.tell(master(1000, quiet(first, 1000), quiet(second, 900)), for_s=1)
@@ -553,7 +556,7 @@ def test_more_nodes_than_can_be_watched_are_counted() -> None:
         EventKind.NODE,
         f"{NODES_MAX + 1} nodes that the name server lists are not watched: {NODES_MAX} are the most",
     )
-    # One that never answered is forgotten as soon as nobody names it: others have its place.
+    # A node that never answered is dropped when it is no longer listed.
     play.cluster.want([MASTER, "10.2.0.1:1"], at_ms=play.now_ms)
     play.cluster.want([MASTER, "10.2.0.1:1"], at_ms=play.now_ms)
     assert play.cluster.addresses == (MASTER, "10.2.0.1:1")
@@ -608,7 +611,7 @@ statuses = st.builds(
         max_size=40,
     )
 )
-def test_whatever_nodes_say_views_hold_together(samples: list[tuple[str, int, BrokerStatus | None]]) -> None:
+def test_views_are_consistent_for_any_answers(samples: list[tuple[str, int, BrokerStatus | None]]) -> None:
     play = Play(MASTER, SLAVE)
     for address, step_ms, status in samples:
         play.now_ms += max(step_ms, 0)

@@ -40,7 +40,7 @@ def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
 
 
-def test_without_an_address_it_says_what_to_name() -> None:
+def test_without_an_address_the_error_names_the_arguments() -> None:
     with pytest.raises(TriohaError) as caught:
         monitor()
     assert one_line(caught.value) == (
@@ -48,14 +48,14 @@ def test_without_an_address_it_says_what_to_name() -> None:
     )
 
 
-def test_what_is_no_address_is_refused_with_the_reason() -> None:
+def test_an_invalid_address_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError) as caught:
         monitor(MASTER, "localhost")
     assert "'localhost' is not an address" in one_line(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["textual", "trioha_monitor"])
-def test_a_missing_extra_is_one_line_that_says_what_to_install(
+def test_a_missing_extra_is_one_line_with_the_package_to_install(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in {"textual", "trioha_monitor"}]:
@@ -80,7 +80,7 @@ def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch: py
 
 @pytest.mark.usefixtures("_on_a_terminal")
 @pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-def test_what_is_no_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getattr(sys, name), "isatty", lambda: False, raising=False)
     with pytest.raises(TriohaError) as caught:
         monitor(MASTER)

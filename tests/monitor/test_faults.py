@@ -22,7 +22,7 @@ def test_the_log_is_in_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, t
 def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path: Path) -> None:
     log = FaultLog(tmp_path / "monitor.log")
     before = structlog.get_config()
-    log.take_logs()
+    log.capture_logs()
     try:
         with ConnectionBorder("monitor feed").around("10.0.0.1:10911"):
             raise ZeroDivisionError("boom")
@@ -35,7 +35,7 @@ def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path: Path) -> 
     assert "\x1b" not in text
 
 
-def test_a_long_log_is_begun_anew_and_the_old_one_kept_once(tmp_path: Path) -> None:
+def test_a_long_log_is_renamed_once(tmp_path: Path) -> None:
     log = FaultLog(tmp_path / "monitor.log")
     for letter in "abc":
         log.write(letter * (LOG_BYTES_MAX + 1))
@@ -44,7 +44,7 @@ def test_a_long_log_is_begun_anew_and_the_old_one_kept_once(tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_cannot_be_written_is_kept_up_to_a_limit(tmp_path: Path) -> None:
+def test_unwritten_lines_are_kept_up_to_a_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     log = FaultLog(tmp_path / "file" / "monitor.log")
     for number in range(2 * UNWRITTEN_MAX):

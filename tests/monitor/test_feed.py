@@ -1,4 +1,4 @@
-"""Asking a node in virtual time, with nodes that do whatever a test tells them."""
+"""Requests to a node in virtual time, with nodes that a test controls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def talks_nonsense() -> BrokerStatus:
 
 @define
 class FakeNode:
-    """Counts what is asked of it; `connects` and `behaviour` may change while it is watched."""
+    """Counts its requests; `connects` and `behaviour` may change while it is watched."""
 
     behaviour: Behaviour = answers
     connects: bool = True
@@ -80,7 +80,7 @@ class Heard:
 
 
 class Watch:
-    """A node that is watched, and all that was heard of it."""
+    """A watched node, and all results of its requests."""
 
     def __init__(self, node: FakeNode) -> None:
         self.node = node
@@ -99,7 +99,7 @@ class Watch:
         return [heard.fault for heard in self.heard]
 
 
-async def test_a_node_is_asked_as_often_as_wanted_one_question_at_a_time(autojump_clock: object) -> None:
+async def test_a_node_gets_one_request_an_interval_and_one_at_a_time(autojump_clock: object) -> None:
     watch = Watch(FakeNode())
     start_s = trio.current_time()
     await watch.run_for(1.95)
@@ -109,7 +109,7 @@ async def test_a_node_is_asked_as_often_as_wanted_one_question_at_a_time(autojum
     assert [heard.status for heard in watch.heard] == [master(1000)] * 10
 
 
-async def test_a_stuck_node_is_given_up_with_the_reason_and_asked_again(autojump_clock: object) -> None:
+async def test_a_stuck_node_is_disconnected_with_the_reason_and_asked_again(autojump_clock: object) -> None:
     watch = Watch(FakeNode(behaviour=hangs))
     start_s = trio.current_time()
     await watch.run_for(10.1)
@@ -140,7 +140,7 @@ async def test_a_node_that_refuses_is_tried_again_after_two_seconds_at_most(
     assert set(watch.faults) == {"Connection refused"}
 
 
-async def test_a_node_that_comes_back_is_picked_up_and_the_pauses_begin_anew(autojump_clock: object) -> None:
+async def test_a_node_that_answers_again_resets_the_back_off(autojump_clock: object) -> None:
     node = FakeNode(connects=False)
     watch = Watch(node)
     start_s = trio.current_time()
@@ -158,7 +158,7 @@ async def test_a_node_that_comes_back_is_picked_up_and_the_pauses_begin_anew(aut
         node.behaviour = loses_its_connection
         await trio.sleep(0.5)
         assert watch.heard[-1].fault == "the peer closed the connection"
-        # Lost within an interval after 10.0 and tried again after the shortest pause, not the longest.
+        # Lost within an interval after 10.0, and connected again after the shortest pause.
         assert 10.25 <= node.connected_at_s[-1] - start_s <= 10.45
         node.behaviour = answers
         await trio.sleep(1.0)
@@ -166,7 +166,7 @@ async def test_a_node_that_comes_back_is_picked_up_and_the_pauses_begin_anew(aut
         nursery.cancel_scope.cancel()
 
 
-async def test_nonsense_is_a_reason_and_not_a_crash(autojump_clock: object) -> None:
+async def test_a_malformed_answer_is_a_reason_and_not_a_crash(autojump_clock: object) -> None:
     watch = Watch(FakeNode(behaviour=talks_nonsense))
     await watch.run_for(20.0)
     assert set(watch.faults) == {"runtime info: no table in it"}
@@ -192,7 +192,7 @@ async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autoju
     assert {line["peer"] for line in logged} == {MASTER}
 
 
-async def test_a_bug_in_what_is_made_of_an_answer_ends_the_connection_only(autojump_clock: object) -> None:
+async def test_a_bug_in_the_listener_ends_the_connection_only(autojump_clock: object) -> None:
     node = FakeNode()
     heard: list[str | None] = []
 

@@ -164,7 +164,7 @@ async def test_a_node_is_shown_with_its_connection() -> None:
         ]
 
 
-async def test_a_node_that_stops_is_down_and_one_that_starts_again_is_picked_up() -> None:
+async def test_a_node_that_stops_is_down_and_is_up_after_a_restart() -> None:
     async with listening(trioha_node) as port:
         pass
     async with watching(port) as watch:

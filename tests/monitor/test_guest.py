@@ -41,14 +41,14 @@ def run_guest(main: Callable[[], Awaitable[None]], *, stop: bool) -> list[outcom
     return asyncio.run(host())
 
 
-def test_a_guest_that_returns_hands_on_its_outcome_once() -> None:
+def test_a_guest_that_returns_reports_its_outcome_once() -> None:
     async def main() -> None:
         await trio.sleep(0.01)
 
     assert run_guest(main, stop=False) == [outcome.Value(None)]
 
 
-def test_a_guest_that_crashes_hands_on_its_error() -> None:
+def test_a_guest_that_crashes_reports_its_error() -> None:
     async def main() -> None:
         await trio.sleep(0.01)
         raise ZeroDivisionError

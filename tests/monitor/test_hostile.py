@@ -29,7 +29,7 @@ SLOWER = evolve(TIMES, interval_s=0.05, refresh_s=0.1)
 
 
 class HostileNode:
-    """Answers each question for its status otherwise, and begins anew after the last one."""
+    """Answers each request for its status with the next body, in a cycle."""
 
     def __init__(self, told: list[Answer]) -> None:
         self.told = 0
@@ -61,7 +61,7 @@ async def honest(stream: trio.SocketStream) -> None:
     await each_request(stream, status_of)
 
 
-async def test_what_a_hostile_node_answers_ends_its_own_connection_only() -> None:
+async def test_a_hostile_answer_ends_its_own_connection_only() -> None:
     told = list(answers(7, count=250))
     node = HostileNode(told)
     bugs, healths, faults = BORDER.bugs, set(), set()
@@ -108,7 +108,7 @@ def test_no_hostile_text_ends_the_application_or_leaves_its_cell() -> None:
         async with app.run_test(size=(120, 40)) as pilot:
             for text in TEXTS:
                 node.say([speaking(text)])
-                # The answers to two questions from now on are in a view that comes then.
+                # A view with the answers to the next two requests follows.
                 until, before = node.told + 2, app.monitor_screen.view
                 while node.told < until or (view := app.monitor_screen.view) is None or view is before:
                     await pilot.pause(0.01)

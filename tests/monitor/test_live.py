@@ -1,4 +1,4 @@
-"""The live source in virtual time, with nodes and name servers that are played."""
+"""The live source in virtual time, with fake nodes and name servers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_brokers_are_found_by_the_name_server_and_followed(autojump_clock:
             (MASTER, Health.UP),
             (SLAVE, Health.UP),
         ]
-        # One that dies and is no longer listed is shown as down, and forgotten after five minutes.
+        # A dead node that is no longer listed is shown as down, and dropped after five minutes.
         del world.nodes[SLAVE]
         world.listed = {0: MASTER}
         await trio.sleep(10)

@@ -1,4 +1,4 @@
-"""The live source on nodes that really replicate, in this process: what only nodes themselves can tell."""
+"""The live source on nodes that really replicate, in this process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its
                 assert row.frame_bytes is not None
                 assert row.frame_bytes.largest > 1000
                 master_view, slave_view = view.nodes
-                assert master_view.limits.are_told
+                assert master_view.limits.are_reported
                 assert (master_view.log.file_bytes, master_view.log.files) == (1 << 20, 1)
                 assert master_view.log.disk_ratio is not None
                 assert {put.status: put.count for put in master_view.log.puts} == {"PUT_OK": 20}
@@ -96,7 +96,7 @@ async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its
                 assert (back.key, back.label, back.reconnects) == (row.key, row.label, 0)
                 worst = back.lag_history.worst(end_ms=again.time_ms, span_ms=60_000)
                 assert worst is not None
-                # It acknowledged its tail once more before that, which is no lag.
+                # It acknowledged its tail again before that, which is not a lag.
                 assert worst.value == behind.replicas[0].diff_bytes
             nursery.cancel_scope.cancel()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.series import NOTES_MAX, AppendClock, RateMeter, TrendMeter
+from trioha_monitor.series import ENTRIES_MAX, AppendClock, RateMeter, TrendMeter
 
 steps = st.lists(st.tuples(st.integers(-50, 5000), st.integers(0, 2**40)), min_size=1, max_size=60)
 
@@ -16,7 +16,7 @@ def test_a_rate_is_the_mean_of_two_seconds() -> None:
     assert meter.per_s == (1000 - 200) / 2
 
 
-def test_one_sample_is_no_rate_and_neither_are_two_at_once() -> None:
+def test_one_sample_or_two_at_once_make_no_rate() -> None:
     meter = RateMeter()
     assert meter.per_s is None
     meter.add(5, at_ms=0)
@@ -25,7 +25,7 @@ def test_one_sample_is_no_rate_and_neither_are_two_at_once() -> None:
     assert meter.per_s is None
 
 
-def test_an_offset_that_goes_back_begins_a_new_rate() -> None:
+def test_an_offset_that_goes_back_restarts_the_rate() -> None:
     meter = RateMeter()
     for at_ms, value in ((0, 0), (500, 1000), (1000, 10), (1500, 20)):
         meter.add(value, at_ms=at_ms)
@@ -59,7 +59,7 @@ def test_a_trend_is_not_known_before_a_second_has_passed() -> None:
     assert meter.shrinks_per_s == 50
 
 
-def test_the_age_of_a_byte_is_the_time_since_its_log_was_seen_behind_it() -> None:
+def test_the_age_of_a_byte_is_the_time_since_the_log_was_seen_to_have_it() -> None:
     clock = AppendClock()
     for second in range(10):
         clock.appended(1000 * second, at_ms=second * 1000)
@@ -70,7 +70,7 @@ def test_the_age_of_a_byte_is_the_time_since_its_log_was_seen_behind_it() -> Non
     assert clock.age_s(0, now_ms=12_000) == 11.0
 
 
-def test_a_log_that_ends_lower_than_before_is_another_log() -> None:
+def test_a_log_that_ends_lower_restarts_the_clock() -> None:
     clock = AppendClock()
     clock.appended(5000, at_ms=0)
     clock.appended(100, at_ms=10_000)
@@ -87,33 +87,33 @@ def test_no_age_is_negative(samples: list[tuple[int, int]], offset: int) -> None
         assert clock.age_s(offset, now_ms=at_ms) >= 0
 
 
-def test_memory_is_bounded_and_ages_stay_right_to_the_spacing_of_notes() -> None:
+def test_memory_is_bounded_and_ages_are_right_to_the_spacing_of_entries() -> None:
     clock = AppendClock()
-    ticks = 20 * NOTES_MAX
+    ticks = 20 * ENTRIES_MAX
     for tick in range(1, ticks + 1):
         clock.appended(tick * 10, at_ms=tick * 100)
-    assert len(clock._ends) <= NOTES_MAX
+    assert len(clock._ends) <= ENTRIES_MAX
     for tick in (1, ticks // 2, ticks - 1):
         true_s = (ticks - tick - 1) / 10
         age_s = clock.age_s(tick * 10, now_ms=ticks * 100)
-        # 20 times as long as notes suffice for: no closer than 2 x 16 to 2 x 32 ticks of 0.1 s.
+        # 20 times as long as the entries suffice: at least 2 x 16 to 2 x 32 ticks of 0.1 s apart.
         assert true_s <= age_s <= true_s + 6.4
     assert clock.age_s(ticks * 10, now_ms=ticks * 100) == 0.0
 
 
-def test_what_everybody_has_is_forgotten_and_notes_are_exact_again() -> None:
+def test_acknowledged_bytes_are_dropped_and_entries_are_exact_again() -> None:
     clock = AppendClock()
-    for tick in range(1, 3 * NOTES_MAX):
+    for tick in range(1, 3 * ENTRIES_MAX):
         clock.appended(tick, at_ms=tick * 100)
-    clock.acknowledged(3 * NOTES_MAX - 10)
+    clock.acknowledged(3 * ENTRIES_MAX - 10)
     assert len(clock._ends) < 10
-    for tick in range(3 * NOTES_MAX, 3 * NOTES_MAX + 20):
+    for tick in range(3 * ENTRIES_MAX, 3 * ENTRIES_MAX + 20):
         clock.appended(tick, at_ms=tick * 100)
-    assert clock.age_s(3 * NOTES_MAX + 9, now_ms=(3 * NOTES_MAX + 19) * 100) == 0.9
+    assert clock.age_s(3 * ENTRIES_MAX + 9, now_ms=(3 * ENTRIES_MAX + 19) * 100) == 0.9
 
 
 def test_a_log_that_leaps_keeps_its_memory_bounded() -> None:
     clock = AppendClock()
-    for tick in range(3 * NOTES_MAX):
+    for tick in range(3 * ENTRIES_MAX):
         clock.appended(tick, at_ms=0)
-        assert len(clock._ends) < NOTES_MAX
+        assert len(clock._ends) < ENTRIES_MAX

@@ -1,4 +1,4 @@
-"""Replays of recorded sessions: what is shown of a moment, exactly and whatever was looked at before."""
+"""Replays of recorded sessions: the exact view of a moment, after any other moments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def connect(at_ns: int, conn: int, start: int, top: int) -> list[Event]:
 
 
 def master_events() -> list[Event]:
-    """A slave in step that is lost at 20 s and comes back at 22 s; one that hangs from 10 s on."""
+    """A slave in sync that is lost at 20 s and reconnects at 22 s; one that hangs from 10 s on."""
     events = [
         Event(0, Kind.PUT, offset=1000, size=1000),
         *connect(0, 1, 1000, 1000),
@@ -93,12 +93,12 @@ ADDRESSES = {1: "10.0.0.1:40001", 2: "10.0.0.2:40002", 3: "10.0.0.1:40003"}
 
 
 def write_master(path: Path, **options: int) -> Path:
-    """Facts of `write_session` stand before the first record: here each at its connection's begin."""
+    """Moves the facts of `write_session` from before the first record to the start of their connections."""
     return write_located(path, master_events(), ADDRESSES, **options)
 
 
 def write_located(path: Path, events: list[Event], addresses: dict[int, str], **options: int) -> Path:
-    """A master's session in which each connection's address is told where it begins."""
+    """A master's session in which the fact of each connection is at its start."""
     write_session(path, events, **options)
     array = read_records(open_session(path)).array
     lines = [
@@ -119,7 +119,7 @@ def by_host(view: ClusterView) -> dict[str, ReplicaView]:
     return {replica.address.partition(":")[0]: replica for replica in view.replicas}
 
 
-def test_a_moment_shows_offsets_lag_speed_and_verdict(master: ReplaySource) -> None:
+def test_a_moment_shows_offsets_lag_rates_and_verdict(master: ReplaySource) -> None:
     view = master.view_at(WALL_NS + 15 * S + 500 * MS)
     good, stalled = by_host(view)["10.0.0.1"], by_host(view)["10.0.0.2"]
     assert (good.sent_offset, good.ack_offset, good.diff_bytes, good.lag_s) == (2500, 2500, 0, 0.0)
@@ -131,7 +131,7 @@ def test_a_moment_shows_offsets_lag_speed_and_verdict(master: ReplaySource) -> N
     assert (stalled.sent_offset, stalled.ack_offset, stalled.diff_bytes) == (2000, 1900, 600)
     assert (stalled.lag_s, stalled.verdict, stalled.is_closing) == (5.5, Verdict.STALLED, False)
     (node,) = view.nodes
-    assert (node.label, node.health, node.role, node.told_by) == (
+    assert (node.label, node.health, node.role, node.source) == (
         "broker-a #0",
         Health.UP,
         "SYNC_MASTER",
@@ -149,7 +149,7 @@ def test_a_moment_shows_offsets_lag_speed_and_verdict(master: ReplaySource) -> N
 
 
 @pytest.mark.parametrize(("settings_", "silence_s"), [({}, 15), ({"haMaxTimeSlaveNotCatchup": 7_000}, 7)])
-def test_a_slave_that_owes_an_ack_for_too_long_is_not_in_sync_as_its_master_had_it(
+def test_a_slave_without_an_ack_for_too_long_is_not_in_sync_as_at_its_master(
     tmp_path: Path, settings_: dict[str, object], silence_s: int
 ) -> None:
     path = write_session(
@@ -163,19 +163,19 @@ def test_a_slave_that_owes_an_ack_for_too_long_is_not_in_sync_as_its_master_had_
         assert stalled.in_sync is in_sync
 
 
-def test_a_slave_that_is_lost_and_comes_back_is_one_row(master: ReplaySource) -> None:
+def test_a_slave_that_is_lost_and_reconnects_is_one_row(master: ReplaySource) -> None:
     before, lost, back = (
         by_host(master.view_at(WALL_NS + at_ns))["10.0.0.1"] for at_ns in (19 * S, 21 * S, 25 * S)
     )
     assert (lost.verdict, lost.is_connected, lost.state, lost.for_s) == (Verdict.SILENT, False, "", 1.0)
-    # It lacks what was put since its last ack, at 19.005 s.
+    # It lacks the puts since its last ack, at 19.005 s.
     assert (lost.ack_offset, lost.diff_bytes, lost.lag_s) == (2900, 200, 1.0)
     assert (back.address, back.is_connected, back.reconnects, back.for_s) == ("10.0.0.1:40003", True, 1, 3.0)
     assert before.key == lost.key == back.key
     assert master.view_at(WALL_NS + 30 * S).nodes[0].ended_connections == {"HOUSEKEEPING": 1}
 
 
-def test_the_timeline_has_what_happened_up_to_the_moment(master: ReplaySource) -> None:
+def test_the_timeline_has_the_events_up_to_the_moment(master: ReplaySource) -> None:
     events = master.view_at(WALL_NS + 40 * S).events
     assert [(event.kind, event.replica, event.time_ms - WALL_NS // MS) for event in events] == [
         (EventKind.NODE, "", 0),
@@ -206,7 +206,7 @@ def test_puts_are_counted_by_result(master: ReplaySource) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_moment_is_the_same_whatever_was_looked_at_before(
+def test_a_moment_is_the_same_after_any_other_moments(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     lot = random.Random(seed)
@@ -230,7 +230,7 @@ def test_a_moment_is_the_same_whatever_was_looked_at_before(
 
 
 def plain(view: ClusterView) -> ClusterView:
-    """A view without what becomes known only when all was passed."""
+    """A view without figures of the overview."""
     return evolve(
         view,
         events=(),
@@ -248,7 +248,7 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     events = MasterModel(seed).run(200)
-    # So slow that there are many buckets.
+    # Slowed down, so that there are many buckets.
     events = [evolve(event, ts_ns=event.ts_ns * 500) for event in events]
     path = write_session(tmp_path_factory.mktemp("replay") / "s", events, segment_records=70)
     source = opened(path)
@@ -294,7 +294,7 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
     for conn, of_conn in worst_of.items():
         lasted_ns = (max(of_conn) - min(of_conn) + 1) * bucket_ns
         if len(acks[conn]) == 1 and lasted_ns > 30 * S:
-            # So much of it is an observer.
+            # That long without another ack is an observer.
             continue
         for bucket, value in of_conn.items():
             worst[bucket] = max(worst.get(bucket, -1), value)
@@ -305,7 +305,7 @@ def test_lag_under_the_axis_is_the_worst_of_every_moment(
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), chunk_records=st.sampled_from((16, 4096)))
-def test_the_age_of_what_a_replica_lacks_is_the_greatest_of_each_stretch(
+def test_the_age_in_a_bucket_is_the_greatest_of_its_moments(
     tmp_path_factory: pytest.TempPathFactory, seed: int, chunk_records: int
 ) -> None:
     events = [evolve(event, ts_ns=event.ts_ns * 500) for event in MasterModel(seed).run(150)]
@@ -345,7 +345,7 @@ def test_the_age_of_what_a_replica_lacks_is_the_greatest_of_each_stretch(
         for number, bucket in enumerate(series.buckets, start=series.first):
             found_ns = 0 if bucket is None else round(bucket.value * S)
             exact_ns = worst.get(number, 0)
-            # Where a byte was put long before, its bucket is known and no more.
+            # For older bytes only the bucket is known.
             slack_ns = 0 if chunk_records == 4096 else bucket_ns
             assert exact_ns - 1 <= found_ns <= exact_ns + slack_ns + 1, (conn, number)
 
@@ -363,7 +363,7 @@ def test_graphs_of_a_replay_have_a_past(master: ReplaySource) -> None:
     assert worst.severity is Severity.WARNING
     rate = view.nodes[0].log.append_history.worst(end_ms=at_ns // MS, span_ms=10_000)
     assert rate is not None
-    # A hundred bytes in one stretch each second.
+    # A hundred bytes in one bucket each second.
     assert rate.value == 100 * 1000 / view.nodes[0].log.append_history.bucket_ms
 
 
@@ -384,7 +384,7 @@ def test_a_slave_that_compares_its_tail_is_named_in_a_replay(tmp_path: Path) -> 
     assert (after.is_rejoining, after.why, after.diff_bytes) == (False, "", 0)
 
 
-def test_the_overview_grows_in_slices_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_the_overview_is_read_in_slices_and_reports_its_share(tmp_path: Path) -> None:
     source = opened(write_master(tmp_path / "s"), work=False)
     shares = [source.overview_share]
     while source.work(for_s=0.0):
@@ -399,7 +399,7 @@ def test_the_overview_grows_in_slices_and_says_how_far_it_is(tmp_path: Path) -> 
     assert worst.value == 2100
 
 
-def test_who_never_acknowledges_hides_no_lag_under_the_time_axis(tmp_path: Path) -> None:
+def test_an_observer_hides_no_lag_under_the_time_axis(tmp_path: Path) -> None:
     events = [
         Event(0, Kind.PUT, offset=1000, size=1000),
         *connect(0, 1, 1000, 1000),
@@ -413,7 +413,7 @@ def test_who_never_acknowledges_hides_no_lag_under_the_time_axis(tmp_path: Path)
             start = top - 100
             events.append(Event(at_ns, Kind.TRANSFER, conn=conn, offset=start, aux=top, size=100))
         events.append(Event(at_ns + 5 * MS, Kind.ACK, conn=1, offset=top, aux=top))
-        # It is alive, and says where it began.
+        # Its heartbeats show where it began.
         heartbeat = Event(at_ns + 6 * MS, Kind.HEARTBEAT, 2, 1000, top, flags=Direction.RECEIVED)
         events.append(heartbeat)
     source = opened(write_session(tmp_path / "s", events))
@@ -443,7 +443,7 @@ def test_lag_history_ends_at_the_moment(master: ReplaySource) -> None:
     assert history.worst(end_ms=end_ms - 5_400, span_ms=10) is not None
     worst = history.worst(end_ms=end_ms, span_ms=60_000)
     assert worst is not None
-    # Of a connection whose events have ended, the lag that its last event told.
+    # After a connection's last event, the lag of that event.
     assert worst.value == 600
 
 
@@ -518,7 +518,7 @@ def test_a_slave_whose_clock_is_wrong_is_shown_by_its_masters(tmp_path: Path, ah
     assert clocks == [f"its clock was {words} that of broker-a #0, by which it is shown" for words in way]
 
 
-def test_a_slaves_session_alone_is_a_row_and_says_why_it_does_not_follow(tmp_path: Path) -> None:
+def test_a_slaves_session_alone_is_a_row_with_its_complaint(tmp_path: Path) -> None:
     events = slave_events()[:8]
     events.append(Event(90, Kind.CLOSED, conn=1, offset=1300, aux=1300, flags=CloseReason.DIVERGED))
     events.append(Event(91, Kind.STATE, conn=1, offset=1300, aux=1300, flags=HaState.READY))
@@ -554,7 +554,7 @@ def test_several_starts_of_a_node_follow_each_other(tmp_path: Path) -> None:
     assert source.names == ("a", "b")
 
 
-def test_damage_is_named_on_the_timeline_and_stops_nothing(tmp_path: Path) -> None:
+def test_damage_is_an_event_and_the_replay_goes_on(tmp_path: Path) -> None:
     path = write_master(tmp_path / "s", segment_records=60)
     segments = sorted((path / "events").iterdir())
     segments[1].unlink()
@@ -568,7 +568,7 @@ def test_damage_is_named_on_the_timeline_and_stops_nothing(tmp_path: Path) -> No
     assert source.damage
 
 
-def test_what_is_no_session_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_path_without_a_session_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a session"):
         open_replay([tmp_path])
 
@@ -594,7 +594,7 @@ def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) ->
     assert master.notice == "not found: the next event"
     master.run_until("begin")
     master.run_until("lag > 100 of 10.0.0.2")
-    # The slave that hangs: nothing was recorded of it, the second put that it lacks makes it so.
+    # The slave that hangs has no record: the second put that it lacks crosses the limit.
     assert after_ms() == 11_000
     master.run_until("lag <= 0 of 10.0.0.1")
     assert after_ms() == 11_005
@@ -609,14 +609,14 @@ def test_searches_go_to_events_and_to_where_lag_crosses(master: ReplaySource) ->
         master.run_until("nowhere")
 
 
-def test_searches_for_the_age_of_what_is_lacked(master: ReplaySource) -> None:
+def test_searches_for_lag_in_seconds(master: ReplaySource) -> None:
     start_ns = master.position.start_ns
 
     def after_ms() -> int:
         finish(master)
         return (master.position.at_ns - start_ns) // MS
 
-    # The slave that hangs lacks what was put at 10 s.
+    # The slave that hangs lacks the put at 10 s.
     master.run_until("lag > 3s")
     assert after_ms() == 13_100
     master.run_until("lag >= 5000ms of 10.0.0.2")
@@ -648,13 +648,13 @@ def test_a_session_that_grows_is_followed_to_its_end(tmp_path: Path) -> None:
     assert source.view().events == fresh.view_at(source.position.at_ns).events
 
 
-def test_it_is_steered_as_screens_do(master: ReplaySource) -> None:
+def test_a_replay_is_steered_by_its_playback(master: ReplaySource) -> None:
     playback: Playback = master
     start_ms = playback.state().start_ms
     assert (playback.state().time_ms, playback.state().end_ms - start_ms) == (start_ms, 30_008)
     playback.seek(start_ms + 5_000)
     assert playback.state().time_ms == start_ms + 5_000
-    # What was recorded in that millisecond is shown.
+    # Records of that millisecond are shown.
     assert by_host(master.view())["10.0.0.2"].diff_bytes == 100
     playback.step(2)
     playback.step(-1)
@@ -677,7 +677,7 @@ def test_it_is_steered_as_screens_do(master: ReplaySource) -> None:
     assert (playback.state().time_ms, playback.state().note) == (start_ms, "")
 
 
-async def test_the_feed_shows_views_while_it_plays_and_rests_when_it_stands(
+async def test_the_feed_shows_views_while_playing_and_none_while_paused(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     timeline = ReplayTimeline([SessionReader(open_session(write_master(tmp_path / "s")))])
@@ -750,7 +750,7 @@ def test_packed_sessions_are_shown_as_others_are(tmp_path: Path, monkeypatch: py
     assert [packed.view_at(at_ns) for at_ns in moments] == expected
     assert (packed.position, packed.damage) == (plain.position, ())
 
-    # How Python says that a module is not there.
+    # As Python marks a missing module.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
         open_replay([path])
@@ -832,7 +832,7 @@ def test_probes_that_a_node_counted_are_shown_as_of_the_moment(tmp_path: Path) -
     assert probes(60 * S)[0] == ("10.0.0.7", "EOF", 60)
 
 
-def test_two_slaves_of_one_host_that_come_back_are_not_guessed_in_a_replay_either(tmp_path: Path) -> None:
+def test_two_slaves_of_one_host_that_reconnect_get_new_rows_in_a_replay_too(tmp_path: Path) -> None:
     events = [
         Event(0, Kind.PUT, offset=1000, size=1000),
         *connect(0, 1, 1000, 1000),
@@ -851,7 +851,7 @@ def test_two_slaves_of_one_host_that_come_back_are_not_guessed_in_a_replay_eithe
     ]
 
 
-def test_more_events_than_can_be_kept_become_fewer_and_the_worst_of_them_stay(
+def test_too_many_events_are_merged_and_the_worst_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline_events_module, "EVENTS_MAX", 100)

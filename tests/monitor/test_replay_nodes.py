@@ -1,4 +1,4 @@
-"""Nodes that really replicate, recorded by themselves: the replay says what the live views said."""
+"""Nodes that really replicate and record: the replay shows what the live views showed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def finished(*folders: Path) -> ReplaySource:
 
 
 def figures(row: ReplicaView) -> tuple[object, ...]:
-    """All that a node records; what is dispatched it does not."""
+    """All figures that a node records; the dispatched offset is not one."""
     return (
         (row.address, row.label, row.state, row.is_connected, row.in_sync, row.verdict),
         (row.master_offset, row.sent_offset, row.ack_offset, row.flushed_offset),
@@ -30,7 +30,7 @@ def figures(row: ReplicaView) -> tuple[object, ...]:
     )
 
 
-async def test_replayed_state_is_what_the_nodes_said_live(tmp_path: Path) -> None:
+async def test_the_replayed_state_is_the_live_state(tmp_path: Path) -> None:
     watch = Watch()
     recorded = tmp_path / "recorded"
     settings: dict[str, object] = {"listenPort": 0, "trioha.recordDir": str(recorded)}
@@ -57,7 +57,7 @@ async def test_replayed_state_is_what_the_nodes_said_live(tmp_path: Path) -> Non
                 await watch.until(lambda view: any(row.node and row.is_connected for row in view.replicas))
                 assert await send(str(master.listen), 20) == ["PUT_OK"] * 20
                 live = await watch.until(is_at_rest)
-                # The recorders write at the latest 200 ms after it happened.
+                # Recorders write at most 200 ms after an event.
                 await trio.sleep(0.5)
                 growing = finished(recorded)
                 (row,) = growing.view_at(growing.position.end_ns).replicas

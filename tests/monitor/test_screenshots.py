@@ -22,7 +22,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_every_word_gets_its_own_place(script: ModuleType) -> None:
+def test_every_word_has_its_own_position(script: ModuleType) -> None:
     svg = (
         '<text class="c1" x="12.2" y="20" textLength="97.6" clip-path="url(#l)">'
         "&#160;&#160;a&amp;b&#160;cd</text>"
@@ -44,6 +44,6 @@ def test_every_word_gets_its_own_place(script: ModuleType) -> None:
         ("replay.svg", {"REPLAY", "4x", "speed", "TRANSFER"}),
     ],
 )
-def test_the_pictures_show_what_the_readme_says(name: str, shown: set[str]) -> None:
+def test_the_pictures_show_the_figures_of_the_readme(name: str, shown: set[str]) -> None:
     words = re.findall(r">([^<]+)</text>", (DOCS / "images" / name).read_text())
     assert shown <= set(words)

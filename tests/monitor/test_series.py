@@ -25,17 +25,17 @@ def recorded(
     return recorder.freeze(), seen
 
 
-def test_a_bucket_keeps_the_worst_value_and_the_worst_severity_each_for_itself() -> None:
+def test_a_bucket_keeps_the_worst_value_and_the_worst_severity() -> None:
     series, _ = recorded([(10_000, 500, GOOD), (200, 20, BAD), (200, 30, WARNING)], bucket_ms=500)
     assert (series.first, series.buckets) == (20, (Bucket(500, BAD),))
 
 
-def test_time_without_data_is_a_hole_and_not_a_zero() -> None:
+def test_time_without_data_is_a_gap_and_not_zero() -> None:
     series, _ = recorded([(3000, 7, GOOD), (3500, 9, GOOD)], bucket_ms=1000)
     assert (series.first, series.buckets) == (3, (Bucket(7), None, None, Bucket(9)))
 
 
-def test_the_oldest_buckets_give_way() -> None:
+def test_the_oldest_buckets_are_dropped() -> None:
     series, _ = recorded([(1000, value, GOOD) for value in range(10)], bucket_ms=1000, buckets_max=3)
     assert (series.first, series.buckets) == (8, (Bucket(7), Bucket(8), Bucket(9)))
 
@@ -89,7 +89,7 @@ def test_no_peak_is_averaged_away_however_it_is_cut_and_however_narrow_the_pictu
 
 
 @given(steps=samples, bucket_ms=st.sampled_from([1, 100, 500, 10_000]), buckets_max=st.integers(1, 50))
-def test_what_is_kept_is_bounded_and_holds_the_worst_of_its_time(
+def test_a_series_is_bounded_and_has_the_worst_of_its_time(
     steps: list[tuple[int, int, Severity]], bucket_ms: int, buckets_max: int
 ) -> None:
     series, seen = recorded(steps, bucket_ms=bucket_ms, buckets_max=buckets_max)

@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Terminal:
-    """A tmux server of its own with one window, 100 columns and 30 lines if not told otherwise."""
+    """A tmux server of its own with one window, 100 columns and 30 lines by default."""
 
     def __init__(self, folder: Path, *command: str, size: tuple[int, int] = (100, 30)) -> None:
         self._server = f"trioha-{uuid4().hex}"
@@ -74,7 +74,7 @@ class Terminal:
         subprocess.run(["tmux", "-L", self._server, "kill-server"], check=False, capture_output=True)
 
     def _tmux(self, *arguments: str) -> str:
-        # Who runs the tests may have told them a terminal's size: here it is the real one that counts.
+        # The environment of the tests may have a terminal's size: only the real one counts.
         environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         done = subprocess.run(
             ["tmux", "-L", self._server, *arguments],
@@ -158,7 +158,7 @@ def pair_behind_a_name_server(folder: Path) -> Iterator[str]:
                 said.put(f"{host}:{port}")
                 await over.wait()
                 nursery.cancel_scope.cancel()
-            # So that all recordings end the same way: the slave's first, as the master sees.
+            # The slave's recording ends first, and the master sees it.
             async with open_client(str(master.listen)) as client:
                 with trio.fail_after(30):
                     while (await fetch_status(client)).connections:  # noqa: ASYNC110 - asked
@@ -192,7 +192,7 @@ def test_nodes_are_found_recorded_and_seen_again(tmp_path: Path) -> None:
         terminal.wait_for("broker-a #0", "broker-a #1", "● OK", "2 up, 1 in step")
         terminal.press("r")
         terminal.wait_for("REC")
-        # All at once, as a terminal gives what was pasted.
+        # All at once, as a terminal sends a pasted text.
         terminal.press("-l", "4/found by")
         terminal.wait_for("with “found by”", "the name server")
         terminal.press("Enter")

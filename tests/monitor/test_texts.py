@@ -72,7 +72,7 @@ def test_durations_have_two_units_and_ages_one(seconds: float, text: str, age: s
     assert (format_duration(seconds), format_age(seconds)) == (text, age)
 
 
-def test_small_words_for_time() -> None:
+def test_times_are_short() -> None:
     assert [format_latency(ms) for ms in (0.214, 12.34, 120.0, 2100.0)] == [
         "0.21 ms",
         "12.3 ms",

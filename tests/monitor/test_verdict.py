@@ -39,7 +39,7 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
     [
         (IN_STEP, Verdict.OK, ""),
         (evolve(IN_STEP, ack_offset=999_000, lag_s=0.2), Verdict.OK, ""),
-        (BEHIND, Verdict.FALL_BEHIND, "lacks what came 4.0 s ago"),
+        (BEHIND, Verdict.FALL_BEHIND, "lacks bytes that are 4.0 s old"),
         (evolve(BEHIND, unmoved_s=3.5), Verdict.STALLED, "no ack for 3.5 s, 391 KiB wait"),
         (evolve(BEHIND, lag_s=0.5, unmoved_s=900.0), Verdict.OK, ""),
         (
@@ -50,27 +50,27 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         (
             evolve(BEHIND, in_sync=False, unmoved_s=2.5),
             Verdict.NOT_IN_SYNC,
-            "its master does not count it: no ack for 2.5 s",
+            "its master does not count it as in sync: no ack for 2.5 s",
         ),
         (evolve(IN_STEP, is_connected=False, unconnected_s=12.0), Verdict.SILENT, "not connected for 12 s"),
         (evolve(IN_STEP, last_received_s=10.0), Verdict.OK, ""),
-        (evolve(IN_STEP, last_received_s=10.5), Verdict.SILENT, "nothing heard for 10 s"),
+        (evolve(IN_STEP, last_received_s=10.5), Verdict.SILENT, "nothing received for 10 s"),
         (
             evolve(BEHIND, sent_offset=100, ack_offset=100, min_offset=65536),
             Verdict.GAP,
-            "wants 100, the log begins at 65536",
+            "needs offset 100, the log starts at 65536",
         ),
-        (evolve(IN_STEP, ack_offset=1_000_007), Verdict.DIVERGED, "acknowledged 7 B more than there are"),
+        (evolve(IN_STEP, ack_offset=1_000_007), Verdict.DIVERGED, "acknowledged 7 B beyond the master's log"),
         (evolve(IN_STEP, complaint="GAP: begins at 5"), Verdict.GAP, "begins at 5"),
         (evolve(IN_STEP, complaint="AHEAD: ends at 5"), Verdict.DIVERGED, "ends at 5"),
         (evolve(IN_STEP, complaint="DIVERGED: at 5", is_connected=False), Verdict.DIVERGED, "at 5"),
-        (evolve(IN_STEP, complaint="GAP: at 5", is_master_heard=False), Verdict.GAP, "at 5"),
+        (evolve(IN_STEP, complaint="GAP: at 5", master_answers=False), Verdict.GAP, "at 5"),
         (evolve(IN_STEP, complaint="something new"), Verdict.OK, ""),
-        (evolve(IN_STEP, is_master_heard=False), Verdict.STALE, "its master does not answer"),
+        (evolve(IN_STEP, master_answers=False), Verdict.STALE, "its master does not answer"),
         (
             evolve(BEHIND, is_observer=True, unmoved_s=500.0, lag_s=500.0, in_sync=False),
             Verdict.OBSERVER,
-            "never acknowledges, as it is meant to",
+            "never acknowledges, as configured",
         ),
         (
             evolve(BEHIND, unmoved_s=31.0, lag_s=40.0, in_sync=False),
@@ -84,7 +84,7 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         ),
     ],
 )
-def test_each_verdict_has_its_rule_and_its_words(facts: Facts, verdict: Verdict, why: str) -> None:
+def test_each_verdict_has_its_rule_and_its_reason(facts: Facts, verdict: Verdict, why: str) -> None:
     assert judge(facts, LIMITS) == Judgement(verdict, why)
 
 
@@ -102,7 +102,7 @@ def test_a_slave_that_compares_its_tail_is_rejoining_and_not_behind() -> None:
         (1_000_000 - 65_537, 0.5, False),
         (999_999, 5.0, True),
         (999_999, 5.1, False),
-        # It has acknowledged all that there was when it connected: what it lacks now is new.
+        # It has acknowledged the log as it was at its connect: what it lacks is newer.
         (1_000_000, 0.5, False),
     ],
 )
@@ -121,25 +121,25 @@ def test_the_brokers_own_limits_count() -> None:
     assert judge(evolve(IN_STEP, last_received_s=50.0), patient).verdict is Verdict.OK
 
 
-def test_who_is_shown_to_fall_behind_has_caught_up_at_half_the_limit() -> None:
+def test_fall_behind_ends_at_half_the_limit() -> None:
     closer = evolve(BEHIND, lag_s=2.0)
     assert judge(closer, LIMITS, shown=Verdict.OK).verdict is Verdict.OK
     assert judge(closer, LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.FALL_BEHIND
     assert judge(evolve(BEHIND, lag_s=1.4), LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.OK
 
 
-def test_nothing_known_is_no_crash_and_no_accusation() -> None:
+def test_a_replica_without_figures_is_ok() -> None:
     assert judge(Facts(is_connected=True), LIMITS) == Judgement(Verdict.OK)
 
 
-def test_the_words_on_a_verdict_that_stays_are_the_latest() -> None:
+def test_the_reason_of_a_shown_verdict_is_the_latest() -> None:
     steady = VerdictDebounce()
     steady.show(Judgement(Verdict.STALLED, "no ack for 3.0 s"), at_ms=0)
     assert steady.show(Judgement(Verdict.STALLED, "no ack for 3.1 s"), at_ms=100).why == "no ack for 3.1 s"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GAP, Verdict.DIVERGED, Verdict.STALE])
-def test_what_does_not_pass_by_itself_shows_at_once(verdict: Verdict) -> None:
+def test_gap_diverged_and_stale_are_shown_at_once(verdict: Verdict) -> None:
     steady = VerdictDebounce()
     steady.show(Judgement(Verdict.OK), at_ms=0)
     assert steady.show(Judgement(verdict), at_ms=100).verdict is verdict
@@ -161,7 +161,7 @@ soft = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.integers(0, 700), soft), min_size=1, max_size=80))
-def test_nothing_flickers(samples: list[tuple[int, Verdict]]) -> None:
+def test_verdicts_do_not_flicker(samples: list[tuple[int, Verdict]]) -> None:
     steady = VerdictDebounce()
     at_ms = changed_ms = 0
     shown: Verdict | None = None
@@ -178,7 +178,7 @@ def test_nothing_flickers(samples: list[tuple[int, Verdict]]) -> None:
 
 
 @given(st.lists(soft, max_size=30), soft)
-def test_what_lasts_is_shown(before: list[Verdict], lasting: Verdict) -> None:
+def test_a_lasting_verdict_is_shown(before: list[Verdict], lasting: Verdict) -> None:
     steady = VerdictDebounce()
     for tick, verdict in enumerate(before):
         steady.show(Judgement(verdict), at_ms=tick * 100)

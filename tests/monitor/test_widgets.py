@@ -27,7 +27,7 @@ from trioha_monitor.widgets.graph import (
     runs,
     sparkline,
 )
-from trioha_monitor.widgets.top_bar import in_short, whole
+from trioha_monitor.widgets.top_bar import short_summary, summary
 
 GOOD, WARN, BAD = Style(color="green"), Style(color="yellow"), Style(color="red")
 PALETTE = Palette(
@@ -84,9 +84,7 @@ def test_a_rounded_top_is_near_and_above(worst: float) -> None:
     width=st.integers(5, 80),
     span_ms=st.sampled_from([5_000, 30_000, 120_000]),
 )
-def test_columns_that_were_kept_are_those_that_would_be_made_anew(
-    lags: list[tuple[int, int]], width: int, span_ms: int
-) -> None:
+def test_cached_columns_equal_computed_ones(lags: list[tuple[int, int]], width: int, span_ms: int) -> None:
     recorder, cache, now_ms = SeriesRecorder(500, 300), ColumnCache(), 1_000_000
     for pause_ms, lag in lags:
         now_ms += pause_ms
@@ -104,7 +102,7 @@ def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back() 
     assert back == series.columns(40, end_ms=NOW_MS - 60_000, span_ms=120_000)
 
 
-def test_columns_are_made_anew_when_a_replay_has_learned_more_of_its_past() -> None:
+def test_columns_are_computed_again_for_another_revision() -> None:
     known, cache = lag_series("peak"), ColumnCache()
     sparse = evolve(known, finished=tuple(None for _ in known.finished))
     before = cache.columns(sparse, 40, end_ms=NOW_MS, span_ms=120_000)
@@ -113,12 +111,12 @@ def test_columns_are_made_anew_when_a_replay_has_learned_more_of_its_past() -> N
     assert after == known.columns(40, end_ms=NOW_MS + 100, span_ms=120_000)
 
 
-def test_runs_join_what_has_one_style() -> None:
+def test_runs_merge_parts_of_one_style() -> None:
     assert runs([("a", GOOD), ("b", GOOD), ("c", BAD)]) == (("ab", GOOD), ("c", BAD))
     assert runs([]) == ()
 
 
-def test_a_bar_shows_anything_at_all_and_never_more_than_its_width() -> None:
+def test_a_bar_shows_anything_above_0_and_never_exceeds_its_width() -> None:
     assert bar(0.0, 4) == "    "
     assert bar(0.0001, 4) == "▏   "
     assert bar(0.5, 4) == "██  "
@@ -133,14 +131,14 @@ COLUMNS = (
 )
 
 
-def test_columns_of_the_highest_rank_give_way_first() -> None:
+def test_columns_of_the_highest_rank_are_dropped_first() -> None:
     content = {"a": 5, "b": 5, "c": 5, "d": 1}
     assert fit(COLUMNS, content, width=30) == {"a": 5, "b": 5, "c": 5, "d": 9}
     assert fit(COLUMNS, content, width=24) == {"a": 5, "b": 5, "d": 10}
     assert fit(COLUMNS, content, width=17) == {"a": 5, "d": 10}
 
 
-def test_what_must_be_shown_shrinks_rather_than_leaving() -> None:
+def test_columns_of_rank_0_shrink_and_are_not_dropped() -> None:
     assert fit(COLUMNS, {"a": 20, "b": 5, "c": 5, "d": 1}, width=16) == {"a": 10, "d": 4}
 
 
@@ -148,7 +146,7 @@ def test_what_must_be_shown_shrinks_rather_than_leaving() -> None:
     content=st.tuples(*[st.integers(min_value=1, max_value=40)] * 4),
     width=st.integers(min_value=8, max_value=200),
 )
-def test_columns_never_take_more_than_there_is(content: tuple[int, ...], width: int) -> None:
+def test_columns_never_exceed_the_width(content: tuple[int, ...], width: int) -> None:
     widths = fit(COLUMNS, dict(zip("abcd", content, strict=True)), width=width)
     assert {"a", "d"} <= set(widths)
     assert sum(widths.values()) + GAP * (len(widths) - 1) <= width
@@ -189,18 +187,18 @@ def test_every_verdict_has_a_glyph_a_word_and_a_colour_of_its_own() -> None:
     assert dict(zip(Verdict, (style for _, style in parts), strict=True))[Verdict.GAP] is BAD
 
 
-def test_the_whole_names_the_worst_first() -> None:
+def test_the_summary_has_the_worst_first() -> None:
     view = busy_view()
-    words = [word for word in plain(whole(view, LOOK)).split("  ") if word]
+    words = [word for word in plain(summary(view, LOOK)).split("  ") if word]
     assert words == [
         "✗ 1 down", "◐ 1 late", "■ 1 stalled", "✗ 1 silent", "▼ 1 gap", "≠ 1 diverged", "▲ 1 fall behind",
         "△ 1 not in sync", "◐ 1 stale",
     ]  # fmt: skip
-    assert plain(in_short(view, LOOK)) == "✗ 5 bad ▲ 4 warn "
-    assert plain(whole(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
+    assert plain(short_summary(view, LOOK)) == "✗ 5 bad ▲ 4 warn "
+    assert plain(summary(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
 
 
-def test_probes_are_one_line_however_many_hosts_there_are() -> None:
+def test_probes_of_many_hosts_are_one_line() -> None:
     probes = tuple(ProbeCount(f"10.0.0.{n}", "EOF", 1000 - n) for n in range(20))
     node = evolve(busy_view().nodes[0], probes=probes, waiting_probes=2)
     line = plain(probe_parts(node, LOOK, width=60))
@@ -230,8 +228,8 @@ def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:
     assert "-59.8 KiB" in lines[2]
 
 
-def test_what_two_nodes_told_at_two_moments_is_not_compared() -> None:
-    # The slave was asked later than the master: all of its log is longer than the master's was.
+def test_figures_of_two_moments_are_not_compared() -> None:
+    # The slave answered after the master: the end of its log is beyond the master's.
     row = replica(
         1,
         Verdict.OK,
@@ -267,7 +265,7 @@ def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None
     assert len(in_bytes.marks) == 1
 
 
-def test_what_is_copied_is_what_mqadmin_prints() -> None:
+def test_the_copied_text_is_what_mqadmin_prints() -> None:
     view = busy_view()
     text = ha_status_text(view, view.replicas[:3] + view.replicas[5:6])
     assert text == (

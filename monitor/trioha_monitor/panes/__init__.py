@@ -1,1 +1,1 @@
-"""The four screens of the monitor, as panes of one application screen: only the one in sight is drawn."""
+"""The four panes of the main screen; only the visible one is drawn."""

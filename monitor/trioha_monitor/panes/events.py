@@ -1,4 +1,4 @@
-"""Events: what happened, newest first."""
+"""Events: the timeline, newest first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class EventsPane(Pane):
         super().__init__(id="events")
         self._events: tuple[TimelineEvent, ...] | None = None
         self._newest_first: tuple[TimelineEvent, ...] = ()
-        self._look: RenderContext | None = None
+        self._render_context: RenderContext | None = None
         self.chosen = LineView(id="events-chosen")
         self.table = RowTable[TimelineEvent](
             event_columns(), key_of=lambda event: event.number, text_of=_text_of, id="events-table"
         )
 
     def compose(self) -> ComposeResult:
-        """A table, and all words of the event that is chosen in it."""
+        """A table, and the whole text of its chosen event."""
         yield self.table
         yield self.chosen
 
@@ -45,7 +45,7 @@ class EventsPane(Pane):
 
     @property
     def help_topics(self) -> Sequence[HelpTopic]:
-        """Columns, and what the filter knows."""
+        """Columns, and kinds to filter by."""
         return (
             HelpTopic("Events", terms_of(self.table)),
             HelpTopic(
@@ -55,20 +55,20 @@ class EventsPane(Pane):
                         "connect lost",
                         "a replica's connection began, or ended; the text has the reason if known",
                     ),
-                    ("refused", "a master closed a connection for what the peer said, as a forged ack"),
+                    ("refused", "a master refused a peer, for example for a forged ack"),
                     (
                         "in-sync gap verdict",
-                        "the master counts it or no longer; its log does not continue; else",
+                        "in-sync state changed; its log does not continue; another verdict",
                     ),
                     ("role node", "another role or name; a node is gone, back, new or restarted"),
-                    ("puts disk config clock", "failing puts, disk trouble, settings, a clock that jumped"),
+                    ("puts disk config clock", "failing puts, disk faults, settings, a clock that was set"),
                 ],
             ),
         )
 
     def show(self, model: PaneModel) -> None:
         """Show `model`."""
-        events, self._look = model.held.events, model.context
+        events, self._render_context = model.held.events, model.context
         is_new = events is not self._events
         if is_new:
             self._events, self._newest_first = events, events[::-1]
@@ -77,18 +77,16 @@ class EventsPane(Pane):
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
         dropped = events[-1].number - len(events) if events else 0
-        subtitle = (
-            f"{dropped:,} older ones are forgotten" if dropped else "" if events else "nothing happened yet"
-        )
+        subtitle = f"{dropped:,} older ones were dropped" if dropped else "" if events else "no events yet"
         if subtitle != str(self.table.border_subtitle):
             self.table.border_subtitle = subtitle
         self._show_chosen()
 
     @on(RowTable.Selected, "#events-table")
     def _show_chosen(self) -> None:
-        """The event under the cursor: its line in the table may be too short for it."""
+        """Show the event under the cursor: its cell in the table may be too narrow."""
         event = next((event for event in self.table.rows if event.number == self.table.cursor), None)
-        context = self._look
+        context = self._render_context
         if event is None or context is None:
             self.chosen.border_title = ""
             self.chosen.show_lines([])
@@ -97,13 +95,13 @@ class EventsPane(Pane):
         title = f"{moment:%Y-%m-%d %H:%M:%S}.{event.time_ms % 1000:03d} · {event.kind.value}"
         if title != str(self.chosen.border_title):
             self.chosen.border_title = Text(title)
-        told_by = f" (told by {event.node})" if event.node and event.replica else ""
-        words = f"{event.replica or event.node}{told_by}: {words_of(event)}".removeprefix(": ")
+        seen_by = f" (seen by {event.node})" if event.node and event.replica else ""
+        words = f"{event.replica or event.node}{seen_by}: {words_of(event)}".removeprefix(": ")
         lines = wrap(words, max(16, self.chosen.size.width))
         self.chosen.show_lines([((line, context.palette.text),) for line in lines])
 
     def on_resize(self) -> None:
-        """Another width: its words stand on other lines."""
+        """Wrap the text for the new width."""
         self.call_after_refresh(self._show_chosen)
 
     @on(RowTable.Opened, "#events-table")
@@ -115,14 +113,14 @@ class EventsPane(Pane):
 
 
 def event_columns() -> tuple[Column[TimelineEvent], ...]:
-    """An event in a row."""
+    """Columns of an event."""
     return (
         Column("time", "Time", "when it was seen, and how long ago", _time),
         Column("age", "Ago", "how long ago", _age, align="right", rank=3),
         Column(
             "kind",
             "Kind",
-            "what it is about: see below",
+            "kind of the event: see below",
             lambda event, context: (
                 (f"{SEVERITY_GLYPHS[event.severity]} {event.kind.value}", context.palette.of(event.severity)),
             ),
@@ -136,9 +134,9 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             order=lambda event: event.replica or event.node,
         ),
         Column(
-            "teller",
-            "Told by",
-            "the master that told it of its replica",
+            "seen-by",
+            "Seen by",
+            "the master whose answer shows it",
             lambda event, context: ((event.node if event.replica else "", context.palette.text),),
             rank=2,
             order=lambda event: event.node,
@@ -146,7 +144,7 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
         Column(
             "text",
             "What",
-            "in a line",
+            "what happened",
             lambda event, context: (
                 (words_of(event), context.palette.bad if event.severity == 3 else context.palette.text),
             ),
@@ -156,7 +154,7 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
 
 
 def words_of(event: TimelineEvent) -> str:
-    """What an event says, and how many it stands for."""
+    """Text of an event, and how many are merged into it."""
     return event.text if not event.more else f"{event.text} (and {event.more:,} more like it)"
 
 

@@ -33,15 +33,15 @@ from trioha_monitor.widgets.row_table import RowTable
 LABEL_WIDTH = 11
 DISK_BAR = 20
 FAULTS_SHOWN = 5
-"""Reasons of questions without an answer that are listed: the most frequent ones."""
+"""Reasons of failed requests that are listed: the most frequent ones."""
 
 
 class LogPane(Pane):
-    """A table of logs, facts on the chosen one, and how fast it grows."""
+    """A table of logs; facts and growth of the chosen one."""
 
     def __init__(self) -> None:
         super().__init__(id="log")
-        self._scene: PaneModel | None = None
+        self._model: PaneModel | None = None
         self.table = RowTable[NodeView](log_columns(), key_of=node_key, text_of=node_text, id="log-table")
         self.facts = LineView(id="log-facts")
         self.graph = Graph(id="log-graph", empty="No log to draw.")
@@ -66,20 +66,20 @@ class LogPane(Pane):
             HelpTopic(
                 "Chosen log",
                 [
-                    ("Puts", "what became of messages that were sent to it, where it tells"),
+                    ("Puts", "messages that were sent to it, by result, where it reports them"),
                     ("Disk", "used part of the disk; above the mark old files are deleted early"),
-                    ("Keeps", "the oldest message that it still has, and the age at which files are deleted"),
+                    ("Keeps", "age of its oldest message, and the age at which files are deleted"),
                     ("Ended", "HA connections that ended since its start, by reason"),
-                    ("Probes", "connections at its HA port that never asked for anything: health checks"),
-                    ("No answer", "questions of this monitor that it did not answer, by reason"),
-                    ("Graph", "the fastest that its log grew in each stretch of time"),
+                    ("Probes", "connections at its HA port without a request: health checks"),
+                    ("No answer", "failed requests of this monitor, by reason"),
+                    ("Graph", "the highest append rate of each span of time"),
                 ],
             ),
         )
 
     def show(self, model: PaneModel) -> None:
         """Show `model`."""
-        self._scene = model
+        self._model = model
         nodes = model.held.nodes
         self.table.show_rows(nodes, model.context)
         title = title_of("Logs", self.table, shown=len(self.table.rows), of=len(nodes))
@@ -89,7 +89,7 @@ class LogPane(Pane):
 
     @on(RowTable.Selected, "#log-table")
     def _draw_chosen(self) -> None:
-        model = self._scene
+        model = self._model
         if model is None:
             return
         chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
@@ -119,96 +119,96 @@ class LogPane(Pane):
 
 
 def log_columns() -> tuple[Column[NodeView], ...]:
-    """A node's log in a row."""
+    """Columns of a node's log."""
     return (
         *identity_columns(),
         Column(
             "min",
             "Min offset",
-            "first byte that it still holds",
+            "first byte that it still has",
             lambda node, context: context.offset(node.log.min_offset, is_old=is_old(node)),
             align="right",
             rank=4,
-            order=lambda node: _or_less(node.log.min_offset),
+            order=lambda node: _known_or_first(node.log.min_offset),
         ),
         Column(
             "max",
             "Max offset",
-            "its end, in bytes",
+            "end of the log, in bytes",
             lambda node, context: context.offset(node.log.max_offset, is_old=is_old(node)),
             align="right",
-            order=lambda node: _or_less(node.log.max_offset),
+            order=lambda node: _known_or_first(node.log.max_offset),
         ),
         Column(
             "files",
             "Files",
-            "how many files, and the size of each",
+            "number of files",
             _files,
             align="right",
             rank=6,
-            order=lambda node: _or_less(node.log.files),
+            order=lambda node: _known_or_first(node.log.files),
         ),
         Column(
             "unflushed",
             "To flush",
-            "how much is not on disk yet",
+            "bytes that are not on disk yet",
             lambda node, context: _waiting(node, node.log.unflushed_bytes, context),
             align="right",
             rank=1,
-            order=lambda node: _or_less(node.log.unflushed_bytes),
+            order=lambda node: _known_or_first(node.log.unflushed_bytes),
         ),
         Column(
             "undispatched",
             "To dispatch",
-            "how much is not in consume queues and index yet",
+            "bytes that are not in consume queues and index yet",
             lambda node, context: _waiting(node, node.log.undispatched_bytes, context),
             align="right",
             rank=3,
-            order=lambda node: _or_less(node.log.undispatched_bytes),
+            order=lambda node: _known_or_first(node.log.undispatched_bytes),
         ),
         Column(
             "rate",
             "Rate",
-            "how fast it grows, mean of the last seconds",
+            "append rate, mean of the last seconds",
             rate_cell,
             align="right",
-            order=lambda node: _or_less(node.log.append_bytes_per_s),
+            order=lambda node: _known_or_first(node.log.append_bytes_per_s),
         ),
         Column(
             "puts",
             "Puts/s",
-            "messages that were put, by the node's own count",
+            "puts per second, by the node's own count",
             lambda node, context: context.figure(
                 format_count(node.log.put_messages_per_s), is_old=is_old(node)
             ),
             align="right",
             rank=1,
-            order=lambda node: _or_less(node.log.put_messages_per_s),
+            order=lambda node: _known_or_first(node.log.put_messages_per_s),
         ),
         Column(
             "disk",
             "Disk",
-            "used part of the disk that holds it",
+            "used part of its disk",
             _disk,
             align="right",
             rank=1,
-            order=lambda node: _or_less(node.log.disk_ratio),
+            order=lambda node: _known_or_first(node.log.disk_ratio),
         ),
     )
 
 
 def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, width: int) -> list[Line]:
-    """What is known of a node's log, one fact a line."""
+    """Facts on a node's log, one a line."""
     log, palette = node.log, context.palette
 
     def row(label: str, *parts: Part) -> Line:
         return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
 
-    def text(said: str) -> Part:
-        return (said, palette.muted if said == NOTHING else palette.text)
+    def text(figure: str) -> Part:
+        return (figure, palette.muted if figure == NOTHING else palette.text)
 
-    def small(said: str) -> Part:
-        return (said, palette.muted)
+    def small(label: str) -> Part:
+        return (label, palette.muted)
 
     def stage(label: str, offset: int | None, waiting: int | None) -> Line:
         left = (
@@ -263,7 +263,7 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
 
 
 def probe_parts(node: NodeView, context: RenderContext, *, width: int) -> tuple[Part, ...]:
-    """All probes of a node in one line of `width`: how many, and the hosts that most of them came from."""
+    """All probes of a node in one line of `width`: their number, and the hosts with the most."""
     total = f"{sum(probe.count for probe in node.probes):,}"
     waiting = f"  {node.waiting_probes:,} open" if node.waiting_probes else ""
     named = ""
@@ -294,9 +294,9 @@ def _disk_facts(log: LogView, context: RenderContext) -> tuple[Part, ...]:
     cells = list(bar(ratio, DISK_BAR).replace(" ", "░"))
     if limit is not None:
         cells[min(DISK_BAR - 1, int(limit * DISK_BAR))] = "┃"
-    said = "" if limit is None else f" of {limit:.0%}"
+    limit_text = "" if limit is None else f" of {limit:.0%}"
     free = "" if log.disk_free_bytes is None else f"  {context.size(log.disk_free_bytes)} free"
-    return (("".join(cells), style), (f" {ratio:.0%}", palette.text), (said + free, palette.muted))
+    return (("".join(cells), style), (f" {ratio:.0%}", palette.text), (limit_text + free, palette.muted))
 
 
 def _retention(log: LogView, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
@@ -329,6 +329,6 @@ def _waiting(node: NodeView, waiting: int | None, context: RenderContext) -> Lin
     return context.figure(context.size(waiting), is_old=is_old(node) or not waiting)
 
 
-def _or_less(number: float | None) -> float:
-    """What is not known comes first."""
+def _known_or_first(number: float | None) -> float:
+    """Sort key: figures that are not known come first."""
     return -1.0 if number is None else number

@@ -1,7 +1,4 @@
-"""What every pane has in common.
-
-How a node is written as a table row. Pure.
-"""
+"""Base of the panes: the model that a pane shows, its help, and the columns of nodes that two panes share."""
 
 from __future__ import annotations
 
@@ -22,44 +19,44 @@ from trioha_monitor.widgets.row_table import RowTable
 
 @frozen
 class PaneModel:
-    """What a pane is shown."""
+    """What a pane shows."""
 
     view: ClusterView
     """The newest view: graphs show it."""
     held: ClusterView
-    """What tables and figures show: an older view while they are paused, else the newest."""
+    """The view of tables and figures: an older one while they are paused, else the newest."""
     context: RenderContext
     replica: int | None = None
     """Key of the chosen replica."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether tables stand still."""
+        """Whether tables are held."""
         return self.held is not self.view
 
 
 @frozen
 class HelpTopic:
-    """One paragraph of help: a title, and terms with what they mean."""
+    """One section of help: a title, and terms with their meanings."""
 
     title: str
     terms: Sequence[tuple[str, str]]
 
 
 class Pane(Vertical):
-    """One screen of the monitor. Shows scenes, and keeps only what the user chose."""
+    """One pane. Shows models; keeps only what the user chose."""
 
     class ReplicaChosen(Message):
-        """The user looks at another replica."""
+        """The user chose another replica."""
 
         def __init__(self, key: int, *, open_it: bool = False) -> None:
             super().__init__()
             self.key = key
             self.open_it = open_it
-            """Whether to see it in depth."""
+            """Whether to open its details."""
 
     class MomentChosen(Message):
-        """The user wants to see this moment: a replay goes there."""
+        """The user chose a moment: a replay goes there."""
 
         def __init__(self, time_ms: int) -> None:
             super().__init__()
@@ -71,22 +68,22 @@ class Pane(Vertical):
 
     @property
     def main_table(self) -> RowTable[Any] | None:
-        """The table that the filter filters; None if there is none."""
+        """The table that is filtered; None without one."""
         return None
 
     @property
     def help_topics(self) -> Sequence[HelpTopic]:
-        """What `?` says of it."""
+        """Topics of the help screen."""
         raise NotImplementedError
 
 
 def terms_of(table: RowTable[Any]) -> list[tuple[str, str]]:
-    """What the columns of a table mean."""
+    """The columns of a table with their meanings."""
     return [(column.label, column.help) for column in table.columns]
 
 
 def title_of(name: str, table: RowTable[Any], *, shown: int, of: int) -> str:
-    """A table's title: with its filter and its order where it has them."""
+    """A table's title, with its filter and order."""
     parts = [name]
     if table.filter_text:
         parts.append(f"{shown} of {of} with “{table.filter_text}”")
@@ -96,12 +93,12 @@ def title_of(name: str, table: RowTable[Any], *, shown: int, of: int) -> str:
 
 
 def node_key(node: NodeView) -> int:
-    """A number that stays the same for the same node."""
+    """A stable key of a node."""
     return crc32(node.address.encode())
 
 
 def node_text(node: NodeView) -> str:
-    """What a filter looks at."""
+    """The text that filters search."""
     return f"{node.health.value} {node.role} {node.label} {node.address} {node.version} {node.reason}"
 
 
@@ -111,7 +108,7 @@ def is_old(node: NodeView) -> bool:
 
 
 def node_columns() -> tuple[Column[NodeView], ...]:
-    """Who it is, how it does, and whom it replicates with."""
+    """Columns of identity, health and replication of a node."""
     return (
         *identity_columns(),
         Column(
@@ -124,7 +121,7 @@ def node_columns() -> tuple[Column[NodeView], ...]:
         Column(
             "flushed",
             "Flushed",
-            "how far its log is on disk, in bytes",
+            "end of the bytes on disk",
             lambda node, context: context.offset(node.log.flushed_offset, is_old=is_old(node)),
             align="right",
             rank=3,
@@ -132,7 +129,7 @@ def node_columns() -> tuple[Column[NodeView], ...]:
         Column(
             "rate",
             "Rate",
-            "how fast its log grows, mean of the last seconds",
+            "append rate, mean of the last seconds",
             rate_cell,
             align="right",
             rank=1,
@@ -140,7 +137,7 @@ def node_columns() -> tuple[Column[NodeView], ...]:
         Column(
             "note",
             "Replication",
-            "a master's slaves; a slave's master and what it last reported; why it is DOWN",
+            "a master's slaves; a slave's master and reported offset; the reason of DOWN",
             None,
             picture=_note,
             flexible_min=28,
@@ -149,19 +146,19 @@ def node_columns() -> tuple[Column[NodeView], ...]:
 
 
 def identity_columns() -> tuple[Column[NodeView], ...]:
-    """Who it is and how it does."""
+    """Columns of identity and health of a node."""
     return (
         Column(
             "health",
             "State",
-            "UP answers, LATE takes long, DOWN does not answer; and for how long",
+            "UP answers, LATE answers slowly, DOWN does not answer; and for how long",
             _health,
             order=lambda node: -node.health.severity,
         ),
         Column(
             "role",
             "Role",
-            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER where it does not tell which",
+            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER if it does not report which",
             lambda node, context: (
                 (node.role or NOTHING, context.palette.muted if is_old(node) else context.palette.accent),
             ),
@@ -178,7 +175,7 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
         Column(
             "address",
             "Address",
-            "where it was asked",
+            "address of its remoting port",
             lambda node, context: ((node.address, context.palette.muted),),
             rank=5,
             order=lambda node: node.address,
@@ -186,7 +183,7 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
         Column(
             "version",
             "Version",
-            "version that it tells",
+            "version that it reports",
             lambda node, context: ((node.version or NOTHING, context.palette.muted),),
             rank=7,
             order=lambda node: node.version,
@@ -195,7 +192,7 @@ def identity_columns() -> tuple[Column[NodeView], ...]:
 
 
 def rate_cell(node: NodeView, context: RenderContext) -> Line:
-    """How fast its log grows."""
+    """The append rate of a node."""
     rate = node.log.append_bytes_per_s
     return context.figure(context.rate(rate), is_old=is_old(node) or not rate)
 
@@ -223,14 +220,14 @@ def _note(node: NodeView, context: RenderContext, width: int) -> Line:
         reported = format_offset(slave.reported_offset)
         room = width - sum(len(text) for text, _ in line) - len(reported)
         if slave.reported_offset is not None and room >= 0:
-            # Half a number says nothing: where there is no room for all of it, the table of replicas has it.
-            said = "reported " if room >= len("reported ") else ""
-            line += [(said, palette.muted), (reported, palette.text)]
+            # A cut number is useless: the table of replicas has all of it.
+            label = "reported " if room >= len("reported ") else ""
+            line += [(label, palette.muted), (reported, palette.text)]
         if slave.read_age_s is not None and slave.read_age_s > node.limits.heartbeat_s:
             line.append((f" silent for {format_seconds(slave.read_age_s)}", palette.warn))
         return tuple(line)
-    if not node.tells_replicas:
-        return (("this version does not tell its replicas", palette.muted),)
+    if not node.lists_replicas:
+        return (("this version does not list its replicas", palette.muted),)
     count = node.connected_replicas
     line = [(f"{count} slave{'' if count == 1 else 's'}", palette.text if count else palette.warn)]
     if node.observers:
@@ -249,6 +246,6 @@ def _note(node: NodeView, context: RenderContext, width: int) -> Line:
         in_short = f" ▲ {number} warning{'' if number == 1 else 's'}"
         room = width - sum(len(text) for text, _ in line)
         words = f" ▲ {node.warnings[0]}"
-        # All of them are on the screen of logs.
+        # The Log pane has all of them.
         line.append((words if number == 1 and len(words) <= room else in_short, palette.warn))
     return tuple(line)

@@ -1,11 +1,8 @@
-"""Replicas: every replica of every master in one table, and the lag of the chosen one.
+"""Replicas: all replicas of all masters in one table, and the lag of the chosen one.
 
-The table of replicas as text, in the format that `mqadmin haStatus` prints. Pure.
-
-RocketMQ 5 prints one block a master: `#MasterAddr`, its max offset, how many slaves it has and how many are
-in sync, then one line a slave under a header. Columns, widths and words are those of `mqadmin`, so that
-whatever reads its output reads this; replicas that are not connected are left out, as there. What a master
-does not tell is `-`.
+`ha_status_text` copies the table in the format of `mqadmin haStatus`, for tools that read its output: one
+block a master (`#MasterAddr`, its max offset, number of slaves, number in sync), then one line a connected
+slave. A figure that is not known is `-`.
 """
 
 from __future__ import annotations
@@ -29,15 +26,15 @@ from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
 
 VERDICT_HELP = {
-    Verdict.OK: "it follows",
-    Verdict.OBSERVER: "takes everything, acknowledges nothing, as it is meant to",
-    Verdict.FALL_BEHIND: "what it lacks is older than the master waits for replicas (slaveTimeout)",
+    Verdict.OK: "it replicates",
+    Verdict.OBSERVER: "receives everything, acknowledges nothing, as configured",
+    Verdict.FALL_BEHIND: "its oldest missing byte is older than puts wait for replicas (slaveTimeout)",
     Verdict.NOT_IN_SYNC: "the master does not count it: it lacks haMaxGapNotInSync or more",
     Verdict.STALE: "not known: its master does not answer; for how long",
     Verdict.STALLED: "connected, bytes wait for it, and its ack does not move",
-    Verdict.SILENT: "not connected, or not heard of for two heartbeats",
-    Verdict.GAP: "it asks for bytes that its master has deleted: it will never follow again by itself",
-    Verdict.DIVERGED: "its log is not the master's",
+    Verdict.SILENT: "not connected, or nothing received for two heartbeats",
+    Verdict.GAP: "it needs bytes that its master has deleted: it cannot continue by itself",
+    Verdict.DIVERGED: "its log differs from the master's",
 }
 
 
@@ -54,7 +51,7 @@ class ReplicasPane(Pane):
         super().__init__(id="replicas")
         self._sparklines: defaultdict[int, Sparkline] = defaultdict(Sparkline)
         self._in_seconds = False
-        self._scene: PaneModel | None = None
+        self._model: PaneModel | None = None
         self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
         self.table = RowTable[ReplicaView](
             self._columns(), key_of=lambda replica: replica.key, text_of=_text_of, id="replicas-table"
@@ -68,7 +65,7 @@ class ReplicasPane(Pane):
         yield self.graph
 
     def on_mount(self) -> None:
-        """What never changes."""
+        """Set the fixed titles."""
         self.nodes.border_title = "Nodes"
 
     @property
@@ -89,16 +86,16 @@ class ReplicasPane(Pane):
             HelpTopic(
                 "Graph",
                 [
-                    ("bars", "the worst lag of each stretch of time, in the colour of the worst verdict"),
-                    ("╌╌╌", "the broker's own limits; one that is far above is named at the top"),
-                    ("▾", "something happened: see Events"),
+                    ("bars", "the worst lag of each span of time, in the colour of the worst verdict"),
+                    ("╌╌╌", "the broker's own limits; a limit far above is named at the top"),
+                    ("▾", "an event: see Events"),
                 ],
             ),
         )
 
     def show(self, model: PaneModel) -> None:
         """Show `model`."""
-        self._scene = model
+        self._model = model
         context, held = model.context, model.held
         self.nodes.show_rows(held.nodes, context)
         replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
@@ -118,7 +115,7 @@ class ReplicasPane(Pane):
         self._draw_graph()
 
     def _draw_graph(self) -> None:
-        model = self._scene
+        model = self._model
         if model is None:
             return
         replica = None if self.table.cursor is None else model.view.replica(self.table.cursor)
@@ -153,9 +150,7 @@ class ReplicasPane(Pane):
             )
 
         return (
-            Column(
-                "verdict", "Verdict", "how it does, in a word: see above", verdict_cell, order=_worst_first
-            ),
+            Column("verdict", "Verdict", "its state in a word: see above", verdict_cell, order=_worst_first),
             Column(
                 "slave",
                 "Replica",
@@ -174,7 +169,7 @@ class ReplicasPane(Pane):
             Column(
                 "master",
                 "Master",
-                "the node that it copies",
+                "the master that it replicates",
                 lambda replica, context: ((replica.master_label, context.palette.muted),),
                 rank=9,
                 order=lambda r: r.master_label,
@@ -182,7 +177,7 @@ class ReplicasPane(Pane):
             Column(
                 "state",
                 "State",
-                "RocketMQ's connection state, and for how long it has been connected or not",
+                "RocketMQ's connection state, and the time since it connected or disconnected",
                 _state,
                 rank=6,
                 order=lambda r: r.state,
@@ -199,7 +194,7 @@ class ReplicasPane(Pane):
             Column(
                 "ack",
                 "Ack",
-                "what it acknowledged, in bytes",
+                "offset that it acknowledged",
                 lambda r, context: context.offset(r.ack_offset, is_old=_is_old(r)),
                 align="right",
                 rank=4,
@@ -208,7 +203,7 @@ class ReplicasPane(Pane):
             Column(
                 "flushed",
                 "Flushed",
-                "how far its log is on its own disk, where it tells",
+                "end of the bytes on its own disk, where it reports it",
                 lambda r, context: context.offset(r.flushed_offset, is_old=_is_old(r)),
                 align="right",
                 rank=10,
@@ -233,7 +228,7 @@ class ReplicasPane(Pane):
             Column(
                 "speed",
                 "Speed",
-                "how fast it acknowledges, mean of the last seconds",
+                "rate of its acks, mean of the last seconds",
                 lambda r, context: context.figure(
                     context.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s
                 ),
@@ -244,7 +239,7 @@ class ReplicasPane(Pane):
             Column(
                 "eta",
                 "Caught up",
-                "when it will have caught up at the present speeds, or that it is not closing",
+                "time until it has caught up at the present rates, or that it is not closing",
                 eta_cell,
                 align="right",
                 rank=2,
@@ -253,7 +248,7 @@ class ReplicasPane(Pane):
             Column(
                 "history",
                 "Lag",
-                "drawn: the worst lag of each stretch of time, newest on the right",
+                "graph of the worst lag of each span of time, newest on the right",
                 None,
                 picture=history,
                 flexible_min=10,
@@ -263,7 +258,7 @@ class ReplicasPane(Pane):
 
 
 def verdict_cell(replica: ReplicaView, context: RenderContext) -> Line:
-    """Glyph, word and colour; with the age of the data where that is all there is to say."""
+    """Glyph, word and colour; with the age of STALE figures or of a lost connection."""
     part = context.verdict(replica.verdict)
     if replica.verdict is Verdict.STALE:
         return (part, (f" {format_age(replica.age_s)}", context.palette.muted))
@@ -273,7 +268,7 @@ def verdict_cell(replica: ReplicaView, context: RenderContext) -> Line:
 
 
 def eta_cell(replica: ReplicaView, context: RenderContext) -> Line:
-    """When it has caught up; of an observer nobody can say."""
+    """Time until it has caught up; not known for an observer."""
     if replica.verdict is Verdict.OBSERVER:
         return ((NOTHING, context.palette.muted),)
     if replica.is_closing is False:
@@ -338,13 +333,13 @@ def _lag(replica: ReplicaView, context: RenderContext) -> Line:
 
 
 def _text_of(replica: ReplicaView) -> str:
-    """What the filter looks at."""
-    who = f"{replica.label} {replica.address} {replica.master_label}"
-    return f"{who} {replica.state} {replica.verdict.value} {replica.why}"
+    """The text that filters search."""
+    names = f"{replica.label} {replica.address} {replica.master_label}"
+    return f"{names} {replica.state} {replica.verdict.value} {replica.why}"
 
 
 def _with_histories(held: ClusterView, view: ClusterView) -> tuple[ReplicaView, ...]:
-    """Paused: old figures, and graphs that go on."""
+    """Held figures with the newest histories: graphs go on while tables are paused."""
     newest = {replica.key: replica for replica in view.replicas}
     return tuple(
         evolve(replica, lag_history=newest[replica.key].lag_history) if replica.key in newest else replica
@@ -353,7 +348,7 @@ def _with_histories(held: ClusterView, view: ClusterView) -> tuple[ReplicaView, 
 
 
 UNKNOWN = "-"
-HEADER = (
+HA_STATUS_HEADER = (
     f"{'#SlaveAddr':<32}  {'#SlaveAckOffset':<16} {'#Diff':>16} {'#TransferSpeed(KB/s)':>16} "
     f"{'#Status':>16} {'#TransferFromWhere':>16}"
 )
@@ -362,10 +357,12 @@ HEADER = (
 def ha_status_text(view: ClusterView, replicas: Sequence[ReplicaView]) -> str:
     """`replicas` of `view`, master by master, in their order."""
     masters = list(dict.fromkeys(replica.master for replica in replicas))
-    return "".join(_block(view, master, [r for r in replicas if r.master == master]) for master in masters)
+    return "".join(
+        _master_block(view, master, [r for r in replicas if r.master == master]) for master in masters
+    )
 
 
-def _block(view: ClusterView, master: str, replicas: Sequence[ReplicaView]) -> str:
+def _master_block(view: ClusterView, master: str, replicas: Sequence[ReplicaView]) -> str:
     node = view.node(master)
     listed = [replica for replica in replicas if replica.is_connected]
     max_offset = node.log.max_offset if node is not None else None
@@ -373,24 +370,24 @@ def _block(view: ClusterView, master: str, replicas: Sequence[ReplicaView]) -> s
     lines = [
         "",
         f"#MasterAddr\t{master}",
-        f"#MasterCommitLogMaxOffset\t{_number(max_offset)}",
+        f"#MasterCommitLogMaxOffset\t{_or_dash(max_offset)}",
         f"#SlaveNum\t{len(listed)}",
-        f"#InSyncSlaveNum\t{_number(in_sync)}",
-        HEADER,
+        f"#InSyncSlaveNum\t{_or_dash(in_sync)}",
+        HA_STATUS_HEADER,
     ]
-    lines += [_line(replica) for replica in listed]
+    lines += [_slave_line(replica) for replica in listed]
     return "\n".join(lines) + "\n"
 
 
-def _line(replica: ReplicaView) -> str:
+def _slave_line(replica: ReplicaView) -> str:
     speed = replica.transferred_bytes_per_s
     status = {True: "OK", False: "Fall Behind", None: UNKNOWN}[replica.in_sync]
     return (
-        f"{replica.address:<32}  {_number(replica.ack_offset):<16} {_number(replica.diff_bytes):>16} "
+        f"{replica.address:<32}  {_or_dash(replica.ack_offset):<16} {_or_dash(replica.diff_bytes):>16} "
         f"{UNKNOWN if speed is None else format(speed / 1024, '.2f'):>16} {status:>16} "
-        f"{_number(replica.sent_offset):>16}"
+        f"{_or_dash(replica.sent_offset):>16}"
     )
 
 
-def _number(number: int | None) -> str:
+def _or_dash(number: int | None) -> str:
     return UNKNOWN if number is None else str(number)

@@ -30,17 +30,17 @@ from trioha_monitor.widgets.line_view import LineView
 
 LABEL_WIDTH = 10
 STAGES = (
-    ("appended", "end of the master's log, as the master said; and how long ago"),
-    ("sent", "first byte that was not sent to it yet, as the master said in the same answer"),
-    ("acked", "what it acknowledged, likewise"),
-    ("received", "end of the slave's own log, as the slave said itself, at another moment"),
-    ("flushed", "how far that is on its disk, in the same answer of the slave"),
-    ("dispatched", "how far that is in its consume queues and index, likewise"),
+    ("appended", "end of the master's log, by the master's last answer, with its age"),
+    ("sent", "first byte that was not sent to it yet, in the same answer"),
+    ("acked", "offset that it acknowledged, in the same answer"),
+    ("received", "end of the slave's own log, by the slave's last answer, with its age"),
+    ("flushed", "end of the bytes on its disk, in the same answer of the slave"),
+    ("dispatched", "end of the bytes in its consume queues and index, in the same answer"),
 )
 
 
 class SlavePane(Pane, can_focus=True):
-    """Facts, the ladder of its offsets, and its lag in bytes and in seconds."""
+    """Facts, offsets by stage, and lag in bytes and in seconds."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -60,7 +60,7 @@ class SlavePane(Pane, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="slave")
-        self._scene: PaneModel | None = None
+        self._model: PaneModel | None = None
         self.facts = LineView(id="slave-facts")
         self.ladder = LineView(id="slave-ladder")
         self.graph = Graph(id="slave-bytes", empty="No replica to draw.")
@@ -76,7 +76,7 @@ class SlavePane(Pane, can_focus=True):
             yield self.seconds_graph
 
     def on_mount(self) -> None:
-        """What never changes."""
+        """Set the fixed titles."""
         self.ladder.border_title = "Offsets"
 
     @property
@@ -86,13 +86,13 @@ class SlavePane(Pane, can_focus=True):
             HelpTopic(
                 "Slave",
                 [
-                    ("Ack time", "from sending a frame to its ack, where the master tells it"),
-                    ("Frames", "bytes of log in a frame, likewise"),
+                    ("Ack time", "from sending a frame to its ack, where the master reports it"),
+                    ("Frames", "bytes of log in a frame, where the master reports it"),
                     (
                         "Own side",
-                        "what the slave itself says: its state, how fast it takes bytes, when it last read",
+                        "by the slave itself: its state, receive rate and last read",
                     ),
-                    ("Caught up", "when it has caught up at the present speeds"),
+                    ("Caught up", "time until it has caught up at the present rates"),
                 ],
             ),
             HelpTopic("Offsets", STAGES),
@@ -100,7 +100,7 @@ class SlavePane(Pane, can_focus=True):
 
     def show(self, model: PaneModel) -> None:
         """Show the chosen replica, or the first one."""
-        self._scene = model
+        self._model = model
         context = model.context
         replica = _chosen(model.held.replicas, model.replica)
         if replica is None:
@@ -123,16 +123,16 @@ class SlavePane(Pane, can_focus=True):
     def action_toggle_quantity(self) -> None:
         """Bytes or seconds; a large terminal shows both."""
         self.toggle_class("-in-seconds")
-        # What was laid out while it could not be seen has no size yet.
+        # A widget has no size before it is visible.
         self.call_after_refresh(self._draw_again)
 
     def _draw_again(self) -> None:
-        if self._scene is not None:
-            self.show(self._scene)
+        if self._model is not None:
+            self.show(self._model)
 
     def action_other(self, steps: int) -> None:
         """The next or the previous replica."""
-        model = self._scene
+        model = self._model
         if model is None or not model.held.replicas:
             return
         replicas = model.held.replicas
@@ -153,17 +153,17 @@ def _chosen(replicas: Sequence[ReplicaView], key: int | None) -> ReplicaView | N
 def facts_of(
     replica: ReplicaView, node: NodeView | None, context: RenderContext, *, width: int
 ) -> list[Line]:
-    """What is known of a replica, one fact a line; long words on its verdict go on below, at `width`."""
+    """Facts on a replica, one a line; a long reason of its verdict is wrapped at `width`."""
     palette = context.palette
 
     def row(label: str, *parts: Part) -> Line:
         return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
 
-    def text(said: str) -> Part:
-        return (said, palette.muted if said == NOTHING else palette.text)
+    def text(figure: str) -> Part:
+        return (figure, palette.muted if figure == NOTHING else palette.text)
 
-    def small(said: str) -> Part:
-        return (said, palette.muted)
+    def small(label: str) -> Part:
+        return (label, palette.muted)
 
     since = f"{replica.state or 'connected'} for" if replica.is_connected else "gone for"
     sync = {
@@ -212,7 +212,7 @@ def facts_of(
         side = row(
             "Own side",
             text(slave.state or NOTHING),
-            small("  takes "),
+            small("  receives "),
             text(context.rate(slave.received_bytes_per_s)),
             small("  read "),
             text(NOTHING if slave.read_age_s is None else f"{format_seconds(slave.read_age_s)} ago"),
@@ -256,25 +256,25 @@ def _distribution(
 def ladder_of(
     replica: ReplicaView, context: RenderContext, *, width: int, is_live: bool = True
 ) -> list[Line]:
-    """Every stage with its offset and how far it is from the end of the log, drawn to one scale.
+    """Every stage with its offset and its distance from the end of the log, drawn to one scale.
 
-    The master's figures are of one answer, the slave's own of another: each is measured by the end of the log
-    that the same answer tells, and never by the other's. Where it `is_live`, both have their age.
+    The master's figures are of one answer, the slave's own of another: distances are measured from the end of
+    the log in the same answer only. Where it `is_live`, both have their age.
     """
     ages = (replica.age_s, replica.slave_age_s) if is_live else (None, None)
-    told = (
+    answers = (
         ("the master", ages[0], (replica.master_offset, replica.sent_offset, replica.ack_offset)),
         ("the slave", ages[1], (replica.slave_max_offset, replica.flushed_offset, replica.dispatched_offset)),
     )
     lacks = [
         [None if ends[0] is None or offset is None else ends[0] - offset for offset in ends]
-        for _, _, ends in told
+        for _, _, ends in answers
     ]
     worst = max((one for each in lacks for one in each if one is not None), default=0)
-    digits = max(len(format_offset(offset)) for _, _, ends in told for offset in ends)
+    digits = max(len(format_offset(offset)) for _, _, ends in answers for offset in ends)
     lines: list[Line] = []
     names = iter(STAGES)
-    for (teller, age_s, ends), lacking in zip(told, lacks, strict=True):
+    for (source, age_s, ends), lacking in zip(answers, lacks, strict=True):
         for place, (offset, lack_bytes) in enumerate(zip(ends, lacking, strict=True)):
             stage, _ = next(names)
             line: list[Part] = [
@@ -288,7 +288,7 @@ def ladder_of(
                 line += _distance(lack_bytes, worst, replica, context, room=width - 11 - digits - 14)
             elif offset is not None:
                 age = "" if age_s is None else f", {format_seconds(age_s)} ago"
-                line.append((f"   at {teller}{age}", context.palette.muted))
+                line.append((f"   at {source}{age}", context.palette.muted))
             lines.append(tuple(line))
     return lines
 
@@ -296,7 +296,7 @@ def ladder_of(
 def _distance(
     lack_bytes: int | None, worst: int, replica: ReplicaView, context: RenderContext, *, room: int
 ) -> list[Part]:
-    """How far a stage is from the end of the log, in bytes and as a bar."""
+    """Distance of a stage from the end of the log, in bytes and as a bar."""
     palette = context.palette
     if lack_bytes is None:
         return []

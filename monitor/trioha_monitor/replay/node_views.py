@@ -75,8 +75,8 @@ class NodeViews:
             broker_id=identity.broker_id,
             version=clean(str(sample.get("version") or ""))
             or ("" if run.is_sampled else run.reader.session.program_version),
-            told_by="session",
-            tells_replicas=not run.is_slave,
+            source="session",
+            lists_replicas=not run.is_slave,
             log=self._log(moment),
             limits=run.limits,
             slave=slave_view(self._moments, moment) if run.is_slave else None,

@@ -136,7 +136,7 @@ class ReplicaViews:
             is_connected=is_connected,
             unconnected_s=for_s,
             connected_s=for_s,
-            is_master_heard=health_of(node, moment, is_growing=True)[0] is Health.UP
+            master_answers=health_of(node, moment, is_growing=True)[0] is Health.UP
             and (at_ns <= run.end_ns or not run.reader.ended_in_order),
             # A monitor's session has no record of what a node received.
             last_received_s=(

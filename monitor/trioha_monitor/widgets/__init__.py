@@ -1,1 +1,1 @@
-"""What the monitor's screen is made of. Every widget shows a frozen value and keeps nothing else."""
+"""Widgets of the monitor's screen. A widget shows a frozen value and keeps only caches of what it drew."""

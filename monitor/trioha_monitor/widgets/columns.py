@@ -1,4 +1,4 @@
-"""Columns of a table: what each shows, and which of them fit a width. Pure."""
+"""Columns of a table, and which of them fit a width. Pure."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Column(Generic[T]):
     key: str
     label: str
     help: str
-    """What it means, for the help screen."""
+    """Meaning, for the help screen."""
     cell: Callable[[T, RenderContext], Line] | None
-    """What it shows."""
+    """Makes the cell; None for a `picture`."""
     align: Literal["left", "right"] = "left"
     rank: int = 0
-    """0 is always shown; of the others the highest rank gives way first."""
+    """0 is always shown; of the others the highest rank is dropped first."""
     flexible_min: int | None = None
-    """None: as wide as its content. Else it takes what the others leave, and at least this many cells."""
+    """None: as wide as its content. Else at least this many cells, and the width that others leave."""
     picture: Callable[[T, RenderContext, int], Line] | None = None
-    """Draws a flexible column that has no `cell`, for the width that it got."""
+    """Draws a flexible column without `cell`, for its width."""
     order: Callable[[T], Any] | None = None
-    """What rows are sorted by, ascending; None if that makes no sense."""
+    """Sort key of a row, ascending; None if the column has no order."""
 
     def write(self, item: T, context: RenderContext, width: int) -> Line:
-        """What it shows of `item`."""
+        """The cell of `item`."""
         if self.cell is not None:
             return self.cell(item, context)
         assert self.picture is not None, "a column has a cell or a picture"
@@ -47,8 +47,8 @@ class Column(Generic[T]):
 def fit(columns: Sequence[Column[Any]], content: Mapping[str, int], *, width: int) -> dict[str, int]:
     """The columns that fit into `width` cells, in their order, and how wide each is.
 
-    `content` is the widest content of each column. Columns of the highest rank are left out until the rest
-    fits; if even those of rank 0 do not fit, the widest of them shrinks.
+    `content` is the widest content of each column. Columns of the highest rank are dropped until the others
+    fit; if columns of rank 0 do not fit, the widest of them shrinks.
     """
     shown = list(columns)
 
@@ -72,7 +72,7 @@ def fit(columns: Sequence[Column[Any]], content: Mapping[str, int], *, width: in
 
 
 def shorten(line: Line, width: int) -> Line:
-    """`line` cut to `width` cells, with an ellipsis for what is lost."""
+    """`line` cut to `width` cells, with an ellipsis."""
     if width <= 0:
         return ()
     kept: list[tuple[str, Style]] = []

@@ -1,9 +1,4 @@
-"""One question to the user, on one line.
-
-The line that a table is filtered by.
-
-Help: the keys, and what is to be seen in the screen that it was asked in.
-"""
+"""What opens over a pane: a dialog with one question, the filter line, and help."""
 
 from __future__ import annotations
 
@@ -25,16 +20,16 @@ from trioha_monitor.rendering import Palette, palette_of
 
 
 class AskLine(Input):
-    """Where the answer is typed."""
+    """Input of a dialog."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Not Input's own message: a key that is typed right behind belongs to the screen below already.
+        # Not Input.Submitted: the next key belongs to the screen below already.
         Binding("enter", "screen.answer", "Answer", id="ask.answer"),
     ]
 
 
 class AskScreen(ModalScreen[None]):
-    """Asks until `answer` takes what was typed without a TriohaError, or the user gives up."""
+    """Asks until `answer` accepts the input without a TriohaError, or the user cancels."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel", id="ask.cancel")]
 
@@ -43,7 +38,7 @@ class AskScreen(ModalScreen[None]):
         self._title, self._hint, self._answer = title, hint, answer
 
     def compose(self) -> ComposeResult:
-        """A line to type in, and what may be typed."""
+        """An input line, and examples of input."""
         with Vertical(id="ask") as panel:
             panel.border_title = self._title
             panel.border_subtitle = "enter · esc cancels"
@@ -51,7 +46,7 @@ class AskScreen(ModalScreen[None]):
             yield Label(self._hint, id="ask-hint", markup=False)
 
     def action_answer(self) -> None:
-        """Take what was typed."""
+        """Submit the input."""
         try:
             self._answer(self.query_one("#ask-input", Input).value.strip())
         except TriohaError as error:
@@ -63,17 +58,17 @@ class AskScreen(ModalScreen[None]):
 
 
 class FilterLine(Input):
-    """Where the text to filter by is typed. Return keeps it, escape drops it."""
+    """Input of a filter. Return keeps it, escape drops it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Not Input's own message: a key that is typed right behind belongs to the screen already.
+        # Not Input.Submitted: the next key belongs to the pane already.
         Binding("enter", "screen.keep_filter", "Keep filter", id="filter.keep"),
         Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
     ]
 
 
 class HelpScreen(ModalScreen[None]):
-    """Laid over the monitor, which goes on below."""
+    """Help, over the monitor, which goes on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q", "dismiss", "Close", id="help.close"),

@@ -1,8 +1,6 @@
-"""Series as bars of block characters: one line for a table, many lines for a graph. Pure.
+"""Graphs: a series as bars of block characters, in one line (`Sparkline`) or in many (`Graph`).
 
-A series over the last minutes, as large as there is room, with the broker's own limits drawn in.
-
-What graphs show of a replica, with its master's limits. Pure.
+A large graph has the broker's own limits drawn in, and ticks for events.
 """
 
 from __future__ import annotations
@@ -23,17 +21,17 @@ from trioha_monitor.view import ClusterView, ReplicaView
 from trioha_monitor.widgets.line_view import LineView
 
 SPARK_MIN_BYTES = 262_144
-"""Lag that fills a small graph at least, in bytes."""
+"""Smallest full scale of a sparkline, in bytes of lag."""
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 JUMP_MS = 10_000
-"""A time that moves on by more than this did not just pass: nothing that was computed is kept."""
+"""After a jump of the time by more than this, no column is reused."""
 
 Columns = tuple[Bucket | None, ...]
 
 
 @define(eq=False)
 class ColumnCache:
-    """The columns of one series from moment to moment: only those that may differ are made anew."""
+    """The columns of one series from moment to moment: only columns that may differ are computed."""
 
     _shape: tuple[int, ...] = ()
     _end_ms: int = 0
@@ -41,10 +39,10 @@ class ColumnCache:
     _columns: Columns = ()
 
     def columns(self, series: Series, width: int, *, end_ms: int, span_ms: int) -> Columns:
-        """`series.columns(...)`; the same object as before where nothing changed."""
+        """`series.columns(...)`; the same object as before if nothing changed."""
         shape, last = (width, span_ms, series.bucket_ms, series.revision), end_ms * width // span_ms
         shift = last - self._last
-        # Columns that the bucket being filled may touch, now or when these were made, and one for rounding.
+        # Columns that the current bucket touches, now or at the last call, and one for rounding.
         fresh = shift + series.bucket_ms * width // span_ms + 2
         if shape != self._shape or not 0 <= end_ms - self._end_ms <= JUMP_MS or fresh >= width:
             columns = series.columns(width, end_ms=end_ms, span_ms=span_ms)
@@ -62,7 +60,7 @@ class ColumnCache:
 
 @define(eq=False)
 class Sparkline:
-    """One series as one line, drawn again only when a column changed."""
+    """One series as one line; drawn again only if a column has changed."""
 
     _cache: ColumnCache = field(factory=ColumnCache)
     _columns: Columns | None = None
@@ -79,9 +77,9 @@ class Sparkline:
 
 
 def sparkline(columns: Sequence[Bucket | None], palette: Palette, *, least: float = SPARK_MIN_BYTES) -> Line:
-    """One character a column, scaled to the worst of them. No data is blank, zero the lowest bar.
+    """One character a column, scaled to the worst of them, but at least to `least`.
 
-    What is worst counts as `least` at least: noise is no mountain.
+    No data is blank; zero is the lowest bar.
     """
     worst = max([least, *(bucket.value for bucket in columns if bucket is not None)])
     cells: list[Part] = []
@@ -91,7 +89,7 @@ def sparkline(columns: Sequence[Bucket | None], palette: Palette, *, least: floa
         elif bucket.value <= 0:
             cells.append((EIGHTHS[1], palette.of(bucket.severity) if bucket.severity else palette.muted))
         else:
-            # Something is always higher than nothing.
+            # Any value is higher than zero.
             level = 1 + ceil(bucket.value * 7 / worst)
             cells.append((EIGHTHS[level], palette.of(bucket.severity)))
     return runs(cells)
@@ -102,7 +100,7 @@ def area(
 ) -> list[list[Part]]:
     """`height` lines, the highest first: each column is filled up to its share of `top`.
 
-    One part a character; `grid` are the lines that are dotted where nothing is drawn.
+    One part a character; `grid` are the lines that are dotted where no bar is.
     """
     levels = [_level(bucket, height=height, top=top) for bucket in columns]
     lines: list[list[Part]] = []
@@ -116,14 +114,14 @@ def area(
             elif level <= below + 8:
                 line.append((EIGHTHS[level - below], palette.of(bucket.severity)))
             else:
-                # A bright edge on a paler body: the eye follows the edge.
+                # A bright edge on a paler body.
                 line.append((EIGHTHS[8], palette.body(bucket.severity)))
         lines.append(line)
     return lines
 
 
 def runs(cells: Sequence[Part]) -> Line:
-    """The same text in as few pieces as there are changes of style: drawing costs by the piece."""
+    """The same text with parts of one style merged: drawing costs by the part."""
     merged: list[Part] = []
     text, style = "", None
     for more, other in cells:
@@ -139,7 +137,7 @@ def runs(cells: Sequence[Part]) -> Line:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `width` cells, filled to `share` of it (0 to 1); anything at all shows."""
+    """A bar of `width` cells, filled to `share` (0 to 1); anything above 0 is visible."""
     eighths = min(width * 8, ceil(max(0.0, share) * width * 8))
     partial = "▏▎▍▌▋▊▉"
     whole, rest = divmod(eighths, 8)
@@ -147,7 +145,7 @@ def bar(share: float, width: int) -> str:
 
 
 def full_scale(worst: float, *, units: ByteUnits = ByteUnits.BINARY, least: float = 1024) -> float:
-    """Where an axis up to `worst` ends, at least at `least`: a number that reads well, and half of it too."""
+    """End of an axis that reaches `worst`, at least `least`: a round number whose half is round, too."""
     if units is ByteUnits.BINARY:
         power = 1 << max(0, ceil(worst) - 1).bit_length()
         return max(least, power * 3 // 4 if worst <= power * 3 // 4 else power)
@@ -170,7 +168,7 @@ def grid_rows(height: int) -> tuple[int, ...]:
 
 
 def _level(bucket: Bucket | None, *, height: int, top: float) -> int:
-    """How many eighths of a line the column has: at least one, so that time with data shows."""
+    """Height of a column in eighths of a line: at least one if there is data."""
     return 0 if bucket is None else max(1, min(height * 8, ceil(bucket.value * height * 8 / top)))
 
 
@@ -181,7 +179,7 @@ LIMIT_IN_SIGHT = 4
 
 
 class Quantity(Enum):
-    """What a graph's values are."""
+    """Quantity of a graph's values."""
 
     BYTES = "bytes"
     BYTES_PER_S = "bytes/s"
@@ -196,7 +194,7 @@ class Quantity(Enum):
 
 @frozen
 class Limit:
-    """A line across the graph: what a broker compares the value with."""
+    """A line across the graph: a broker's limit of the value."""
 
     value: float
     label: str
@@ -204,7 +202,7 @@ class Limit:
 
 @frozen
 class Mark:
-    """A tick on the time axis: something happened."""
+    """A tick on the time axis: an event."""
 
     time_ms: int
     severity: Severity
@@ -212,37 +210,37 @@ class Mark:
 
 @frozen
 class Curve:
-    """What a graph shows."""
+    """A series with what is drawn along with it."""
 
     title: str
     key: object
-    """Whose curve it is: what was drawn of another one is not kept."""
+    """Identity of the curve: caches are dropped when it changes."""
     series: Series
     quantity: Quantity
     limits: tuple[Limit, ...] = ()
     """From the lowest to the highest."""
     marks: tuple[Mark, ...] = ()
     now: str = ""
-    """The present value in words, if there is one."""
+    """Text of the present value; empty without one."""
 
 
 class Graph(LineView):
-    """Bars, each the worst of its stretch of time."""
+    """Bars, each the worst of its span of time."""
 
     def __init__(self, *, id: str, empty: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._empty = empty
         self._curve: Curve | None = None
-        self._look: RenderContext | None = None
+        self._render_context: RenderContext | None = None
         self._cache = ColumnCache()
         self._drawn: object = None
         self._titles = ("", "")
 
     def show(self, curve: Curve | None, context: RenderContext) -> None:
-        """Show `curve`; None says that there is nothing to draw."""
+        """Show `curve`; None if there is nothing to draw."""
         if curve is not None and (self._curve is None or curve.key != self._curve.key):
             self._cache, self._drawn = ColumnCache(), None
-        self._curve, self._look = curve, context
+        self._curve, self._render_context = curve, context
         self._draw()
 
     def on_resize(self) -> None:
@@ -251,7 +249,7 @@ class Graph(LineView):
         self._draw()
 
     def _draw(self) -> None:
-        context, curve, size = self._look, self._curve, self.size
+        context, curve, size = self._render_context, self._curve, self.size
         if context is None or size.width <= 0:
             return
         width, height = size.width - GUTTER, size.height - 2
@@ -261,9 +259,9 @@ class Graph(LineView):
             self._drawn = None
             return
         worst = curve.series.worst(end_ms=context.end_ms, span_ms=context.span_ms)
-        said = "no data" if worst is None else curve.quantity.write(worst.value, context)
+        worst_text = "no data" if worst is None else curve.quantity.write(worst.value, context)
         now = f"now {curve.now} · " if curve.now else ""
-        self._entitle(curve.title, f"{now}worst of {format_span(context.span_ms / 1000)}: {said}")
+        self._entitle(curve.title, f"{now}worst of {format_span(context.span_ms / 1000)}: {worst_text}")
         if width < 10 or height < 1:
             self.show_lines([])
             return
@@ -276,15 +274,15 @@ class Graph(LineView):
 
     def _entitle(self, title: str, subtitle: str) -> None:
         if subtitle and self.styles.border_bottom[0] in {"", "none", "hidden"}:
-            # Without a frame there is only the line above.
+            # Without a border there is only the title's line.
             title, subtitle = f"{title} · {subtitle}", ""
         if (title, subtitle) != self._titles:
             self._titles = (title, subtitle)
-            # Text of a peer is text, never markup.
+            # A peer's text must not be read as markup.
             self.border_title, self.border_subtitle = Text(title), Text(subtitle)
 
     def _marks(self, curve: Curve, context: RenderContext, width: int) -> tuple[tuple[int, Severity], ...]:
-        """Column and severity of what happened in the time that is drawn; the worst of each column."""
+        """Columns of the events in the time that is drawn, with the worst severity of each."""
         last = context.end_ms * width // context.span_ms
         columns: dict[int, Severity] = {}
         for mark in curve.marks:
@@ -307,18 +305,18 @@ def _picture(
     top = _top(curve, context, worst)
     near = [limit for limit in curve.limits if limit.value <= top]
     far = [limit for limit in curve.limits if limit.value > top]
-    # An even number of lines has a middle with a round label; a line too many names the limit above.
+    # An even number of lines has a middle with a round label; an odd line names the limit above.
     above = height % 2 if height > 4 else 0
     bars = height - above
     grid = grid_rows(bars)
     rows = [[(" ", palette.text)] * width for _ in range(above)]
     rows += area(columns, palette, height=bars, top=top, grid=grid)
-    taken = set()
+    used_rows = set()
     for limit in near:
         row = above + bars - max(1, ceil(limit.value * bars / top))
-        taken.add(row)
+        used_rows.add(row)
         _write_limit(rows[row], f" {limit.label} ", palette.warn, everywhere=True)
-    if far and 0 not in taken:
+    if far and 0 not in used_rows:
         _write_limit(rows[0], f" ↑ {far[0].label} ", palette.muted, everywhere=False)
     lines: list[Line] = []
     for row, cells in enumerate(rows, start=-above):
@@ -336,7 +334,7 @@ def _picture(
 
 
 def _top(curve: Curve, context: RenderContext, worst: float) -> float:
-    """Where the axis ends: above the worst value, and above the limits that it comes close to."""
+    """End of the axis: above the worst value, and above limits that are close to it."""
     highest = max([worst, *(limit.value for limit in curve.limits if worst * LIMIT_IN_SIGHT >= limit.value)])
     if curve.quantity is Quantity.SECONDS:
         return max(0.1, round_above(highest))
@@ -344,7 +342,7 @@ def _top(curve: Curve, context: RenderContext, worst: float) -> float:
 
 
 def _write_limit(row: list[Part], label: str, style: Style, *, everywhere: bool) -> None:
-    """A line where nothing is drawn, and its name at the right end."""
+    """Draw a limit where no bar is, with its name at the right end."""
     if everywhere:
         for x, (glyph, _) in enumerate(row):
             if glyph in " ┈":
@@ -365,7 +363,7 @@ def _scale(quantity: Quantity, context: RenderContext, value: float) -> str:
 
 
 def _time_axis(context: RenderContext, width: int) -> str:
-    """Labels under the axis: its two ends, and the middle if there is room."""
+    """Labels of the time axis: its ends, and the middle if there is room."""
     span_s = context.span_ms / 1000
     left, right = f"-{format_span(span_s)}", "now"
     middle = f"-{format_span(span_s / 2)}" if width >= 40 else ""
@@ -375,11 +373,11 @@ def _time_axis(context: RenderContext, width: int) -> str:
 
 
 def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *, in_seconds: bool) -> Curve:
-    """Its lag over time, in bytes or in seconds, with ticks for what happened to it."""
+    """Lag of a replica over time, in bytes or in seconds, with its events and its master's limits."""
     limits = replica.limits
     marks = replica_marks(replica, view, context)
     why = f" · {replica.why}" if replica.why else ""
-    told = "" if limits.are_told else " (default)"
+    default = "" if limits.are_reported else " (default)"
     if in_seconds:
         return Curve(
             title=f"Lag of {replica.label} in seconds{why}",
@@ -387,10 +385,12 @@ def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *
             series=replica.lag_s_history,
             quantity=Quantity.SECONDS,
             limits=(
-                Limit(limits.slave_timeout_s, f"slaveTimeout {format_seconds(limits.slave_timeout_s)}{told}"),
+                Limit(
+                    limits.slave_timeout_s, f"slaveTimeout {format_seconds(limits.slave_timeout_s)}{default}"
+                ),
                 Limit(
                     limits.housekeeping_s,
-                    f"housekeeping closes after {format_duration(limits.housekeeping_s)}{told}",
+                    f"housekeeping closes after {format_duration(limits.housekeeping_s)}{default}",
                 ),
             ),
             marks=marks,
@@ -402,7 +402,7 @@ def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *
         series=replica.lag_history,
         quantity=Quantity.BYTES,
         limits=(
-            Limit(limits.gap_bytes_max, f"haMaxGapNotInSync {format_bytes(limits.gap_bytes_max)}{told}"),
+            Limit(limits.gap_bytes_max, f"haMaxGapNotInSync {format_bytes(limits.gap_bytes_max)}{default}"),
         ),
         marks=marks,
         now="" if replica.diff_bytes is None or replica.is_rejoining else context.size(replica.diff_bytes),
@@ -410,7 +410,7 @@ def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *
 
 
 def replica_marks(replica: ReplicaView, view: ClusterView, context: RenderContext) -> tuple[Mark, ...]:
-    """What happened to a replica in the time that is drawn."""
+    """Events of a replica in the time that is drawn."""
     marks: list[Mark] = []
     for event in reversed(view.events):
         if event.time_ms < context.end_ms - context.span_ms:

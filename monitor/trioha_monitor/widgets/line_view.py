@@ -1,4 +1,4 @@
-"""A widget that shows lines, and redraws only those that changed."""
+"""A widget that shows lines and redraws only lines that changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trioha_monitor.rendering import Line
 
 
 class LineView(Widget):
-    """Lines from top to bottom; what does not fit is cut off."""
+    """Lines from top to bottom; lines that do not fit are cut off."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
@@ -24,11 +24,11 @@ class LineView(Widget):
 
     @property
     def lines(self) -> list[str]:
-        """What is shown at present, as plain text."""
+        """The lines as plain text."""
         return ["".join(text for text, _ in line) for line in self._lines]
 
     def show_lines(self, lines: Sequence[Line]) -> None:
-        """Show `lines` in place of what was shown."""
+        """Show `lines`."""
         old, new = self._lines, tuple(lines)
         if new == old:
             return
@@ -49,12 +49,12 @@ class LineView(Widget):
         return len(self._lines)
 
     def notify_style_update(self) -> None:
-        """Other colours: nothing that was drawn can be kept."""
+        """Drop cached strips: colours changed."""
         super().notify_style_update()
         self._strips, self._base = {}, None
 
     def on_resize(self) -> None:
-        """Another width: nothing that was drawn can be kept."""
+        """Drop cached strips: the width changed."""
         self._strips = {}
 
     def render_line(self, y: int) -> Strip:

@@ -1,7 +1,4 @@
-"""The first line: which screen, how the whole does, and when that was.
-
-Where a replay stands: its speed, the lag of the whole session, and a tick for every event.
-"""
+"""The lines at the top: panes, state of the cluster and time; in a replay its position, lag and events."""
 
 from __future__ import annotations
 
@@ -23,23 +20,23 @@ from trioha_monitor.widgets.line_view import LineView
 
 
 class TopBar(LineView):
-    """One line over the whole width. A click on a name opens that screen."""
+    """One line over the whole width. A click on a name opens its pane."""
 
     class PaneClicked(Message):
-        """The user clicked on a screen's name."""
+        """The user clicked on a pane's name."""
 
         def __init__(self, pane: str) -> None:
             super().__init__()
             self.pane = pane
 
     def __init__(self, names: tuple[tuple[str, str], ...], *, id: str) -> None:  # noqa: A002 - Textual's name
-        """`names` are ids of panes and how they are called."""
+        """`names` are ids and labels of the panes."""
         super().__init__(id=id)
         self._names = names
         self._places: list[tuple[int, int, str]] = []
 
     def show(self, view: ClusterView, context: RenderContext, *, pane: str, states: tuple[Part, ...]) -> None:
-        """Show how `view` does as a whole; `states` are what is out of the ordinary: paused, recording."""
+        """Show the state of the cluster in `view`, and `states` to point out: paused, recording."""
         palette, width = context.palette, self.size.width
         left: list[Part] = [("trioha ", palette.strong + palette.accent)]
         at, places = cell_len("trioha "), []
@@ -54,9 +51,9 @@ class TopBar(LineView):
         right: list[Part] = [(f" {clock}", palette.muted)]
         for state in reversed(states):
             right[:0] = [("  ", palette.text), state]
-        middle = whole(view, context)
+        middle = summary(view, context)
         if width - at - sum(cell_len(text) for text, _ in (*middle, *right)) < 2:
-            middle = in_short(view, context)
+            middle = short_summary(view, context)
         clusters = ", ".join(sorted({node.cluster for node in view.nodes if node.cluster}))
         spare = width - at - sum(cell_len(text) for text, _ in (*middle, *right)) - 2
         if clusters and spare > len(clusters) + 4:
@@ -64,13 +61,13 @@ class TopBar(LineView):
         line: list[Part] = [*left, ("  ", palette.text), *middle]
         used = sum(cell_len(text) for text, _ in (*line, *right))
         while used > width and len(line) > len(left) + 2:
-            # Too narrow: the last words of the verdict give way, never the clock.
+            # Too narrow: the last words are dropped, never the clock.
             used -= cell_len(line.pop()[0])
         line.append((" " * max(0, width - used), palette.text))
         self.show_lines([(*line, *right)])
 
     def on_click(self, event: events.Click) -> None:
-        """Open the screen whose name was clicked."""
+        """Open the pane whose name was clicked."""
         at = event.get_content_offset(self)
         pane = next(
             (name for start, end, name in self._places if at is not None and start <= at.x < end), None
@@ -79,8 +76,8 @@ class TopBar(LineView):
             self.post_message(self.PaneClicked(pane))
 
 
-def in_short(view: ClusterView, context: RenderContext) -> Line:
-    """The same in the fewest words: how much of it is bad, and how much not as it should be."""
+def short_summary(view: ClusterView, context: RenderContext) -> Line:
+    """The shortest text: how many nodes and replicas are bad, and how many in warning."""
     severities = Counter(node.health.severity for node in view.nodes if node.health is not Health.LATE)
     severities[Severity.WARNING] += sum(node.health is Health.LATE for node in view.nodes)
     severities.update(replica.verdict.severity for replica in view.replicas)
@@ -93,8 +90,8 @@ def in_short(view: ClusterView, context: RenderContext) -> Line:
     )
 
 
-def whole(view: ClusterView, context: RenderContext) -> Line:
-    """The whole cluster in a few words, the worst first."""
+def summary(view: ClusterView, context: RenderContext) -> Line:
+    """State of the cluster in a few words, the worst first."""
     palette = context.palette
     parts: list[Part] = []
     verdicts = Counter(replica.verdict for replica in view.replicas)
@@ -130,10 +127,10 @@ KEYS = "space play  [ ] speed  b back  , . step  n N event  g go to  f until"
 
 
 class ReplayBar(LineView):
-    """Three lines: what it does, the lag over the whole session, and the time axis. A click goes there."""
+    """Three lines: state, lag over the whole session, and time axis. A click goes to its time."""
 
     class Clicked(Message):
-        """The user wants to go to a moment."""
+        """The user clicked at a moment."""
 
         def __init__(self, time_ms: int) -> None:
             super().__init__()
@@ -146,7 +143,7 @@ class ReplayBar(LineView):
         self._columns: Columns = ()
 
     def show(self, state: PlaybackState, context: RenderContext) -> None:
-        """Show where it stands."""
+        """Show the state."""
         width = self.size.width
         self._state = state
         if width <= 0:
@@ -183,12 +180,12 @@ class ReplayBar(LineView):
         return runs(cells), runs(axis)
 
     def on_resize(self) -> None:
-        """Another width: every column is another stretch of time."""
+        """Compute the columns for the new width."""
         super().on_resize()
         self._drawn = None
 
     def on_click(self, event: events.Click) -> None:
-        """Go where the mouse is."""
+        """Go to the time under the mouse."""
         at, state = event.get_content_offset(self), self._state
         if at is not None and state is not None and at.y > 0:
             length_ms = state.end_ms - state.start_ms

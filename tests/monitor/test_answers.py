@@ -1,4 +1,4 @@
-"""What is kept of a node's answer: bounded, checked, and safe to draw."""
+"""Answers of nodes: checked, bounded and safe to draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.monitor.builders import connection, master, slave
 from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
-from trioha_monitor.answers import CONNECTIONS_MAX, WARNINGS_MAX, Intake
+from trioha_monitor.answers import CONNECTIONS_MAX, WARNINGS_MAX, AnswerFilter
 from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
 
 HOSTILE_TEXTS = (
@@ -57,7 +57,7 @@ def test_names_of_ordinary_alphabets_are_shown_as_they_are() -> None:
         assert clean(name) == name
 
 
-def test_names_beyond_the_most_are_other_and_known_ones_always_have_their_own() -> None:
+def test_names_beyond_the_maximum_are_other_and_protocol_names_always_kept() -> None:
     names = Names(known=frozenset({"PUT_OK"}), names_max=2)
     assert [names.of(name) for name in ("a", "b", "c", "a", "PUT_OK", "d")] == [
         "a", "b", OTHER, "a", "PUT_OK", OTHER,
@@ -65,41 +65,41 @@ def test_names_beyond_the_most_are_other_and_known_ones_always_have_their_own() 
 
 
 def test_new_names_for_ever_are_counted_under_other() -> None:
-    intake = Intake()
+    intake = AnswerFilter()
     for number in range(500):
         told = {f"STATUS_{number}_{n}": 1 for n in range(50)} | {"PUT_OK": number, "FLUSH_SLAVE_TIMEOUT": 3}
-        kept = intake.accept(evolve(master(1000), put_statuses=told, ended_connections=told)).status
+        kept = intake.check(evolve(master(1000), put_statuses=told, ended_connections=told)).status
     assert kept.put_statuses == {OTHER: 50, "PUT_OK": 499, "FLUSH_SLAVE_TIMEOUT": 3}
     assert kept.ended_connections[OTHER] > 0
     assert len(kept.ended_connections) <= 2
 
 
-def test_connections_beyond_the_most_and_those_of_probes_are_counted() -> None:
+def test_connections_beyond_the_maximum_and_those_of_probes_are_counted() -> None:
     replicas = [connection(f"10.0.{n // 250}.{n % 250}:1", sent=5, ack=5, lag=0) for n in range(1000)]
     waiting = [connection(f"10.9.9.9:{n}", sent=-1, ack=-1, lag=0, state="HANDSHAKE") for n in range(300)]
     untold = [connection(f"10.9.9.8:{n}", sent=-1, ack=-1, lag=0, state=None) for n in range(3)]
     told = evolve(
         master(1000, *waiting, *replicas, *untold, replicas[0]), unread_connections=7, unread_probes=11
     )
-    answer = Intake().accept(told)
+    answer = AnswerFilter().check(told)
     assert [kept.address for kept in answer.status.connections] == [
         one.address for one in replicas[:CONNECTIONS_MAX]
     ]
     assert (answer.more_connections, answer.waiting_probes) == (1001 - CONNECTIONS_MAX + 7, 303 + 11)
 
 
-def test_probing_hosts_beyond_the_most_are_counted_together() -> None:
-    intake = Intake()
+def test_probing_hosts_beyond_the_maximum_are_counted_together() -> None:
+    intake = AnswerFilter()
     for number in range(10):
         told = {f"10.{number}.0.{n}": {"EOF": 2, "\x1b[2J": 1} for n in range(50)}
-        kept = intake.accept(evolve(master(1), probes=told)).status.probes
+        kept = intake.check(evolve(master(1), probes=told)).status.probes
     assert kept == {OTHER: {"EOF": 100, "\N{REPLACEMENT CHARACTER}[2J": 50}}
     with pytest.raises(RemoteProtocolError, match="impossible number of probes"):
-        intake.accept(evolve(master(1), probes={"a": {"EOF": -1}}))
+        intake.check(evolve(master(1), probes={"a": {"EOF": -1}}))
 
 
-def test_warnings_beyond_the_most_are_counted() -> None:
-    kept = Intake().accept(evolve(master(1), warnings=tuple(f"w{n}\x1b" for n in range(100)))).status
+def test_warnings_beyond_the_maximum_are_counted() -> None:
+    kept = AnswerFilter().check(evolve(master(1), warnings=tuple(f"w{n}\x1b" for n in range(100)))).status
     assert kept.warnings[:2] == ("w0\N{REPLACEMENT CHARACTER}", "w1\N{REPLACEMENT CHARACTER}")
     assert kept.warnings[WARNINGS_MAX:] == ("84 more warnings",)
 
@@ -119,9 +119,9 @@ def test_warnings_beyond_the_most_are_counted() -> None:
         ("ended_connections", {"EOF": 10**400}),
     ],
 )
-def test_an_answer_that_cannot_be_true_is_refused(name: str, value: object) -> None:
+def test_an_impossible_answer_is_refused(name: str, value: object) -> None:
     with pytest.raises(RemoteProtocolError, match="answered with an impossible "):
-        Intake().accept(evolve(master(1000), **{name: value}))
+        AnswerFilter().check(evolve(master(1000), **{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -135,20 +135,20 @@ def test_an_answer_that_cannot_be_true_is_refused(name: str, value: object) -> N
         {"ack_latency_us": Distribution(1, 2, 10**400, 4)},
     ],
 )
-def test_a_connection_that_cannot_be_true_is_refused(changes: dict[str, object]) -> None:
+def test_an_impossible_connection_is_refused(changes: dict[str, object]) -> None:
     bad = evolve(connection("10.0.0.1:1", sent=5, ack=5, lag=0), **changes)
     with pytest.raises(RemoteProtocolError, match="impossible"):
-        Intake().accept(master(1000, bad))
+        AnswerFilter().check(master(1000, bad))
 
 
-def test_settings_and_figures_of_the_table_that_make_no_sense_are_not_known() -> None:
+def test_impossible_settings_and_figures_of_the_table_are_dropped() -> None:
     names = [field.name for field in fields(BrokerSettings)]
     told = evolve(
         master(1000),
         settings=BrokerSettings(**dict.fromkeys(names, 10**400)),
         table=BrokerRuntimeInfo(booted_ms=-1, earliest_ms=2**70, disk_total_bytes=10**400, puts_total=5),
     )
-    kept = Intake().accept(told).status
+    kept = AnswerFilter().check(told).status
     assert kept.settings == BrokerSettings()
     assert kept.table == BrokerRuntimeInfo(puts_total=5)
 
@@ -175,7 +175,7 @@ def test_no_text_of_an_answer_escapes(
         put_statuses=dict.fromkeys(puts, 1),
         ended_connections=dict.fromkeys(puts, 1),
     )
-    assert all(text == clean(text, length_max=200) for text in _texts(Intake().accept(told).status))
+    assert all(text == clean(text, length_max=200) for text in _texts(AnswerFilter().check(told).status))
 
 
 def _texts(status: BrokerStatus) -> list[str]:

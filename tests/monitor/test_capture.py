@@ -1,4 +1,4 @@
-"""What the monitor records is shown again as it was seen."""
+"""A replay of a monitor's recording shows the recorded views."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def recorded(views: list[ClusterView], tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def test_a_replay_shows_what_was_seen(views: list[ClusterView], recorded: Path) -> None:
+def test_a_replay_shows_the_recorded_views(views: list[ClusterView], recorded: Path) -> None:
     source = open_replay([recorded])
     while source.work(for_s=1.0):
         pass
@@ -113,7 +113,7 @@ def test_replayed_lag_curves_are_those_seen_live(views: list[ClusterView], recor
             assert found.value == bucket.value
 
 
-def test_what_was_lost_is_on_the_timeline(views: list[ClusterView], recorded: Path) -> None:
+def test_losses_are_on_the_timeline(views: list[ClusterView], recorded: Path) -> None:
     source = open_replay([recorded])
     while source.work(for_s=1.0):
         pass
@@ -122,14 +122,14 @@ def test_what_was_lost_is_on_the_timeline(views: list[ClusterView], recorded: Pa
     assert [(event.replica, event.time_ms) for event in lost] == [(FAR, views[LOST_TICK].time_ms)]
     assert lost[0].text.startswith("no longer listed")
     connects = {event.replica: event.text for event in view.events if event.kind is EventKind.CONNECT}
-    # The one whose own session is there has its name.
+    # The slave with a session of its own has its label.
     assert NEAR in connects["broker-a #1"]
     assert FAR in connects
     node = next(node for node in view.nodes if node.role == "SYNC_MASTER")
     assert (node.health, node.reason) == (Health.DOWN, "did not answer the monitor: Connection refused")
 
 
-def test_a_recording_says_that_it_is_one_of_samples(recorded: Path) -> None:
+def test_a_recording_is_marked_as_samples(recorded: Path) -> None:
     sessions = [open_session(path) for path in find_sessions([recorded])]
     assert sorted((one.identity.role, one.identity.source, one.identity.sampled_ms) for one in sessions) == [
         ("SLAVE", "monitor", 100),
@@ -143,7 +143,7 @@ def test_a_recording_says_that_it_is_one_of_samples(recorded: Path) -> None:
         assert document["settings"]["address"] in {MASTER, SLAVE}
 
 
-def test_what_does_not_change_is_not_recorded_again(tmp_path: Path) -> None:
+def test_unchanged_figures_are_not_recorded_again(tmp_path: Path) -> None:
     cluster = Cluster([MASTER])
     status = master(5000, connection(NEAR, sent=5000, ack=4000, lag=1000))
     recording = MonitorRecording(tmp_path)
@@ -157,7 +157,7 @@ def test_what_does_not_change_is_not_recorded_again(tmp_path: Path) -> None:
     assert sorted(kinds) == sorted([Kind.PUT, Kind.FLUSHED, Kind.STATE, Kind.ACK, Kind.HEARTBEAT])
 
 
-def test_a_recording_leaves_no_thread_behind_and_begins_anew(tmp_path: Path) -> None:
+def test_a_recording_leaves_no_thread_and_can_be_started_again(tmp_path: Path) -> None:
     before = threading.active_count()
     recording = MonitorRecording(tmp_path)
     paths = set()
@@ -168,18 +168,18 @@ def test_a_recording_leaves_no_thread_behind_and_begins_anew(tmp_path: Path) -> 
     assert threading.active_count() == before
 
 
-def test_where_nothing_can_be_recorded_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot record here"):
         MonitorRecording(tmp_path / "file").start()
 
 
-def test_a_disk_that_fails_is_told_when_it_is_stopped(tmp_path: Path, views: list[ClusterView]) -> None:
+def test_a_disk_that_fails_is_reported_at_the_stop(tmp_path: Path, views: list[ClusterView]) -> None:
     recording = MonitorRecording(tmp_path)
     path = recording.start()
     path.rmdir()
     path.touch()
     recording.note(views[0])
-    with pytest.raises(StoreError, match="broke off"):
+    with pytest.raises(StoreError, match="the recording failed"):
         recording.stop()
     assert not recording.is_on

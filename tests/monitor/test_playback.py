@@ -1,4 +1,4 @@
-"""The player and the language of its dialogs, with a clock that the tests move."""
+"""The player and seek expressions, with a fake clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def player(clock: Clock) -> Player:
     return Player(100 * S, 200 * S, clock_s=clock)
 
 
-def test_it_stands_still_until_it_plays_and_ends_at_the_end(player: Player, clock: Clock) -> None:
+def test_a_player_is_paused_at_first_and_at_the_end(player: Player, clock: Clock) -> None:
     clock.now_s = 5
     assert (player.position.at_ns, player.position.is_playing) == (100 * S, False)
     player.play()
@@ -50,7 +50,7 @@ def test_it_stands_still_until_it_plays_and_ends_at_the_end(player: Player, cloc
     assert (player.position.at_ns, player.position.is_playing) == (101 * S, False)
 
 
-def test_a_new_speed_or_direction_counts_from_where_it_stands(player: Player, clock: Clock) -> None:
+def test_a_new_speed_or_direction_counts_from_the_position(player: Player, clock: Clock) -> None:
     player.play()
     clock.now_s = 10
     player.change_speed(2)
@@ -74,7 +74,7 @@ def test_speeds_go_from_a_quarter_to_64_times(player: Player) -> None:
     assert len(SPEEDS) == 9
 
 
-def test_jumps_stay_on_the_axis_and_go_on_playing(player: Player, clock: Clock) -> None:
+def test_jumps_stay_on_the_axis_and_a_playing_player_goes_on(player: Player, clock: Clock) -> None:
     player.play()
     player.jump(150 * S)
     clock.now_s = 1
@@ -87,7 +87,7 @@ def test_jumps_stay_on_the_axis_and_go_on_playing(player: Player, clock: Clock) 
     assert player.position.end_ns == 300 * S
 
 
-def test_steps_stand_on_multiples_of_the_interval(player: Player) -> None:
+def test_steps_pause_at_multiples_of_the_interval(player: Player) -> None:
     player.jump(150 * S + 30_000_000)
     player.step(1)
     assert player.position.at_ns == 150 * S + INTERVAL_NS
@@ -99,7 +99,7 @@ def test_steps_stand_on_multiples_of_the_interval(player: Player) -> None:
 
 
 @given(moves=st.lists(st.tuples(st.sampled_from("ptfsrjk"), st.floats(0, 30)), max_size=30))
-def test_it_never_leaves_its_axis(moves: list[tuple[str, float]]) -> None:
+def test_a_position_never_leaves_its_axis(moves: list[tuple[str, float]]) -> None:
     clock = Clock()
     player = Player(100 * S, 200 * S, clock_s=clock)
     for move, seconds in moves:
@@ -157,11 +157,11 @@ def parse(text: str) -> object:
         ("2026-11-21 23:59:00Z", 30 * S),
     ],
 )
-def test_moments(text: str, after_ns: int) -> None:
+def test_times_of_seek_expressions(text: str, after_ns: int) -> None:
     assert parse(text) == AtTime(BEGIN_NS + after_ns)
 
 
-def test_a_clock_time_is_local_unless_a_zone_is_written_after_it() -> None:
+def test_a_clock_time_is_local_unless_a_zone_follows_it() -> None:
     zone = timezone(timedelta(hours=5, minutes=30))
 
     def at(text: str) -> object:
@@ -190,7 +190,7 @@ def test_a_clock_time_is_local_unless_a_zone_is_written_after_it() -> None:
         ("lag > 2m", AtLag(">", 120 * S, True)),
     ],
 )
-def test_conditions(text: str, until: object) -> None:
+def test_conditions_of_seek_expressions(text: str, until: object) -> None:
     assert parse(text) == until
 
 
@@ -217,6 +217,6 @@ def test_a_text_that_is_not_understood_is_refused_with_a_hint(text: str, says: s
     ("comparison", "holds"),
     [("<", [1, 0, 0]), ("<=", [1, 1, 0]), (">", [0, 0, 1]), (">=", [0, 1, 1]), ("=", [0, 1, 0])],
 )
-def test_comparisons(comparison: str, holds: list[int]) -> None:
+def test_comparisons_of_seek_expressions(comparison: str, holds: list[int]) -> None:
     until = AtLag(comparison, 5, False)  # type: ignore[arg-type]
     assert [until.holds(lag) for lag in (4, 5, 6)] == [bool(one) for one in holds]
