@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.namesrv.values import Clock, identity, register, topics
@@ -294,3 +296,87 @@ def test_names_that_cannot_be_are_refused(name: str) -> None:
             identity(address="h:1", **fields)
     with pytest.raises(RemoteProtocolError, match="negative"):
         identity(-1)
+
+
+def check_tables(registry: Registry) -> None:
+    """What the tables say of each other."""
+    live = {(one.identity.broker_name, one.identity.address): one.identity for one in registry.live}
+    addresses_by_name = {group.broker_name: group.addresses.values() for group in registry.groups}
+    for name, address in live:
+        assert address in addresses_by_name[name]
+    for group in registry.groups:
+        assert group.addresses
+        assert list(group.addresses) == sorted(group.addresses)
+        assert len(set(group.addresses.values())) == len(group.addresses)
+        for address in group.addresses.values():
+            assert (group.broker_name, address) in live
+        assert group.broker_name in registry.clusters[group.cluster_name]
+    names = {group.broker_name for group in registry.groups}
+    assert {name for members in registry.clusters.values() for name in members} == names
+    assert all(registry.clusters.values())
+    entries = 0
+    for topic in registry.topics:
+        route = registry.route(topic)
+        assert route is not None
+        assert route.queues.keys() <= names
+        assert {group.broker_name for group in route.groups} == route.queues.keys()
+        assert route.mappings.keys() <= route.queues.keys()
+        entries += len(route.queues)
+    assert registry.queue_datas == entries
+
+
+def one_step(registry: Registry, clock: Clock, chance: random.Random) -> str:
+    """Do something to the tables, and say what."""
+    who = identity(
+        chance.randrange(3),
+        name=chance.choice("ab"),
+        cluster=chance.choice(["C1", "C2"]),
+        address=chance.choice(["h:1", "h:2", "h:3"]),
+    )
+    match chance.randrange(12):
+        case 0:
+            registry.unregister(who)
+            return f"unregister {who}"
+        case 1:
+            return f"closed {registry.connection_closed(chance.randint(1, 2))}"
+        case 2:
+            clock.now_s += chance.choice([1.0, 10.0])
+            return f"expired {registry.expire()}"
+        case 3:
+            registry.delete_topic(topic := chance.choice("TU"), cluster=chance.choice([None, "C1"]))
+            return f"deleted {topic}"
+        case 4:
+            registry.set_topic("V", {who.broker_name: QueueData(1, 1, 6, 0)})
+            return f"set V of {who.broker_name}"
+        case 5:
+            registry.wipe_write_perm(who.broker_name)
+            return f"wiped {who.broker_name}"
+    table = topics(
+        *chance.sample("TUV", chance.randrange(4)), counter=chance.randrange(3), state=chance.randrange(2)
+    )
+    mapped = {topic: {"epoch": chance.randrange(100)} for topic in chance.sample("TU", chance.randrange(3))}
+    fields = {
+        "connection": chance.randint(1, 2),
+        "acting_master": chance.choice([None, False, True]),
+        "refuses_single_topic": chance.random() < 0.5,
+        "deletes_absent": chance.random() < 0.5,
+        "timeout_s": chance.choice([5.0, 120.0]),
+    }
+    register(registry, who, Registration(table.data_version, table.topics, mappings=mapped), **fields)
+    return f"register {who} {sorted(table.topics)} {fields}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(50):
+        clock = Clock()
+        registry = Registry(clock=clock)
+        done = []
+        for _ in range(chance.randint(1, 25)):
+            done.append(one_step(registry, clock, chance))
+            check_tables(registry)
+        clock.now_s += 1000
+        registry.expire()
+        assert (registry.live, registry.groups, registry.clusters, registry.topics) == ((), (), {}, ()), done
+        assert (registry.queue_datas, registry.mapping_bytes) == (0, 0), done

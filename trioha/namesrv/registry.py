@@ -170,11 +170,12 @@ class Registry:
         self._groups: dict[str, BrokerGroup] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
-        self._queue_datas = 0
+        self.queue_datas = 0
         """Entries of all topics. Invariant: the sum of their lengths."""
         self._mappings: dict[str, dict[str, Mapping[Any, Any]]] = {}
         """TopicQueueMappingInfo by topic and broker name."""
-        self._mapping_bytes = 0
+        self.mapping_bytes = 0
+        """Characters of all mappings, as Python shows them."""
 
     # -- brokers ---------------------------------------------------------------------------------------
 
@@ -221,16 +222,23 @@ class Registry:
         is_first = identity.broker_id not in known
         if is_first and request.refuses_single_topic and len(registration.topics) == 1:
             return None
+        live = self._live.get(key)
+        if live is not None and live.identity.broker_name != identity.broker_name:
+            self._remove(key)
+            live = None
         if group is None:
             group = self._groups[identity.broker_name] = BrokerGroup(
                 identity.broker_name, identity.cluster_name
             )
-        self._clusters.setdefault(identity.cluster_name, {})[identity.broker_name] = None
+        holder = known.get(identity.broker_id)
+        if holder is not None and holder != identity.address:
+            for member in self._members(identity.broker_name):
+                if member.address == holder:
+                    del self._live[member.cluster_name, holder]
         known[identity.broker_id] = identity.address
         group.addresses = dict(sorted(known.items()))
         group.acting_master = request.acting_master is True
         group.zone_name = request.zone_name
-        live = self._live.get(key)
         is_changed = live is None or is_first or live.data_version != registration.data_version
         self._take_topics(
             group,
@@ -248,22 +256,23 @@ class Registry:
             self._clock(),
             registration.filter_servers,
         )
+        self._settle_clusters(identity.broker_name)
         return self._master_of(identity, group)
 
     def _check_room(self, key: tuple[str, str], broker_name: str, registration: Registration) -> None:
         if key not in self._live and len(self._live) >= self._limits.brokers_max:
             raise RegistryFullError(f"this name server takes {self._limits.brokers_max} brokers")
         new = sum(broker_name not in self._topics.get(name, ()) for name in registration.topics)
-        if self._queue_datas + new > self._limits.topics_max:
+        if self.queue_datas + new > self._limits.topics_max:
             raise RegistryFullError(
                 f"{new} new topics are too many: this name server takes {self._limits.topics_max} of all "
-                f"brokers and has {self._queue_datas}"
+                f"brokers and has {self.queue_datas}"
             )
         new_bytes = sum(
             len(repr(mapping)) - len(repr(self._mappings.get(topic, {}).get(broker_name, "")))
             for topic, mapping in registration.mappings.items()
         )
-        if self._mapping_bytes + new_bytes > self._limits.mapping_bytes_max:
+        if self.mapping_bytes + new_bytes > self._limits.mapping_bytes_max:
             raise RegistryFullError("the queue mappings of static topics are too large")
 
     def _is_outdated(
@@ -300,7 +309,7 @@ class Registry:
             by_name = self._topics.setdefault(topic, {})
             if not is_changed and name in by_name:
                 continue
-            self._queue_datas += name not in by_name
+            self.queue_datas += name not in by_name
             perm = config.perm
             if is_prime_slave and group.acting_master:
                 perm &= ~PERM_WRITE
@@ -311,7 +320,7 @@ class Registry:
                     continue
                 self._forget_mapping(topic, name)
                 self._mappings.setdefault(topic, {})[name] = mapping
-                self._mapping_bytes += len(repr(mapping))
+                self.mapping_bytes += len(repr(mapping))
 
     def _master_of(self, identity: BrokerIdentity, group: BrokerGroup) -> MasterAddresses:
         if identity.broker_id == MASTER_ID:
@@ -370,28 +379,36 @@ class Registry:
         if live is None:
             return False
         name, address = live.identity.broker_name, live.identity.address
-        group = self._groups.get(name)
-        if group is None or group.cluster_name != live.identity.cluster_name:
-            self._leave_cluster(live.identity.cluster_name, name)
-            return True
-        group.addresses = {
-            broker_id: other for broker_id, other in group.addresses.items() if other != address
-        }
+        group = self._groups[name]
+        if all(member.address != address for member in self._members(name)):
+            group.addresses = {
+                broker_id: other for broker_id, other in group.addresses.items() if other != address
+            }
+        self._settle_clusters(name)
         if not group.addresses:
             del self._groups[name]
-            for cluster in list(self._clusters):
-                self._leave_cluster(cluster, name)
             for topic in [topic for topic, by_name in self._topics.items() if name in by_name]:
                 self._drop_topic(topic, name)
         elif group.acting_master and MASTER_ID not in group.addresses:
             self._change_perms(name, lambda perm: perm & ~PERM_WRITE)
         return True
 
-    def _leave_cluster(self, cluster: str, name: str) -> None:
-        names = self._clusters.get(cluster, {})
-        names.pop(name, None)
-        if not names:
-            self._clusters.pop(cluster, None)
+    def _members(self, name: str) -> list[BrokerIdentity]:
+        return [live.identity for live in self._live.values() if live.identity.broker_name == name]
+
+    def _settle_clusters(self, name: str) -> None:
+        """List the group in the clusters of its live brokers; it should be one, and is that of the first."""
+        clusters = dict.fromkeys(member.cluster_name for member in self._members(name))
+        for cluster in clusters:
+            self._clusters.setdefault(cluster, {})[name] = None
+        for cluster in [cluster for cluster, names in self._clusters.items() if name in names]:
+            if cluster not in clusters:
+                del self._clusters[cluster][name]
+                if not self._clusters[cluster]:
+                    del self._clusters[cluster]
+        group = self._groups[name]
+        if clusters and group.cluster_name not in clusters:
+            group.cluster_name = next(iter(clusters))
 
     # -- topics ----------------------------------------------------------------------------------------
 
@@ -455,11 +472,11 @@ class Registry:
         check_name(topic, "topic")
         known = {name: data for name, data in queues.items() if name in self._groups}
         new = len(known.keys() - self._topics.get(topic, {}).keys())
-        if self._queue_datas + new > self._limits.topics_max:
+        if self.queue_datas + new > self._limits.topics_max:
             raise RegistryFullError(f"this name server takes {self._limits.topics_max} topics")
         if known:
             self._topics.setdefault(topic, {}).update(known)
-            self._queue_datas += new
+            self.queue_datas += new
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Forget a topic, in one cluster or in all, until a broker registers it anew."""
@@ -488,7 +505,7 @@ class Registry:
     def _drop_topic(self, topic: str, name: str) -> None:
         by_name = self._topics[topic]
         del by_name[name]
-        self._queue_datas -= 1
+        self.queue_datas -= 1
         if not by_name:
             del self._topics[topic]
         self._forget_mapping(topic, name)
@@ -497,7 +514,7 @@ class Registry:
         by_name = self._mappings.get(topic, {})
         mapping = by_name.pop(name, None)
         if mapping is not None:
-            self._mapping_bytes -= len(repr(mapping))
+            self.mapping_bytes -= len(repr(mapping))
             if not by_name:
                 del self._mappings[topic]
 
