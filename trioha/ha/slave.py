@@ -93,7 +93,7 @@ class HaSlave:
         self._verdict = LinkVerdict(master_address)
 
     def follow(self, master_address: str) -> None:
-        """The address that `connect` dials from the next connection on."""
+        """Report this address as the master's: `connect` dials it now."""
         self._master_address = master_address
 
     def status(self) -> SlaveStatus:

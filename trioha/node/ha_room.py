@@ -45,8 +45,8 @@ class MasterLocation:
         self._address = address
         self._is_fixed = address is not None
         self._known = trio.Event()
-        self.on_changed: Callable[[str], None] | None = None
-        """Called with each new address; must not block."""
+        self.on_dial: Callable[[str], None] | None = None
+        """Called with the address before each connection; must not block."""
 
     def __str__(self) -> str:
         return "" if self._address is None else str(self._address)
@@ -62,8 +62,6 @@ class MasterLocation:
             return
         log.info("the master's address was learned from a name server", master=str(self))
         self._known.set()
-        if self.on_changed is not None:
-            self.on_changed(str(self))
 
     async def resolve(self) -> Address:
         """The address; waits for it up to `MASTER_WAIT_S`. Raises OSError if it is not known then."""
@@ -72,6 +70,8 @@ class MasterLocation:
                 await self._known.wait()
         if self._address is None:
             raise OSError("no name server has told the master's HA address")
+        if self.on_dial is not None:
+            self.on_dial(str(self))
         return self._address
 
 
@@ -152,7 +152,7 @@ class HaRoom:
                 sink=sink,
                 connection_ids=connection_ids,
             )
-            location.on_changed = slave.follow
+            location.on_dial = slave.follow
         return cls(replicas, master, group_commit, slave, location)
 
     async def run(
