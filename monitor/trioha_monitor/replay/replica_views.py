@@ -37,7 +37,7 @@ ROWS: Final = 1 << 31
 RECENT_NS: Final = 10 * NS_PER_S
 """Latencies and frame sizes are those of this time before the moment."""
 RECENT_STEP_NS: Final = NS_PER_S // 2
-"""They are computed anew once in this time."""
+"""They are computed again once in this time."""
 RECENT_RECORDS_MAX: Final = 8192
 """Records that one computation reads at most."""
 

@@ -38,7 +38,7 @@ WORK_S: Final = 0.02
 GROWTH_S: Final = 1.0
 """Pause between two checks whether sessions have grown."""
 LAG_SHARE_STEP: Final = 0.05
-"""The lag under the axis is computed anew when so much more of the sessions has been read, 0 to 1."""
+"""The lag under the axis is computed again when so much more of the sessions has been read, 0 to 1."""
 REPLICAS_MAX: Final = 256
 """Replicas of one node that are shown."""
 
