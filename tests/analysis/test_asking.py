@@ -312,6 +312,24 @@ def test_state_at_a_time_has_all_nodes_and_connections(folder: Path) -> None:
     assert (slave["receivedOffset"], slave["reportedOffset"]) == (1500, 1500)
 
 
+def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path: Path) -> None:
+    path = write_session(
+        tmp_path / "session",
+        [
+            Event(1, Kind.STATE, conn=1, offset=-1, aux=1000, flags=200),
+            Event(2, Kind.REQUESTED, conn=1, offset=400, aux=1000),
+            # A monitor samples a connection that was not sent anything yet.
+            Event(3, Kind.HEARTBEAT, conn=2, offset=-1, aux=1000, flags=Direction.SENT),
+        ],
+    )
+    readers = open_readers([path])
+    found = moment(readers, wall_time("end", readers))
+    assert [(row["conn"], row["state"], row["lagBytes"]) for row in found["connections"]] == [
+        (1, "200", None)
+    ]
+    assert [row["probes"] for row in found["nodes"]] == [1]
+
+
 @pytest.mark.parametrize(
     ("text", "after_ms"),
     [
