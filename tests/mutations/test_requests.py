@@ -18,6 +18,7 @@ from tests.broker.test_processor import Broker
 from tests.mutations.mutate import mutants
 from tests.mutations.test_mutations import enough
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, SerializeType, request
@@ -26,6 +27,7 @@ from trioha.store.record import decode_record
 from trioha.store.record_layout import scan_records
 
 MUTANTS = 1000
+TOPICS = ["Orders", "%RETRY%group", "t" * 120]
 PROPERTIES = ["", "TAGS\x01tag\x02KEYS\x01a b\x02", "WAIT\x01false", "DELAY\x013\x02UNIQ_KEY\x01K\x02"]
 NUMBERS = [b"", b"0", b"-1", b"2147483648", b"9" * 30, b"1e3", b" 7"]
 TEXTS = [
@@ -49,7 +51,7 @@ def valid_requests():
     for number in range(12):
         header = SendMessageRequestHeader(
             producer_group="group",
-            topic=rng.choice(["Orders", "%RETRY%group", "t" * 120]),
+            topic=rng.choice(TOPICS),
             default_topic="TBW102",
             default_topic_queue_nums=4,
             queue_id=number % 4,
@@ -88,6 +90,8 @@ def fields_and_bytes(seed):
 
 async def ask_all(seed, folder, answers):
     broker = Broker(Path(folder))
+    for topic in TOPICS:
+        broker.topics.put(TopicConfig(topic, 8, 8))
     for command in fields_and_bytes(seed):
         answer = await broker.ask(command)
         assert isinstance(answer, RemotingCommand)
