@@ -7,8 +7,8 @@ later than both (`flush`). A put that failed waited for a connection that was se
 acknowledge them (`ack`), or for one that was not sent them (`send`), or there was none (`no slave`).
 
 An open connection may be silent for long, so a part may not know which connections are open. Of puts without
-a known connection it keeps which connections it cannot have been (`CauseTally.alone`); the join with the part
-before decides. Replay (`tally_causes`) and the story of one put (`cause_of`) share these rules. A connection
+a known connection it keeps which connections it cannot have been (`CauseCounts.alone`); the join with the
+part before decides. Replay (`count_causes`) and the story of one put (`cause_of`) share these rules. A connection
 counts as open from its request on: a probe is not a slave.
 """
 
@@ -63,7 +63,7 @@ class Caused:
 
 
 @frozen(eq=False)
-class CauseTally:
+class CauseCounts:
     """Waiting times of waits in us, by put status, cause (index in `CAUSES`) and connection (-1: none)."""
 
     waited_us: Mapping[tuple[int, int, int], Histogram] = field(factory=dict)
@@ -74,7 +74,7 @@ class CauseTally:
     """Connections with a request and without an end."""
     ended: frozenset[int] = frozenset()
 
-    def __add__(self, later: CauseTally) -> CauseTally:
+    def __add__(self, later: CauseCounts) -> CauseCounts:
         alone: dict[frozenset[int], Histogram] = dict(self.alone)
         decided: dict[_Key, Histogram] = {}
         for out, waited_us in later.alone.items():
@@ -82,17 +82,17 @@ class CauseTally:
                 decided = _added(decided, {_NOT_SENT: waited_us})
             else:
                 alone = _added(alone, {out | self.ended: waited_us})
-        return CauseTally(
+        return CauseCounts(
             _added(_added(self.waited_us, later.waited_us), decided),
             alone,
             (self.opened | later.opened) - self.ended - later.ended,
             self.ended | later.ended,
         )
 
-    def finished(self) -> CauseTally:
-        """The tally if no part came before."""
+    def finished(self) -> CauseCounts:
+        """The counts if no part came before."""
         decided = {_NO_SLAVE: sum(self.alone.values(), Histogram())} if self.alone else {}
-        return CauseTally(dict(sorted(_added(self.waited_us, decided).items())))
+        return CauseCounts(dict(sorted(_added(self.waited_us, decided).items())))
 
 
 _Key = tuple[int, int, int]
@@ -146,14 +146,14 @@ class AckTimesTable:
         return AckTimes(self.conns, sent, acked)
 
 
-def tally_causes(batch: EventBatch, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseTally:
+def count_causes(batch: EventBatch, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseCounts:
     """Causes of the waits that ended in a part.
 
     `before` yields more and more of the records just before the part: for waits that began there, or whose
     bytes were in the log before, so that their frames and acks may be there.
     """
     seen, ended = _connections_before(batch, len(batch.records))
-    return evolve(_tally_some(batch, batch.wait_pairs.ends, before), opened=seen - ended, ended=ended)
+    return evolve(_count_some(batch, batch.wait_pairs.ends, before), opened=seen - ended, ended=ended)
 
 
 def cause_of(
@@ -166,16 +166,16 @@ def cause_of(
     """Cause of one wait of a part: index in `CAUSES`, and the last connection, or -1.
 
     `end` is the place of its WAIT_END in the batch's records, `opened` the connections with a request that
-    were open at the batch's start, `before` as in `tally_causes`.
+    were open at the batch's start, `before` as in `count_causes`.
     """
-    part = _tally_some(batch, np.array([end], np.int64), before)
-    ((_, cause, conn),) = (CauseTally(opened=opened) + part).finished().waited_us
+    part = _count_some(batch, np.array([end], np.int64), before)
+    ((_, cause, conn),) = (CauseCounts(opened=opened) + part).finished().waited_us
     return cause, conn
 
 
-def _tally_some(
+def _count_some(
     batch: EventBatch, ends: Ints, before: Callable[[], Iterable[NDArray[np.void]]]
-) -> CauseTally:
+) -> CauseCounts:
     """Tally some waits of a part; `ends`: places of their WAIT_END, ascending."""
     waits = batch.wait_pairs
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
@@ -183,7 +183,7 @@ def _tally_some(
     is_early = (begins < 0) | (offsets <= _log_end_before(batch.columns))
     early = ends[is_early]
     if batch.is_first or not len(early):
-        return _tally(batch, ends)
+        return _count(batch, ends)
     began_ns, lowest_offset = _began_ns(batch, early).min(), offsets[is_early].min()
     recent = batch.raw[:0]
     for recent in before():
@@ -194,7 +194,7 @@ def _tally_some(
     records = batch.records[: int(early[-1]) + 1]
     joined = EventBatch(np.concatenate((recent, records)), batch.settings, is_first=False)
     # The two tallies are of one part: neither has open connections for the other.
-    return _tally(batch, ends[~is_early]) + _tally(joined, early + len(joined.records) - len(records))
+    return _count(batch, ends[~is_early]) + _count(joined, early + len(joined.records) - len(records))
 
 
 def _began_ns(batch: EventBatch, ends: Ints) -> Ints:
@@ -210,7 +210,7 @@ def _log_end_before(records: Fields) -> int:
     return int(NEVER) if end < 0 else end
 
 
-def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
+def _count(batch: EventBatch, ends: Ints) -> CauseCounts:
     """Tally some waits of a batch; `ends`: places of their WAIT_END, ascending."""
     waits = batch.wait_pairs
     begins = waits.begins[np.searchsorted(waits.ends, ends)]
@@ -228,7 +228,7 @@ def _tally(batch: EventBatch, ends: Ints) -> CauseTally:
     status, waited_us, cause, conn = (each[~is_alone] for each in (status, waited_us, cause, conn))
     conns, column = np.unique(conn, return_inverse=True)
     keys = (status * len(CAUSES) + cause) * len(conns) + column
-    return CauseTally(
+    return CauseCounts(
         {
             (
                 key // len(conns) // len(CAUSES),

@@ -22,7 +22,7 @@ from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.time_series import TimeGrid
-from trioha_analysis.causes import BEFORE_RECORDS, CauseTally, tally_causes
+from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
 """Records of a range: 12 MB, and whole row groups of packed segments. Arrays of this length stay in a
@@ -67,7 +67,7 @@ class NodePart:
     damage: tuple[Damage, ...]
     judgement: Judgement
     """Of all invariants; those of connections are here too, because some compare connections."""
-    causes: CauseTally
+    causes: CauseCounts
     events: tuple[NDArray[np.void], ...]
     """Records of `EVENT_KINDS`, at most `EVENTS_MAX`."""
     probes: Mapping[int, int] = field(factory=dict)
@@ -110,7 +110,7 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     batch = EventBatch(records.array, SessionSettings.of(work.session), work.is_first)
     part = aggregate_batch(batch, work.grid)
     judgement = judge_batch(batch)
-    causes = tally_causes(batch, before=partial(_before, work))
+    causes = count_causes(batch, before=partial(_before, work))
     events = records.array[np.flatnonzero(_IS_EVENT[records.array["kind"]])]
     if part.probes:
         events = events[~np.isin(events["conn"], list(part.probes))]
@@ -124,7 +124,7 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
         reduce(NodeCounters.__add__, (part.counters for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
         combine(part.judgement for part in parts),
-        reduce(CauseTally.__add__, (part.causes for part in parts)),
+        reduce(CauseCounts.__add__, (part.causes for part in parts)),
         _first_events([events for part in parts for events in part.events]),
         {conn: reason for part in parts for conn, reason in part.probes.items()},
     )

@@ -32,7 +32,7 @@ from trioha.recording.reader import (
 from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.time_series import TimeGrid
-from trioha_analysis.causes import CauseTally
+from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Range, ranges_of
 
 CURVE_STEPS: Final = 1500
@@ -87,7 +87,7 @@ class SessionReplay:
     """Time steps of the connections' time series."""
     verdicts: tuple[Verdict, ...]
     """Of every invariant."""
-    causes: CauseTally
+    causes: CauseCounts
     """Causes of the group-commit waits."""
     events: NDArray[np.void]
     """The first records of the kinds `trioha_analysis.parts.EVENT_KINDS`."""
@@ -232,7 +232,7 @@ def _session_replay(
 def _empty_node_part(session: Session) -> NodePart:
     """Of a session without records."""
     none = np.zeros(0, record_dtype(session))
-    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseTally(), ())
+    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseCounts(), ())
 
 
 def _reconnects(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:

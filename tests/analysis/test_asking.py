@@ -27,7 +27,7 @@ from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha_analysis.arrow_tables import SCHEMAS
-from trioha_analysis.causes import CAUSES, CauseTally, cause_of, tally_causes
+from trioha_analysis.causes import CAUSES, CauseCounts, cause_of, count_causes
 from trioha_analysis.document import link_row
 from trioha_analysis.explain import explain
 from trioha_analysis.state_at import moment, open_readers, wall_time
@@ -116,7 +116,7 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int,
     records["seq"] = np.arange(len(records))
     cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
     parts = [
-        tally_causes(
+        count_causes(
             EventBatch(records[begin:end], SessionSettings.of(session), is_first=begin == 0),
             before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
         )
@@ -124,12 +124,12 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int,
         if begin < end
     ]
 
-    def comparable(counters: CauseTally) -> list[object]:
+    def comparable(counters: CauseCounts) -> list[object]:
         found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
-    whole = tally_causes(EventBatch(records, SessionSettings.of(session), is_first=True), before=lambda: ())
-    assert comparable(reduce(CauseTally.__add__, parts)) == comparable(whole)
+    whole = count_causes(EventBatch(records, SessionSettings.of(session), is_first=True), before=lambda: ())
+    assert comparable(reduce(CauseCounts.__add__, parts)) == comparable(whole)
 
 
 def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
@@ -148,11 +148,11 @@ def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
     assert causes_of(batch) == [("flush", -1), ("flush", -1)]
 
 
-def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+def counts_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     """Number of puts by status, cause and connection, from a replay."""
     session = open_session(path)
     batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
-    tally = tally_causes(batch, before=lambda: ()).finished().waited_us
+    counts = count_causes(batch, before=lambda: ()).finished().waited_us
     return Counter(
         {
             (
@@ -160,7 +160,7 @@ def tally_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
                 None if CAUSES[cause] == "unknown" else CAUSES[cause],
                 None if conn < 0 else conn,
             ): waited_us.total
-            for (status, cause, conn), waited_us in tally.items()
+            for (status, cause, conn), waited_us in counts.items()
         }
     )
 
@@ -191,7 +191,7 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
         Event(70 * MS, Kind.WAIT_END, offset=1500, aux=1, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
     ]
     path = write_session(tmp_path / "silent", events)
-    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
+    assert counts_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
     summary = explain(open_readers([path]), "1")["summary"]
     assert "it was not sent to the slaves that had not acknowledged it" in summary
     # An open probe could not have acknowledged it.
@@ -199,14 +199,14 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
         Event(e.ts_ns, e.kind, e.conn, e.offset, e.aux, e.size, e.flags) for e in (events[0], *events[4:])
     ]
     path = write_session(tmp_path / "probe", probe)
-    assert tally_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
+    assert counts_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
     assert "no connection was open" in explain(open_readers([path]), "1")["summary"]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path: Path, seed: int) -> None:
     path = write_session(tmp_path / "session", MasterModel(seed).run(220))
-    assert stories_of(path) == tally_of(path)
+    assert stories_of(path) == counts_of(path)
 
 
 def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:

@@ -139,7 +139,7 @@ def test_states_are_unknown_after_the_last_kept_event(
 def test_lag_is_the_maximum_of_each_second(tmp_path: Path) -> None:
     """500 bytes are unacknowledged from 0.2 s to 2.5 s, 200 more from 1.1 s; then 300 in two frames.
 
-    Steps of curves are 5 ms: what is still owed at the end of a second is known to that.
+    Steps of time series are 5 ms: what is still owed at the end of a second is known to that.
     """
     events = [
         Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),

@@ -43,7 +43,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--start-megabytes", type=int, help="log that a broker starts on")
     parser.add_argument("--seconds", type=float, help="how long writers put, each time")
     parser.add_argument(
-        "--patience",
+        "--wait-idle",
         type=float,
         default=0.0,
         help="seconds to wait at most, before each measurement, for others to leave the machine alone",
@@ -101,7 +101,7 @@ def main() -> None:
                 folder=Path(folder),
                 sizes=sizes,
                 on_step=lambda step: progress.update(task, description=step),
-                idle_timeout_s=options.patience,
+                idle_timeout_s=options.wait_idle,
             )
             for work in options.works:
                 WORKS[work](bench)

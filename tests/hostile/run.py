@@ -218,7 +218,7 @@ class _World:
     def __init__(self, nodes: Nodes, result: Result, *, on_progress: Callable[[int], None]) -> None:
         self._nodes = nodes
         self._result = result
-        self._tally = result.counters
+        self._counters = result.counters
         self._on_progress = on_progress
         self._hostile_master = HostileMaster(nodes.folder / "truth", file_bytes=FILE_BYTES)
         self._producer = Producer(HONEST, seed=result.seed)
@@ -240,7 +240,7 @@ class _World:
         """Warm up, note the nodes' health, send the frames, and compare."""
         to_master, for_slave = trio.open_memory_channel[Frame](0)
         async with trio.open_nursery() as nursery:
-            port = await nursery.start(self._hostile_master.run, for_slave, self._tally)
+            port = await nursery.start(self._hostile_master.run, for_slave, self._counters)
             # Not in a worker thread: the kernel ends a node with the thread that made it.
             self._misled = self._nodes.start_misled(stack, port)
             self._producer.use(self._nodes.master.listen_address)
@@ -258,7 +258,7 @@ class _World:
                 await self._send(
                     (frame_of(WARM_UP_SEED, index) for index in range(warm_up)), to_master, is_last=False
                 )
-                self._tally.start_counting()
+                self._counters.start_counting()
             before = await self._health_without_strangers(first)
             await self._send(frames, to_master, is_last=True)
             after = await self._health_as_before(before)
@@ -273,10 +273,10 @@ class _World:
         while True:
             for name, node in self._processes.items():
                 if not node.is_running:
-                    suspects = tuple(self._tally.in_flight)
+                    suspects = tuple(self._counters.in_flight)
                     log = self._nodes.log_file(name).read_text(errors="replace")
                     last = " | ".join(line.strip() for line in log.splitlines()[-3:])
-                    self._tally.findings.append(Finding(f"the node {name!r} ended: {last}", suspects))
+                    self._counters.findings.append(Finding(f"the node {name!r} ended: {last}", suspects))
                     run.cancel()
                     return
             await trio.sleep(0.05)
@@ -316,7 +316,7 @@ class _World:
                 if frame.index % 100 == 0:
                     # Others get their turn, too, where no channel is full.
                     await trio.lowlevel.checkpoint()
-                    self._on_progress(self._tally.done)
+                    self._on_progress(self._counters.done)
             for lane, grouped in batches.items():
                 for batch in grouped.rest():
                     await channels[lane].send(batch)
@@ -341,16 +341,16 @@ class _World:
                 case Lane.MASTER | Lane.SLAVE:
                     node = nodes.master if lane is Lane.MASTER else nodes.slave
                     port = int(node.listen_address.rpartition(":")[2])
-                    await attack(Target(str(lane), port), frames, self._tally, aside)
+                    await attack(Target(str(lane), port), frames, self._counters, aside)
                 case Lane.HA_MASTER | Lane.HA_SLAVE:
                     node = nodes.master if lane is Lane.HA_MASTER else nodes.slave
-                    await besiege(Target(str(lane), node.ha_port), frames, self._tally, aside)
+                    await besiege(Target(str(lane), node.ha_port), frames, self._counters, aside)
                 case Lane.CLIENT:
-                    await answer_client(frames, self._tally)
+                    await answer_client(frames, self._counters)
                 case Lane.FEED:
-                    await answer_feed(frames, self._tally)
+                    await answer_feed(frames, self._counters)
         except NodeGone as gone:
-            self._tally.find(str(gone), *self._tally.in_flight)
+            self._counters.find(str(gone), *self._counters.in_flight)
             # `_watch_nodes` ends the run if the node has ended; else this lane is not served any more.
             await frames.aclose()
 
@@ -425,18 +425,18 @@ class _World:
         if name == "misled":
             return []
         lane = Lane.HA_MASTER if name == "master" else Lane.HA_SLAVE
-        made = self._tally.connections[lane]
+        made = self._counters.connections[lane]
         # Those that asked for something, and those that did not.
         ended = sum(status.ended_connections.values())
         ended += sum(sum(reasons.values()) for reasons in status.probes.values())
         # One that is reset may be gone before it is accepted.
-        if made - self._tally.hasty[lane] <= ended <= made:
+        if made - self._counters.hasty[lane] <= ended <= made:
             return []
         return [f"{name}: {made} HA connections were made by strangers, {ended} are counted as ended"]
 
     async def _judge_clients(self, node: TriohaNode, lane: Lane) -> list[str]:
         """What a node counts of its clients adds up with what strangers did."""
-        counters = self._tally
+        counters = self._counters
         deadline_s = trio.current_time() + HANG_S
         async with open_client(node.listen_address) as client:
             while True:

@@ -163,7 +163,7 @@ class _Conversation:
     ) -> None:
         self._target = target
         self._stream = stream
-        self._tally = counters
+        self._counters = counters
         self._batch = batch
         self._ending = batch[-1] if batch[-1].outcome in {Outcome.ANY, Outcome.CLOSED} else None
         self._staying = batch[:-1] if self._ending is not None else batch
@@ -190,7 +190,7 @@ class _Conversation:
                 with trio.move_on_after(HANG_S) as hang:
                     await self._stream.send_all(data)
                 if hang.cancelled_caught:
-                    self._tally.find(f"{self._target.name} read nothing for {HANG_S:g} s", *self._batch)
+                    self._counters.find(f"{self._target.name} read nothing for {HANG_S:g} s", *self._batch)
                 return
             for at in range(0, len(data), DRIBBLE_BYTES):
                 await self._stream.send_all(data[at : at + DRIBBLE_BYTES])
@@ -207,9 +207,9 @@ class _Conversation:
             left = tuple(self._waiting.values()) or tuple(self._staying)
             if self._is_over:
                 # What came before the first unanswered frame was handled.
-                self._tally.find(f"{self._target.name} closed a connection that had to stay", *left)
+                self._counters.find(f"{self._target.name} closed a connection that had to stay", *left)
             else:
-                self._tally.find(f"{self._target.name} did not answer within {HANG_S:g} s", *left)
+                self._counters.find(f"{self._target.name} did not answer within {HANG_S:g} s", *left)
 
     async def _end(self, frame: Frame) -> None:
         """Send the frame that may end the connection, and see it end."""
@@ -222,11 +222,13 @@ class _Conversation:
             while not self._is_over:
                 await self._changed.wait()
         if not self._is_over:
-            self._tally.find(f"{self._target.name} did not close the connection within {HANG_S:g} s", frame)
+            self._counters.find(
+                f"{self._target.name} did not close the connection within {HANG_S:g} s", frame
+            )
         elif frame.outcome is Outcome.CLOSED:
-            self._tally.closes["by the node, for a frame"] += 1
+            self._counters.closes["by the node, for a frame"] += 1
         else:
-            self._tally.closes["by the node, at the end"] += 1
+            self._counters.closes["by the node, at the end"] += 1
 
     def _notice(self) -> None:
         self._changed.set()
@@ -241,17 +243,17 @@ class _Conversation:
                     self._take(command)
         except RemoteProtocolError as error:
             said = f"answered bytes that are not a frame: {error}"
-            self._tally.find(f"{self._target.name} {said}", *self._batch, is_of_an_answer=True)
+            self._counters.find(f"{self._target.name} {said}", *self._batch, is_of_an_answer=True)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._tally.closes["broken"] += 1
+            self._counters.closes["broken"] += 1
         self._is_over = True
         self._notice()
 
     def _take(self, answer: RemotingCommand) -> None:
         if not answer.is_response:
-            self._tally.codes[f"pushed {answer.code}"] += 1
+            self._counters.codes[f"pushed {answer.code}"] += 1
             return
-        self._tally.codes[response_code_name(answer.code)] += 1
+        self._counters.codes[response_code_name(answer.code)] += 1
         frame = self._waiting.pop(answer.opaque, None)
         if frame is not None:
             self._judge(frame, answer)
@@ -260,7 +262,7 @@ class _Conversation:
         elif self._is_sending_the_last and self._ending is not None:
             self._judge(self._ending, answer)
         else:
-            self._tally.find(
+            self._counters.find(
                 f"{self._target.name} answered opaque {answer.opaque}, never asked", *self._batch
             )
         self._notice()
@@ -268,10 +270,10 @@ class _Conversation:
     def _judge(self, frame: Frame, answer: RemotingCommand) -> None:
         if answer.code == ResponseCode.SYSTEM_ERROR and _OUR_EXCEPTION.match(answer.remark or ""):
             said = (answer.remark or "")[:200]
-            self._tally.find(f"{self._target.name} failed: {said}", frame, is_of_an_answer=True)
+            self._counters.find(f"{self._target.name} failed: {said}", frame, is_of_an_answer=True)
         if frame.must_be_refused and answer.code in _STORED:
             said = f"took what it must refuse, code {answer.code}"
-            self._tally.find(f"{self._target.name} {said}", frame, is_of_an_answer=True)
+            self._counters.find(f"{self._target.name} {said}", frame, is_of_an_answer=True)
 
 
 async def _aside(

@@ -199,12 +199,12 @@ async def test_a_bug_in_the_listener_ends_the_connection_only(autojump_clock: ob
     def hear(_address: str, status: BrokerStatus | None, fault: str | None) -> None:
         heard.append(fault)
         if status is not None:
-            raise ValueError("cannot be folded")
+            raise ValueError("cannot be shown")
 
     with trio.move_on_after(10), capture_logs():
         await watch_node(MASTER, hear, TIMES, lambda address, _times: node.session(address))
     assert node.open_sessions == 0
-    assert set(heard) == {None, fault_of_this_program(ValueError("cannot be folded"))}
+    assert set(heard) == {None, fault_of_this_program(ValueError("cannot be shown"))}
 
 
 async def test_a_node_whose_answers_are_large_is_asked_less_often(autojump_clock: object) -> None:

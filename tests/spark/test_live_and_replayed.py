@@ -51,7 +51,7 @@ def sessions_of(folder: Path) -> tuple[Session, Session]:
     return found[False], found[True]
 
 
-def folded(session: Session) -> tuple[NodeResult, dict[int, ConnectionResult]]:
+def aggregated(session: Session) -> tuple[NodeResult, dict[int, ConnectionResult]]:
     records = read_records(session).array
     grid = TimeGrid.over(int(records["ts_ns"][0]), int(records["ts_ns"][-1]), steps=10)
     whole = combine(
@@ -79,7 +79,7 @@ def test_the_faults_happened(pair: RecordedPair) -> None:
 
 def test_the_kernel_agrees_with_the_masters_status(pair: RecordedPair) -> None:
     session, _ = sessions_of(pair.sessions)
-    node, connections = folded(session)
+    node, connections = aggregated(session)
     assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.master)
     assert {wait.status: wait.count for wait in node.waits} == pair.master.put_statuses
     assert node.puts == sum(pair.master.put_statuses.values())
@@ -102,7 +102,7 @@ def test_the_kernel_agrees_with_the_masters_status(pair: RecordedPair) -> None:
 
 def test_the_kernel_agrees_with_the_slaves_status(pair: RecordedPair) -> None:
     _, session = sessions_of(pair.sessions)
-    node, connections = folded(session)
+    node, connections = aggregated(session)
     client = pair.slave.client
     assert client is not None
     assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.slave)
@@ -116,7 +116,7 @@ def test_the_kernel_agrees_with_the_slaves_status(pair: RecordedPair) -> None:
 
 def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(pair: RecordedPair) -> None:
     session = open_session(next(path for path in find_sessions([pair.sessions]) if path.name.endswith("-1")))
-    node, connections = folded(session)
+    node, connections = aggregated(session)
     first, *_, last = connections.values()
     assert (first.close_reason, first.max_offset) == ("AHEAD", 66_900)
     assert node.max_offset == node.flushed_offset == node.dispatched_offset == last.max_offset
@@ -235,7 +235,7 @@ def test_master_and_slave_are_one_connection_of_one_clock(pair: RecordedPair) ->
 
 def test_a_clean_stop_does_not_change_the_result(pair: RecordedPair) -> None:
     for session, status in zip(sessions_of(pair.stopped), (pair.master, pair.slave), strict=True):
-        node, connections = folded(session)
+        node, connections = aggregated(session)
         assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(status)
         assert all(one.closed_ts_ns is not None for one in connections.values())
         *_, last = connections.values()

@@ -48,7 +48,7 @@ class Member:
     address: Address
     language: LanguageCode
     version: int
-    heard_s: float
+    last_heartbeat_s: float
     """Time of its last heartbeat, on trio's clock."""
 
 
@@ -247,7 +247,7 @@ class ClientRegistry:
         """Remove members without a heartbeat for `SILENCE_S`."""
         for is_consumer, name, members in self._all_groups():
             for member in list(members):
-                if now_s - member.heard_s > SILENCE_S:
+                if now_s - member.last_heartbeat_s > SILENCE_S:
                     log.warning(
                         "client is silent, and no member of its group any more",
                         client=member.client_id,

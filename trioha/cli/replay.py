@@ -43,7 +43,7 @@ def replay(
     master
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
-        HTML file to write, with curves of offsets and lag and histograms; it needs no other file.
+        HTML file to write, with time series of offsets and lag, and histograms; it needs no other file.
     tables
         Folder to write the results to as Parquet tables; created if missing.
     at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from trioha.metadata.values import members, natural, take
+from trioha.metadata.values import members, natural, pop_value
 
 
 @frozen
@@ -22,9 +22,9 @@ class DataVersion:
         """From its JSON value. Raises ValueError."""
         fields = dict(members(value, "dataVersion"))
         return cls(
-            take(fields, "counter", natural, 0),
-            take(fields, "timestamp", natural, 0),
-            take(fields, "stateVersion", natural, -1) if "stateVersion" in fields else None,
+            pop_value(fields, "counter", natural, 0),
+            pop_value(fields, "timestamp", natural, 0),
+            pop_value(fields, "stateVersion", natural, -1) if "stateVersion" in fields else None,
         )
 
     def to_json(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ from attrs import evolve, field, frozen
 
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
-from trioha.metadata.values import flag, members, natural, number, sorted_members, take, text
+from trioha.metadata.values import flag, members, natural, number, pop_value, sorted_members, text
 from trioha.numbers import I32
 
 GROUP_CHARS_MAX: Final = 255
@@ -50,15 +50,15 @@ class SubscriptionGroup:
         """From its JSON value. Raises ValueError."""
         fields = dict(members(value, "subscription group"))
         return cls(
-            take(fields, "groupName", text, ""),
-            take(fields, "consumeEnable", flag, True),
-            take(fields, "consumeFromMinEnable", flag, True),
-            take(fields, "consumeBroadcastEnable", flag, True),
-            take(fields, "retryQueueNums", _i32, 1),
-            take(fields, "retryMaxTimes", _i32, 16),
-            take(fields, "brokerId", natural, 0),
-            take(fields, "whichBrokerWhenConsumeSlowly", natural, 1),
-            take(fields, "notifyConsumerIdsChangedEnable", flag, True),
+            pop_value(fields, "groupName", text, ""),
+            pop_value(fields, "consumeEnable", flag, True),
+            pop_value(fields, "consumeFromMinEnable", flag, True),
+            pop_value(fields, "consumeBroadcastEnable", flag, True),
+            pop_value(fields, "retryQueueNums", _i32, 1),
+            pop_value(fields, "retryMaxTimes", _i32, 16),
+            pop_value(fields, "brokerId", natural, 0),
+            pop_value(fields, "whichBrokerWhenConsumeSlowly", natural, 1),
+            pop_value(fields, "notifyConsumerIdsChangedEnable", flag, True),
             fields,
         )
 

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
-from trioha.metadata.values import flag, members, number, sorted_members, take, text
+from trioha.metadata.values import flag, members, number, pop_value, sorted_members, text
 from trioha.numbers import I32, Range
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -76,13 +76,13 @@ class TopicConfig:
         """From its JSON value. Raises ValueError."""
         fields = dict(members(value, "topic"))
         return cls(
-            take(fields, "topicName", text, ""),
-            take(fields, "readQueueNums", _queue_count, 16),
-            take(fields, "writeQueueNums", _queue_count, 16),
-            take(fields, "perm", _i32, int(READ_WRITE)),
-            take(fields, "topicFilterType", text, "SINGLE_TAG"),
-            take(fields, "topicSysFlag", _i32, 0),
-            take(fields, "order", flag, False),
+            pop_value(fields, "topicName", text, ""),
+            pop_value(fields, "readQueueNums", _queue_count, 16),
+            pop_value(fields, "writeQueueNums", _queue_count, 16),
+            pop_value(fields, "perm", _i32, int(READ_WRITE)),
+            pop_value(fields, "topicFilterType", text, "SINGLE_TAG"),
+            pop_value(fields, "topicSysFlag", _i32, 0),
+            pop_value(fields, "order", flag, False),
             fields,
         )
 

@@ -49,7 +49,7 @@ natural = number()
 signed = number(I64)
 
 
-def take(fields: dict[str, object], name: str, read: Callable[[object, str], T], default: T) -> T:
+def pop_value(fields: dict[str, object], name: str, read: Callable[[object, str], T], default: T) -> T:
     """Remove a member and return its value; `default` if it is missing or null."""
     value = fields.pop(name, None)
     return default if value is None else read(value, name)

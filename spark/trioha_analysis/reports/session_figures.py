@@ -27,7 +27,7 @@ from trioha_analysis.replay_result import CURVE_STEPS, ConnectionReplay, Session
 from trioha_analysis.reports.page import label, new_figure
 
 CONNECTIONS_MAX: Final = 12
-"""Connections of a session that get curves."""
+"""Connections of a session that get series."""
 QUARTER_NS: Final = 900 * 10**9
 """A zone's offset from UTC is constant within a quarter of an hour."""
 HISTOGRAM_BARS: Final = 60
@@ -62,11 +62,11 @@ def busiest_connections(replay: SessionReplay) -> list[ConnectionReplay]:
 def session_figures(
     replay: SessionReplay, connections: Sequence[ConnectionReplay], links: Sequence[Link], zone: tzinfo | None
 ) -> list[Figure]:
-    """The figures that have data; `connections` are those with curves, times are those of `zone`."""
-    curves = _Curves(replay, connections, zone)
+    """The figures that have data; `connections` are those with series, times are those of `zone`."""
+    series = _TimeSeries(replay, connections, zone)
     every = [
-        curves.offsets(),
-        curves.lag(),
+        series.offsets(),
+        series.lag(),
         _latency_figure(connections),
         _waits_figure(replay),
         _causes_figure(replay, links),
@@ -76,7 +76,7 @@ def session_figures(
 
 
 @frozen(eq=False)
-class _Curves:
+class _TimeSeries:
     """Curves over time of a session's connections."""
 
     replay: SessionReplay

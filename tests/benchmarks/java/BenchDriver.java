@@ -280,9 +280,9 @@ public final class BenchDriver {
     /** Each writer puts one message after the other, and waits for the slave each time. */
     private static Map<String, Object> puts(DefaultMessageStore store, int bodyBytes, int writers, double seconds)
         throws Exception {
-        long patience = System.nanoTime() + FIRST_PUT_WITHIN_NANOS;
+        long deadline = System.nanoTime() + FIRST_PUT_WITHIN_NANOS;
         while (put(store, new byte[bodyBytes], true).getPutMessageStatus() != PutMessageStatus.PUT_OK) {
-            if (System.nanoTime() > patience) {
+            if (System.nanoTime() > deadline) {
                 throw new IllegalStateException("no slave came to acknowledge puts");
             }
             Thread.sleep(20);
