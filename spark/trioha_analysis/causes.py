@@ -8,8 +8,8 @@ acknowledge them (`ack`), or for one that was not sent them (`send`), or there w
 
 An open connection may be silent for long, so a part may not know which connections are open. Of puts without
 a known connection it keeps which connections it cannot have been (`CauseCounts.alone`); the join with the
-part before decides. Replay (`count_causes`) and the story of one put (`cause_of`) share these rules. A connection
-counts as open from its request on: a probe is not a slave.
+part before decides. Replay (`count_causes`) and the story of one put (`cause_of`) share these rules. A
+connection counts as open from its request on: a probe is not a slave.
 """
 
 from __future__ import annotations

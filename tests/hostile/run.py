@@ -354,7 +354,7 @@ class _World:
             # `_watch_nodes` ends the run if the node has ended; else this lane is not served any more.
             await frames.aclose()
 
-    # -- judging -------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------
 
     def _health(self) -> dict[str, Health]:
         return {name: Health.of(node.pid) for name, node in self._processes.items()}

@@ -141,17 +141,17 @@ def _print_moment(moment: dict[str, Any]) -> None:
         nodes.add_row(_node(row), row["role"], *map(_number, offsets))
     out().print(nodes)
     if moment["connections"]:
-        table = _table("Connections", "node", "conn", "state", "lag", "heard s ago")
+        table = _table("Connections", "node", "conn", "state", "lag", "last received s ago")
         for title in ("sent", "ack", "received", "reported"):
             table.add_column(title, justify="right")
         for row in moment["connections"]:
-            heard_ms = row["heardMsAgo"]
+            received_ms = row["heardMsAgo"]
             table.add_row(
                 _node(row),
                 escape(f"{row['conn']} {row['address'] or ''}".rstrip()),
                 row["state"] or "-",
                 _number(row["lagBytes"]),
-                "-" if heard_ms is None else f"{heard_ms / 1000:,.3f}",
+                "-" if received_ms is None else f"{received_ms / 1000:,.3f}",
                 *(_number(row[f"{name}Offset"]) for name in ("sent", "ack", "received", "reported")),
             )
         out().print(table)
@@ -260,7 +260,7 @@ def _count(row: dict[str, Any]) -> int:
 def _print_gaps(rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
-    table = _table("Offsets that did not fit", "node", "time", "conn", "reason", "what")
+    table = _table("Refused offsets", "node", "time", "conn", "reason", "what")
     for row in rows[:GAPS_SHOWN]:
         conn = f"{row['conn']} {row['address'] or ''}".rstrip()
         table.add_row(
@@ -279,7 +279,7 @@ def _print_links(rows: list[dict[str, Any]]) -> None:
 
 def _clock_sentence(row: dict[str, Any], *, broker_id: int) -> str:
     return (
-        f"the clock of slave {broker_id} is {row['aheadMs']:+,.3f} ms ahead, give or take "
+        f"clock offset of slave {broker_id}: {row['aheadMs']:+,.3f} ms ± "
         f"{row['uncertainMs']:,.3f} ms (connection {row['conn']}, {row['frames']:,} frames)"
     )
 
