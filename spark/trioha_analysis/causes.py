@@ -1,6 +1,6 @@
 """Causes of group-commit waits: the last connection, and which part of it took the time.
 
-A put that needs k acks is released by the k-th connection that acknowledges its end. From the begin of the
+A put that needs k acks is released by the k-th connection that acknowledges its end. From the start of the
 wait to that connection's TRANSFER of the put's last byte it waited to be sent (`send`), from there to the ack
 for network and slave (`ack`); the longer of the two is the cause. With SYNC_FLUSH the node's own disk may be
 later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
@@ -36,7 +36,7 @@ from trioha.recording.state_arrays import (
 K = TypeVar("K")
 
 CAUSES: Final = ("nothing", "send", "ack", "flush", "no slave", "unknown")
-"""`unknown`: the begin of the wait is not in the recording."""
+"""`unknown`: the start of the wait is not in the recording."""
 NOTHING, SEND, ACK, FLUSH, NO_SLAVE, UNKNOWN = range(len(CAUSES))
 NEVER: Final = np.iinfo(np.int64).max
 EARLIER_NS: Final = 100_000_000
@@ -198,7 +198,7 @@ def _count_some(
 
 
 def _began_ns(batch: EventBatch, ends: Ints) -> Ints:
-    """A time not later than the begin of each of these waits, from their ends."""
+    """A time not later than the start of each of these waits, from their ends."""
     columns = batch.columns
     began_ns: Ints = columns["ts_ns"][ends] - columns["size"][ends] * 1000 - EARLIER_NS
     return began_ns

@@ -154,13 +154,13 @@ async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: objec
         await location.resolve()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.lowlevel.checkpoint)
-        location.learn("m:10912")
+        location.receive("m:10912")
         assert await location.resolve() == Address("m", 10912)
-    location.learn("m:10912")
+    location.receive("m:10912")
     with capture_logs() as lines:
-        location.learn("nonsense")
+        location.receive("nonsense")
     assert [line["log_level"] for line in lines] == ["warning"]
-    location.learn("[::1]:2")
+    location.receive("[::1]:2")
     # A connection that is there goes on: only what is dialled counts.
     assert heard == ["m:10912"]
     assert await location.resolve() == Address("::1", 2)
@@ -169,5 +169,5 @@ async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: objec
 
 async def test_a_configured_address_of_the_master_stays() -> None:
     location = MasterLocation(Address("m", 1))
-    location.learn("other:2")
+    location.receive("other:2")
     assert await location.resolve() == Address("m", 1)

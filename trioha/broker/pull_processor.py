@@ -299,7 +299,7 @@ class PullProcessor:
             code = _CODES[status]
         suggested = self._suggested_broker_id(pull, result)
         if self.settings.is_slave and code == ResponseCode.PULL_OFFSET_MOVED:
-            # The slave may be behind its master, which decides.
+            # The slave may lag its master, which decides.
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
         header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
         body = b"".join(result.records)

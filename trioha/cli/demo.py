@@ -38,7 +38,7 @@ def demo(
 
     Starts a SYNC_MASTER and a slave, sends messages, kills the slave in the middle and starts it again,
     compares both logs byte for byte, replays the recorded sessions on Spark and writes a report. Exit code 0
-    only if every check held; no process is left behind.
+    only if every check held; all processes have ended.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ class Check:
     name: str
     held: bool
     seen: str
-    """The figures behind the verdict."""
+    """The figures of the verdict."""
 
 
 @define

@@ -2,7 +2,7 @@
 
 Load balancers, monitoring and port scanners connect, perhaps send bytes of another protocol, and disconnect:
 every few seconds, for months. Shown as slaves, they would bury the one slave that matters. So a probe is only
-counted, by host and reason: it is no event, no row of the status, and no line of the log of its own. The log
+counted, by host and reason: it has no event, no row of the status, and no log line of its own. The log
 has one line for the first probe of a host, and at most one a minute for all that follow; a recording gets a
 fact `probes` for each count that has changed, at most once a minute. The number of hosts is bounded; probes
 of further hosts are counted together.

@@ -118,7 +118,7 @@ class HaSlave:
         return self._changes.subscribe()
 
     async def run(self) -> None:
-        """Replicate until cancelled, whatever goes wrong with master or disk."""
+        """Replicate until cancelled, through all faults of master and disk."""
         back_off_s = BACK_OFF_MIN_S
         try:
             while True:

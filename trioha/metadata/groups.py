@@ -40,7 +40,7 @@ class SubscriptionGroup:
     broker_id: int = 0
     """Which broker its consumers pull from."""
     which_broker_when_consume_slowly: int = 1
-    """And which one when they are far behind the log's end."""
+    """And which one when they lag far."""
     notify_consumer_ids_changed_enable: bool = True
     other: Mapping[str, object] = field(factory=dict)
     """Members that trioha does not know, those of 5.x included."""
@@ -109,7 +109,7 @@ class GroupTable(MetadataTable):
         return lambda: {"subscriptionGroupTable": {name: group.to_json() for name, group in groups.items()}}
 
     def add_system_groups(self) -> None:
-        """Add those that are missing. No change to tell of: every broker has them."""
+        """Add those that are missing. Not a change: every broker has them."""
         for name in SYSTEM_GROUPS:
             self.groups.setdefault(name, SubscriptionGroup(name))
 

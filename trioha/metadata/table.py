@@ -1,8 +1,8 @@
 """What all metadata tables share: a version, a count of changes, and a form for the file.
 
 Theory of operation. A table lives in the loop's thread and never touches the disk. Each change moves
-`changes`; whoever has to do something about changes (the writer of the file, a registration with a name
-server, a slave's copy) waits for it to move. `MetadataStore` writes the file in a worker thread from a
+`changes`, for which the users of changes wait: the writer of the file, registrations with name servers, a
+slave's copy. `MetadataStore` writes the file in a worker thread from a
 `snapshot`, which later changes do not touch, and then moves `written`.
 """
 

@@ -189,7 +189,7 @@ class TopicTable(MetadataTable):
         return lambda: {"topicConfigTable": {name: topic.to_json() for name, topic in topics.items()}}
 
     def add_system_topics(self) -> None:
-        """Add those that are missing. No change to tell of: every broker has them."""
+        """Add those that are missing. Not a change: every broker has them."""
         for topic in system_topics(self.settings):
             self.topics.setdefault(topic.name, topic)
 

@@ -4,7 +4,7 @@ Theory of operation. Four tables, which change together:
 
 | table | from | to |
 |---|---|---|
-| live brokers | cluster and address | when it was last heard of, its DataVersion, its connection |
+| live brokers | cluster and address | time of its last message, its DataVersion, its connection |
 | groups | broker name | cluster, and address by broker id: 0 is the master |
 | clusters | cluster | broker names |
 | topics | topic, broker name | numbers of queues, permission |
@@ -109,7 +109,7 @@ class MasterAddresses:
 
 @define
 class LiveBroker:
-    """A broker that is heard of."""
+    """A registered broker."""
 
     identity: BrokerIdentity
     ha_address: str
@@ -117,7 +117,7 @@ class LiveBroker:
     connection: int
     timeout_s: float
     updated_s: float
-    """When it was last heard of, on the registry's clock."""
+    """Time of its last message, on the registry's clock."""
     filter_servers: tuple[str, ...] = ()
 
 
@@ -181,7 +181,7 @@ class Registry:
 
     @property
     def live(self) -> tuple[LiveBroker, ...]:
-        """Brokers that are heard of, the longest known first."""
+        """Registered brokers, the longest known first."""
         return tuple(self._live.values())
 
     @property

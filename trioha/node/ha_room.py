@@ -51,14 +51,14 @@ class MasterLocation:
     def __str__(self) -> str:
         return "" if self._address is None else str(self._address)
 
-    def learn(self, text: str) -> None:
+    def receive(self, text: str) -> None:
         """Use the address from a name server for the next connection, if none is configured."""
         if self._is_fixed or text == str(self):
             return
         try:
             self._address = parse_address(text)
         except ConfigError as error:
-            log.warning("a name server tells a master's address that is none", reason=str(error))
+            log.warning("a name server sent a master's address that is not one", reason=str(error))
             return
         log.info("the master's address was learned from a name server", master=str(self))
         self._known.set()
@@ -69,7 +69,7 @@ class MasterLocation:
             with trio.move_on_after(MASTER_WAIT_S):
                 await self._known.wait()
         if self._address is None:
-            raise OSError("no name server has told the master's HA address")
+            raise OSError("no name server has sent the master's HA address")
         if self.on_dial is not None:
             self.on_dial(str(self))
         return self._address

@@ -178,7 +178,7 @@ async def _serve(
                 metadata.topics,
                 listen=listen,
                 ha_address=ha_address,
-                on_master=ha.master_location.learn,
+                on_master=ha.master_location.receive,
             )
             if registration is not None:
                 services.start_soon(registration.run)

@@ -79,7 +79,7 @@ def shows_request(kind: int, *, flags: int, offset: int) -> bool:
 def lag_bytes(log_end_offset: int | None, ack_offset: int | None) -> int | None:
     """Bytes of the log that are not acknowledged; None if either offset is not known.
 
-    At least 0: an ack beyond the log's end, of a damaged session or of two samples, is no lag.
+    At least 0: an ack beyond the log's end, of a damaged session or of two samples, does not count as lag.
     """
     if log_end_offset is None or ack_offset is None:
         return None

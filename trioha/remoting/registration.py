@@ -139,7 +139,7 @@ def encode_registration(
 def parse_registration(body: bytes | memoryview, *, compressed: bool, version: int) -> Registration:
     """The body of REGISTER_BROKER as the peer of `version` sent it.
 
-    A body that is a zlib stream is read as one whatever `compressed` says: brokers of 5.3.3 compress and deny
+    A body that is a zlib stream is read as one, `compressed` or not: brokers of 5.3.3 compress it and deny
     it. Raises RemoteProtocolError for a body that makes no sense or exceeds a limit of this module.
     """
     if not body:

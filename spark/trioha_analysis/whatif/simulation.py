@@ -295,7 +295,7 @@ class _Simulation:
             slave.out.send(begin, slave.sent_offset, slave.receive, overhead_bytes=HEADER_BYTES)
 
     def _batch_bytes(self, slave: Slave, unsent_bytes: int) -> int:
-        """As in `HaConnection`: doubles while the slave is far behind, minimal once it has caught up."""
+        """As in `HaConnection`: doubles while the slave lags far, minimal once it has caught up."""
         least, most = self._scenario.transfer_batch_bytes, self._scenario.transfer_batch_bytes_max
         if unsent_bytes <= least:
             slave.batch_bytes = least

@@ -85,7 +85,7 @@ class Pending:
 
     @property
     def is_begun(self) -> Bools:
-        """Whether the begin of each is known."""
+        """Whether the start of each is known."""
         known: Bools = self.begins["kind"] == Kind.WAIT_BEGIN
         return known
 

@@ -8,8 +8,9 @@ head by the earlier one's last references. There are about as many of these as f
 connections.
 
 Where events were dropped or are missing, earlier references are not used any more, and the records that need
-them are not judged, unless the rule outlives holes (`outlives_holes`): an ack that goes back does so whatever
-happened in between. So a hole never makes a violation, and never hides one that both sides of it show.
+them are not judged, unless the rule outlives holes (`outlives_holes`): an ack that goes back does so
+independently of the events in between. So a hole never makes a violation, and never hides one that both sides
+of it show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry of invariants: properties that every session has, whatever happened to its node.
+"""The registry of invariants: properties that every session has, also under faults.
 
 An invariant has a name, a sentence that states it, a severity, and a rule. `ERROR`: this program, or the one
 that wrote the session, is wrong. `WARNING`: the machine disturbed the node (a disk too slow for the
