@@ -104,6 +104,8 @@ final class Clients {
         push.setNamesrvAddr(request.getString("namesrv"));
         push.setInstanceName(request.getString("name"));
         push.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        // A message that a listener has not returned from at the shutdown is not committed.
+        push.setAwaitTerminationMillisWhenShutdown(5_000);
         push.subscribe(request.getString("topic"), request.getString("expression"));
         if (mode.equals("broadcast")) {
             Rocket.broadcast(push);
