@@ -106,13 +106,18 @@ def view_replica(
     )
 
 
+def has_caught_up(diff_bytes: int, *, lag_s: float | None) -> bool:
+    """Whether a replica is in step: then the trend of its distance does not matter."""
+    return diff_bytes <= 0 or (lag_s is not None and lag_s < CAUGHT_UP_S)
+
+
 def catch_up(
     diff_bytes: int | None, *, lag_s: float | None, shrinks_per_s: float | None
 ) -> tuple[float | None, bool | None]:
     """Seconds until a replica has caught up, and whether its distance shrinks; None for what is not known."""
     if diff_bytes is None:
         return None, None
-    if diff_bytes <= 0 or (lag_s is not None and lag_s < CAUGHT_UP_S):
+    if has_caught_up(diff_bytes, lag_s=lag_s):
         return 0.0, True
     if shrinks_per_s is None:
         return None, None

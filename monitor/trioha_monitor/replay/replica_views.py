@@ -26,7 +26,14 @@ from trioha_monitor.replay.replay_timeline import (
     SessionRun,
 )
 from trioha_monitor.replay.timeline_events import GAP_REASONS
-from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
+from trioha_monitor.replica_view import (
+    Measurements,
+    ReplicaNames,
+    SlaveOffsets,
+    has_caught_up,
+    in_unit,
+    view_replica,
+)
 from trioha_monitor.verdict import Facts, is_rejoining, judge
 from trioha_monitor.view import Health, ReplicaView
 
@@ -93,7 +100,7 @@ class ReplicaViews:
                 diff_bytes=diff_bytes,
                 sent_bytes_per_s=sent_rate,
                 ack_bytes_per_s=ack_rate,
-                shrinks_per_s=self._shrinks_per_s(moment, conn, diff_bytes),
+                shrinks_per_s=self._shrinks_per_s(moment, conn, diff_bytes, lag_s=facts.lag_s),
                 reconnects=row.reconnects,
                 ack_latency_ms=latency,
                 frame_bytes=frames,
@@ -185,13 +192,20 @@ class ReplicaViews:
         ]
         return rates[0], rates[1]
 
-    def _shrinks_per_s(self, moment: Moment, conn: int, diff_bytes: int | None) -> float | None:
-        """By how much the distance of an open connection shrinks in a second, over `TREND_NS`."""
+    def _shrinks_per_s(
+        self, moment: Moment, conn: int, diff_bytes: int | None, *, lag_s: float | None
+    ) -> float | None:
+        """By how much the distance of an open connection shrinks in a second, over `TREND_NS`.
+
+        None where that is not known or does not matter: an earlier moment may cost a read of the disk.
+        """
+        if diff_bytes is None or conn not in moment.connections or has_caught_up(diff_bytes, lag_s=lag_s):
+            return None
         before = self._moments.earlier(moment, TREND_NS)
         earlier = None if before is None else before.connections.get(conn)
         if before is None or earlier is None or earlier.ack_offset < 0:
             return None
-        if before.log_end is None or diff_bytes is None:
+        if before.log_end is None:
             return None
         return (before.log_end - earlier.ack_offset - diff_bytes) / (TREND_NS / NS_PER_S)
 
