@@ -150,7 +150,7 @@ async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: objec
     heard: list[str] = []
     location.on_dial = heard.append
     assert str(location) == ""
-    with pytest.raises(OSError, match="no name server has told"):
+    with pytest.raises(OSError, match="no name server has sent"):
         await location.resolve()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.lowlevel.checkpoint)
