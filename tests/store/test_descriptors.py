@@ -46,18 +46,25 @@ def path_of(fd: int) -> str:
 
 
 @contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    """The system gives this process no more descriptors."""
+def descriptors_left(count: int) -> Iterator[None]:
+    """The system gives this process about `count` more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = lowest_free_descriptor(0)
     assert free is not None
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, hard))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
-            os.open("/", os.O_RDONLY)
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """The system gives this process no more descriptors."""
+    with descriptors_left(0):
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_RDONLY)
+        yield
 
 
 def many_files(root: Path, *, open_files_max: int = 16) -> MessageStore:
@@ -202,6 +209,24 @@ def test_without_descriptors_a_put_that_needs_a_file_is_refused_and_accepted_lat
     assert log_bytes(log).startswith(before)
     assert log.append(message(bytes(FILE_BYTES // 2))).status is PutStatus.PUT_OK
     log.close()
+
+
+def test_a_log_that_is_not_on_disk_leaves_descriptors_for_queues_and_index(tmp_path):
+    store = open_store(tmp_path)
+    log = store.commit_log
+    with descriptors_left(40):
+        for number in range(100):
+            properties = f"KEYS\x01key{number}".encode()
+            result = log.append(message(bytes(FILE_BYTES // 2), properties=properties))
+            if result.status is not PutStatus.PUT_OK:
+                break
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert "the last 8 file descriptors are kept for other files" in result.reason
+        assert len(log.files) > 20
+        store.dispatcher.dispatch(log.max_offset, records_max=1000)
+        assert store.dispatcher.position == log.max_offset
+        assert len(store.index.files) == 1
+    store.close()
 
 
 def test_a_file_whose_directory_could_not_be_synced_is_synced_when_it_is_tried_again(tmp_path, monkeypatch):

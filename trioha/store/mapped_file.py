@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from trioha.errors import StoreError
 from trioha.net.border import is_shortage
+from trioha.net.descriptors import descriptor_limit, lowest_free_descriptor
 from trioha.store.mapping import map_file
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_whole
 
@@ -22,6 +24,10 @@ _ZERO_CHUNK = bytes(1 << 20)
 _NO_NAMELESS_FILES = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS))
 """Errors of a system, or a file system, without O_TMPFILE."""
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+DESCRIPTORS_LEFT_FREE: Final = 8
+"""With fewer free descriptors a log makes no new file. Files that are not on disk hold one each, and a slow
+disk may leave many of them; queues, index and checkpoint need a few at any time."""
 
 
 def file_name(start_offset: int) -> str:
@@ -87,12 +93,21 @@ class MappedFile:
         Without reserved space, a store into the map would end the process when the disk is full. The file
         gets its name when it has its length: a `kill -9` in between would leave a file of another length,
         and RocketMQ does not load a store with such a file. An existing file of that name is opened: a worker
-        thread and the log may both make the next file. Raises StoreError without space or a descriptor.
+        thread and the log may both make the next file. Raises StoreError without space, or with fewer than
+        DESCRIPTORS_LEFT_FREE descriptors.
         """
         path = directory / file_name(start_offset)
         fd = folder = -1
         try:
             folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+            # The kernel gives the lowest free number: if that is one of the last, fewer than these are free.
+            free = lowest_free_descriptor(folder)
+            if free is not None and free >= descriptor_limit() - DESCRIPTORS_LEFT_FREE:
+                raise StoreError(
+                    f"the last {DESCRIPTORS_LEFT_FREE} file descriptors are kept for other files",
+                    path=path,
+                    hint="full files need theirs until they are on disk: raise the limit (ulimit -n)",
+                )
             if not path.exists():
                 with suppress(FileExistsError):
                     fd = create_atomically(path, lambda fd: _reserve(fd, size))
