@@ -13,12 +13,12 @@ from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
+from trioha.metadata.registration import body_crc, parse_registration
 from trioha.metadata.topics import TopicConfig, TopicTable
 from trioha.remoting.address import Address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, running
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.registration import body_crc, parse_registration
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.namesrv.values import Asked, body_with, identity, register, topics
 from tests.remoting.values import json_values
+from trioha.metadata.registration import body_crc
 from trioha.namesrv.processor import LARGE_BODY_BYTES
 from trioha.namesrv.registry import Registry, RegistryLimits
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import parse_json
-from trioha.remoting.registration import body_crc
 
 C = RequestCode
 WHO = {"brokerName": "broker-a", "brokerAddr": "h:1", "clusterName": "C", "brokerId": "0"}
@@ -65,7 +65,7 @@ async def test_a_registration_is_checked_before_it_counts(server: Asked) -> None
     assert (await asked(haServerAddr="h" * 300))[0] == 1
     assert server.registry.live == ()
     missing = await server.ask(C.REGISTER_BROKER, body, brokerAddr="h:1")
-    assert (missing.code, missing.remark) == (1, "the request has no clusterName")
+    assert (missing.code, missing.remark) == (1, "request header field clusterName is missing")
     assert await asked(bodyCrc32=str(body_crc(body))) == (0, None)
     assert await asked() == (0, None)
     assert set(server.registry.topics) == {"T", "U"}

@@ -14,12 +14,12 @@ import pytest
 
 from tests.namesrv.values import Asked, identity, register, topics
 from tests.remoting.recorded import commands, frames, header_of
+from trioha.metadata.registration import Registration, parse_data_version
 from trioha.namesrv.registry import BrokerIdentity
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import parse_json
-from trioha.remoting.registration import DataVersion, Registration
 
 VECTORS: Final = Path(__file__).parent.parent / "vectors" / "name-server"
 SESSIONS: Final = sorted(VECTORS.glob("*/*.c2s.bin"))
@@ -164,8 +164,8 @@ async def put_into_state(server: Asked, asked: RemotingCommand, answer: Remoting
             live.identity for live in server.registry.live if live.identity.broker_name == data["brokerName"]
         )
         numbers = {
-            "read_queues": data["readQueueNums"],
-            "write_queues": data["writeQueueNums"],
+            "read_queue_nums": data["readQueueNums"],
+            "write_queue_nums": data["writeQueueNums"],
             "perm": data["perm"],
             "sys_flag": data["topicSysFlag"],
         }
@@ -181,7 +181,7 @@ async def put_into_state(server: Asked, asked: RemotingCommand, answer: Remoting
         who = BrokerIdentity(
             fields["clusterName"], fields["brokerName"], fields["brokerAddr"], int(fields["brokerId"])
         )
-        register(server.registry, who, Registration(DataVersion.parse(body)))
+        register(server.registry, who, Registration(parse_data_version(body)))
     if "masterAddr" in answer.ext_fields:
         master = BrokerIdentity(
             fields["clusterName"], fields["brokerName"], answer.ext_fields["masterAddr"], 0

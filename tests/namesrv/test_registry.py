@@ -8,6 +8,7 @@ import pytest
 
 from tests.namesrv.values import Clock, identity, register, topics
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.registration import Registration
 from trioha.namesrv.registry import (
     MasterAddresses,
     QueueData,
@@ -15,7 +16,6 @@ from trioha.namesrv.registry import (
     RegistryFullError,
     RegistryLimits,
 )
-from trioha.remoting.registration import Registration
 
 MASTER = identity(0)
 SLAVE = identity(1)
@@ -75,10 +75,10 @@ def test_a_registration_adds_topics_and_keeps_those_that_it_lacks(registry: Regi
 
 
 def test_a_topic_changes_only_with_the_data_version(registry: Registry) -> None:
-    register(registry, MASTER, topics("T", write_queues=4))
-    register(registry, MASTER, topics("T", write_queues=8))
+    register(registry, MASTER, topics("T", write_queue_nums=4))
+    register(registry, MASTER, topics("T", write_queue_nums=8))
     same = registry.route("T")
-    register(registry, MASTER, topics("T", write_queues=8, counter=2))
+    register(registry, MASTER, topics("T", write_queue_nums=8, counter=2))
     changed = registry.route("T")
 
     assert same is not None

@@ -8,13 +8,15 @@ from typing import Any
 
 from attrs import evolve
 
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.registration import Registration, encode_registration
+from trioha.metadata.topics import TopicConfig
 from trioha.namesrv.kv_config import KvConfig
 from trioha.namesrv.processor import NameServerProcessor
 from trioha.namesrv.registry import BrokerIdentity, BrokerRequest, MasterAddresses, Registry
 from trioha.namesrv.settings import NameServerSettings
 from trioha.remoting.address import Address
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
-from trioha.remoting.registration import DataVersion, Registration, TopicConfig, encode_registration
 from trioha.remoting.serving import Peer
 
 
@@ -37,25 +39,17 @@ def identity(
 def topics(*names: str, counter: int = 1, state: int = 0, **fields: Any) -> Registration:
     return Registration(
         DataVersion(counter, 1_700_000_000_000, state),
-        {name: TopicConfig(name, **{"read_queues": 4, "write_queues": 4, **fields}) for name in names},
+        {
+            name: TopicConfig(name, **{"read_queue_nums": 4, "write_queue_nums": 4, **fields})
+            for name in names
+        },
     )
 
 
 def body_with(registration: Registration) -> bytes:
     """The body of a registration as a broker of 4.9 sends it."""
-    table = {
-        name: {
-            "order": topic.is_order,
-            "perm": topic.perm,
-            "readQueueNums": topic.read_queues,
-            "topicFilterType": topic.filter_type,
-            "topicName": name,
-            "topicSysFlag": topic.sys_flag,
-            "writeQueueNums": topic.write_queues,
-        }
-        for name, topic in registration.topics.items()
-    }
-    return encode_registration(table, data_version=registration.data_version.to_json(version=407))
+    table = {name: topic.to_json() for name, topic in registration.topics.items()}
+    return encode_registration(table, data_version=registration.data_version.as_known_to(407).to_json())
 
 
 def register(

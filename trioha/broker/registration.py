@@ -21,12 +21,12 @@ import trio
 from attrs import frozen
 
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.metadata.registration import body_crc, encode_registration
 from trioha.metadata.topics import READ_WRITE, TopicConfig, TopicTable
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.registration import body_crc, encode_registration
 
 log = structlog.get_logger(__name__)
 

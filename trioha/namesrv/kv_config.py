@@ -15,11 +15,11 @@ from typing import Final
 import trio
 
 from trioha.errors import RemoteProtocolError, StoreError
+from trioha.metadata.registration import check_name
 from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
 from trioha.remoting.fastjson import as_text, parse_json
-from trioha.remoting.registration import check_name
 from trioha.store.atomic_file import load_file, replace_file
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"

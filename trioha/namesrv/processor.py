@@ -13,10 +13,16 @@ from typing import Final
 
 import structlog
 import trio
-from attrs import frozen
 
 from trioha.config.values import InvalidValue
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.registration import (
+    NAME_CHARS_MAX,
+    Registration,
+    body_crc,
+    parse_data_version,
+    parse_registration,
+)
 from trioha.namesrv.answers import (
     cluster_body,
     in_zone,
@@ -38,17 +44,11 @@ from trioha.namesrv.registry import (
 )
 from trioha.namesrv.settings import FixedSettingError, NameServerSettings, settings_text, updated
 from trioha.net.threads import run_in_thread
-from trioha.numbers import NATURAL64, parse_int
+from trioha.numbers import NATURAL64
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.fastjson import format_json, parse_json
-from trioha.remoting.registration import (
-    NAME_CHARS_MAX,
-    DataVersion,
-    Registration,
-    body_crc,
-    parse_registration,
-)
+from trioha.remoting.header_fields import HeaderFields
 from trioha.remoting.serving import Peer
 
 log = structlog.get_logger(__name__)
@@ -65,42 +65,13 @@ SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 Answer = RemotingCommand | Awaitable[RemotingCommand | None]
 
 
-@frozen
-class _Fields:
-    """The fields of a request's header."""
-
-    request: RemotingCommand
-
-    def text(self, name: str) -> str:
-        """Raises BadRequestError if it is missing."""
-        value = self.request.ext_fields.get(name)
-        if value is None:
-            raise BadRequestError(f"the request has no {name}")
-        return value
-
-    def optional(self, name: str) -> str | None:
-        return self.request.ext_fields.get(name)
-
-    def number(self, name: str, *, default: int | None = None) -> int:
-        """Raises BadRequestError if it is no number from 0, or missing without a default."""
-        value = self.request.ext_fields.get(name)
-        if value is None and default is not None:
-            return default
-        try:
-            return parse_int(self.text(name), NATURAL64)
-        except ValueError as error:
-            raise BadRequestError(f"{name}: {error}") from None
-
-    def flag(self, name: str) -> bool:
-        return (self.optional(name) or "").lower() == "true"
-
-    def identity(self) -> BrokerIdentity:
-        return BrokerIdentity(
-            self.text("clusterName"),
-            self.text("brokerName"),
-            self.text("brokerAddr"),
-            self.number("brokerId"),
-        )
+def _identity(fields: HeaderFields) -> BrokerIdentity:
+    return BrokerIdentity(
+        fields.text("clusterName"),
+        fields.text("brokerName"),
+        fields.text("brokerAddr"),
+        fields.number("brokerId", NATURAL64),
+    )
 
 
 class NameServerProcessor:
@@ -153,9 +124,9 @@ class NameServerProcessor:
     # -- brokers ---------------------------------------------------------------------------------------
 
     def _register(self, request: RemotingCommand, peer: Peer) -> Answer:
-        fields = _Fields(request)
-        identity = fields.identity()
-        crc = fields.number("bodyCrc32", default=0)
+        fields = HeaderFields(request.ext_fields)
+        identity = _identity(fields)
+        crc = fields.number("bodyCrc32", NATURAL64, default=0)
         if crc not in {0, body_crc(request.body)}:
             raise BadRequestError("crc32 not match")
         is_compressed = fields.flag("compressed")
@@ -178,8 +149,10 @@ class NameServerProcessor:
     def _take(
         self, request: RemotingCommand, peer: Peer, identity: BrokerIdentity, registration: Registration
     ) -> RemotingCommand:
-        fields = _Fields(request)
-        timeout_ms = fields.number("heartbeatTimeoutMillis", default=round(BROKER_TIMEOUT_S * 1000))
+        fields = HeaderFields(request.ext_fields)
+        timeout_ms = fields.number(
+            "heartbeatTimeoutMillis", NATURAL64, default=round(BROKER_TIMEOUT_S * 1000)
+        )
         acting = fields.optional("enableActingMaster")
         is_new = all(live.identity != identity for live in self.registry.live)
         master = self.registry.register(
@@ -216,17 +189,19 @@ class NameServerProcessor:
         return response_to(request, ResponseCode.SUCCESS, ext_fields=answer, body=body)
 
     def _unregister(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        identity = _Fields(request).identity()
+        identity = _identity(HeaderFields(request.ext_fields))
         if self.registry.unregister(identity):
             log.info("broker unregistered", broker=identity.broker_name, address=identity.address)
         return response_to(request, ResponseCode.SUCCESS)
 
     def _query_data_version(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        asked = DataVersion.parse(_small_json(request)) if request.body else None
-        is_changed, known = self.registry.query_data_version(_Fields(request).identity(), asked)
+        asked = parse_data_version(_small_json(request)) if request.body else None
+        is_changed, known = self.registry.query_data_version(
+            _identity(HeaderFields(request.ext_fields)), asked
+        )
         body = b""
         if known is not None:
-            body = format_json(known.to_json(version=request.version), bare_keys=False).encode()
+            body = format_json(known.as_known_to(request.version).to_json(), bare_keys=False).encode()
         return response_to(
             request,
             ResponseCode.SUCCESS,
@@ -235,17 +210,17 @@ class NameServerProcessor:
         )
 
     def _heartbeat(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         timeout_s = None
         if fields.optional("heartbeatTimeoutMills") is not None:
-            timeout_s = min(fields.number("heartbeatTimeoutMills") / 1000, BROKER_TIMEOUT_S_MAX)
+            timeout_s = min(fields.number("heartbeatTimeoutMills", NATURAL64) / 1000, BROKER_TIMEOUT_S_MAX)
         self.registry.heartbeat(
             cluster_name=fields.text("clusterName"), address=fields.text("brokerAddr"), timeout_s=timeout_s
         )
         return response_to(request, ResponseCode.SUCCESS)
 
     def _member_group(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         cluster, name = fields.text("clusterName"), fields.text("brokerName")
         addresses = next(
             (
@@ -269,7 +244,7 @@ class NameServerProcessor:
     # -- topics ----------------------------------------------------------------------------------------
 
     def _route(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         topic = fields.text("topic")
         route = self.registry.route(topic, acting_masters=self.settings.support_acting_master)
         if route is None:
@@ -292,7 +267,9 @@ class NameServerProcessor:
         return _topic_list(request, self.registry.topics)
 
     def _topics_by_cluster(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        return _topic_list(request, self.registry.topics_of_cluster(_Fields(request).text("cluster")))
+        return _topic_list(
+            request, self.registry.topics_of_cluster(HeaderFields(request.ext_fields).text("cluster"))
+        )
 
     def _system_topics(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
         topics, address = self.registry.system_topics()
@@ -311,14 +288,14 @@ class NameServerProcessor:
         return _topic_list(request, topics)
 
     def _delete_topic(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         self.registry.delete_topic(fields.text("topic"), cluster=fields.optional("clusterName") or None)
         return response_to(request, ResponseCode.SUCCESS)
 
     def _register_topic(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
         body = _small_json(request)
         queues = parse_queue_datas(body.get("queueDatas") if isinstance(body, dict) else None)
-        self.registry.set_topic(_Fields(request).text("topic"), queues)
+        self.registry.set_topic(HeaderFields(request.ext_fields).text("topic"), queues)
         return response_to(request, ResponseCode.SUCCESS)
 
     def _wipe_write_perm(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
@@ -330,7 +307,7 @@ class NameServerProcessor:
     def _change_write_perm(
         self, request: RemotingCommand, change: Callable[[str], int], field: str
     ) -> RemotingCommand:
-        name = _Fields(request).text("brokerName")
+        name = HeaderFields(request.ext_fields).text("brokerName")
         count = change(name)
         log.info("write permission of a broker changed", broker=name, topics=count, request=field)
         return response_to(request, ResponseCode.SUCCESS, ext_fields={field: str(count)})
@@ -338,12 +315,12 @@ class NameServerProcessor:
     # -- key-value table and settings ------------------------------------------------------------------
 
     async def _put_kv(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         await self._kv.put(fields.text("namespace"), fields.text("key"), fields.text("value"))
         return response_to(request, ResponseCode.SUCCESS)
 
     def _get_kv(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         namespace, key = fields.text("namespace"), fields.text("key")
         value = self._kv.get(namespace, key)
         if value is None:
@@ -351,12 +328,12 @@ class NameServerProcessor:
         return response_to(request, ResponseCode.SUCCESS, ext_fields={"value": value})
 
     async def _delete_kv(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        fields = _Fields(request)
+        fields = HeaderFields(request.ext_fields)
         await self._kv.delete(fields.text("namespace"), fields.text("key"))
         return response_to(request, ResponseCode.SUCCESS)
 
     def _kv_list(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
-        namespace = _Fields(request).text("namespace")
+        namespace = HeaderFields(request.ext_fields).text("namespace")
         table = self._kv.namespace(namespace)
         if table is None:
             return _not_found(request, f"No config item, Namespace: {_cut(namespace)}")

@@ -27,14 +27,12 @@ from attrs import Factory, define, evolve, field, frozen
 from attrs.validators import ge
 
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.registration import (
-    PERM_READ,
-    PERM_WRITE,
-    DataVersion,
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.registration import (
     Registration,
-    TopicConfig,
     check_name,
 )
+from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
 
 MASTER_ID: Final = 0
 BROKER_TIMEOUT_S: Final = 120.0
@@ -283,7 +281,7 @@ class Registry:
         if holder is None or holder == identity.address:
             return False
         live = self._live.get((identity.cluster_name, holder))
-        return live is not None and live.data_version.state_version > data_version.state_version
+        return live is not None and (live.data_version.state_version or 0) > (data_version.state_version or 0)
 
     def _take_topics(
         self,
@@ -312,7 +310,7 @@ class Registry:
             self.queue_datas += name not in by_name
             perm = config.perm
             if is_prime_slave and group.acting_master:
-                perm &= ~PERM_WRITE
+                perm &= ~Perm.WRITE
             by_name[name] = _queue_data(config, perm)
         if is_changed:
             for topic, mapping in registration.mappings.items():
@@ -390,7 +388,7 @@ class Registry:
             for topic in [topic for topic, by_name in self._topics.items() if name in by_name]:
                 self._drop_topic(topic, name)
         elif group.acting_master and MASTER_ID not in group.addresses:
-            self._change_perms(name, lambda perm: perm & ~PERM_WRITE)
+            self._change_perms(name, lambda perm: perm & ~Perm.WRITE)
         return True
 
     def _members(self, name: str) -> list[BrokerIdentity]:
@@ -431,7 +429,7 @@ class Registry:
                 if (
                     group.acting_master
                     and MASTER_ID not in group.addresses
-                    and not by_name[group.broker_name].perm & PERM_WRITE
+                    and not by_name[group.broker_name].perm & Perm.WRITE
                 ):
                     acting = group.addresses.pop(min(group.addresses))
                     group.addresses = {MASTER_ID: acting, **group.addresses}
@@ -487,11 +485,11 @@ class Registry:
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Let producers leave a broker: how many topics it has."""
-        return self._change_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
+        return self._change_perms(broker_name, lambda perm: perm & ~Perm.WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Take `wipe_write_perm` back: how many topics the broker has."""
-        return self._change_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
+        return self._change_perms(broker_name, lambda _: int(READ_WRITE))
 
     def _change_perms(self, broker_name: str, change: Callable[[int], int]) -> int:
         count = 0
@@ -520,4 +518,4 @@ class Registry:
 
 
 def _queue_data(config: TopicConfig, perm: int) -> QueueData:
-    return QueueData(config.read_queues, config.write_queues, perm, config.sys_flag)
+    return QueueData(config.read_queue_nums, config.write_queue_nums, perm, config.sys_flag)

@@ -28,10 +28,11 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from trioha.errors import RemoteProtocolError
-from trioha.numbers import I32, I64, NATURAL32, parse_int
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import Version
 from trioha.remoting.fastjson import JsonLimits, as_text, parse_json, shown
 
@@ -41,8 +42,6 @@ INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of a compressed body: 300 bytes for each of `TOPICS_MAX`."""
 NAME_CHARS_MAX: Final = 255
 """Of a topic, broker, cluster or address. RocketMQ's own limit for topics is 127."""
-PERM_WRITE: Final = 2
-PERM_READ: Final = 4
 
 _JSON_LIMITS: Final = JsonLimits(containers_max=4 * TOPICS_MAX, dialect_chars_max=1024 * 1024)
 _I32: Final = Struct(">i")
@@ -51,69 +50,10 @@ _WRAPPER: Final = "topicConfigSerializeWrapper"
 
 
 @frozen
-class DataVersion:
-    """Version of a table: two are equal if all fields are."""
-
-    counter: int = 0
-    """Changes since the table was made."""
-    timestamp_ms: int = 0
-    """When it was last changed."""
-    state_version: int = 0
-    """Epoch of the master in a controller's group; RocketMQ 4 has none."""
-
-    @classmethod
-    def parse(cls, value: object) -> DataVersion:
-        """Of its JSON object; a field that is missing is 0. Raises RemoteProtocolError."""
-        fields = _object(value, "a DataVersion")
-        return cls(
-            *(_number(fields, name, I64, default=0) for name in ("counter", "timestamp", "stateVersion"))
-        )
-
-    def to_json(self, *, version: int) -> dict[str, int]:
-        """As a peer of `version` knows it."""
-        if version < Version.V5_0_0:
-            return {"counter": self.counter, "timestamp": self.timestamp_ms}
-        return {
-            "counter": self.counter,
-            "stateVersion": self.state_version,
-            "timestamp": self.timestamp_ms,
-        }
-
-
-@frozen
-class TopicConfig:
-    """A topic on one broker."""
-
-    name: str
-    read_queues: int = 16
-    write_queues: int = 16
-    perm: int = PERM_READ | PERM_WRITE
-    """Bits: 1 inherit, 2 write, 4 read, 8 priority."""
-    filter_type: str = "SINGLE_TAG"
-    sys_flag: int = 0
-    """Bits: 1 unit, 2 unit subscription."""
-    is_order: bool = False
-
-    @classmethod
-    def parse(cls, name: str, value: object) -> TopicConfig:
-        """Of its JSON object in a table. Raises RemoteProtocolError."""
-        fields = _object(value, f"the configuration of topic {shown(name)}")
-        return cls(
-            name,
-            read_queues=_number(fields, "readQueueNums", NATURAL32, default=16),
-            write_queues=_number(fields, "writeQueueNums", NATURAL32, default=16),
-            perm=_number(fields, "perm", I32, default=PERM_READ | PERM_WRITE),
-            filter_type=as_text(fields.get("topicFilterType", "SINGLE_TAG"))[:NAME_CHARS_MAX],
-            sys_flag=_number(fields, "topicSysFlag", I32, default=0),
-            is_order=fields.get("order") is True,
-        )
-
-
-@frozen
 class Registration:
     """The body of REGISTER_BROKER."""
 
-    data_version: DataVersion = DataVersion()
+    data_version: DataVersion = Factory(DataVersion)
     """Of the broker's whole table, also where only some topics are sent."""
     topics: Mapping[str, TopicConfig] = Factory(dict)
     """All of them, or those that have changed."""
@@ -125,6 +65,23 @@ class Registration:
 def body_crc(body: bytes | memoryview) -> int:
     """The value of `bodyCrc32` in the header (spec remoting 3.1)."""
     return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def parse_data_version(value: object) -> DataVersion:
+    """The DataVersion of a JSON value; a field that is missing is 0. Raises RemoteProtocolError."""
+    try:
+        return DataVersion.of(_object(value, "a DataVersion"))
+    except ValueError as error:
+        raise RemoteProtocolError(f"a DataVersion: {error}") from None
+
+
+def _topic_config(name: str, value: object) -> TopicConfig:
+    """The topic of a JSON object or of a compressed body's texts, without members that are not known."""
+    try:
+        topic = TopicConfig.of(_object(value, f"the configuration of topic {shown(name)}"))
+    except ValueError as error:
+        raise RemoteProtocolError(f"the configuration of topic {shown(name)}: {error}") from None
+    return evolve(topic, name=name, filter_type=topic.filter_type[:NAME_CHARS_MAX], other={})
 
 
 def encode_registration(
@@ -155,8 +112,8 @@ def parse_registration(body: bytes | memoryview, *, compressed: bool, version: i
     _check_count(len(table))
     _check_count(len(mappings))
     return Registration(
-        DataVersion.parse(wrapper.get("dataVersion", {})),
-        {name: TopicConfig.parse(name, value) for name, value in _by_name(table)},
+        parse_data_version(wrapper.get("dataVersion")),
+        {name: _topic_config(name, value) for name, value in _by_name(table)},
         _texts(fields.get("filterServerList")),
         {name: _object(value, "a queue mapping") for name, value in _by_name(mappings)},
     )
@@ -164,7 +121,7 @@ def parse_registration(body: bytes | memoryview, *, compressed: bool, version: i
 
 def _parse_compressed(data: bytes, *, version: int) -> Registration:
     reader = _Reader(data)
-    data_version = DataVersion.parse(parse_json(reader.text()))
+    data_version = parse_data_version(parse_json(reader.text()))
     topics = dict(_parse_topic_text(reader.text()) for _ in range(reader.count()))
     filter_servers = _texts(parse_json(reader.text()))
     mappings = {}
@@ -181,7 +138,7 @@ def _parse_topic_text(text: str) -> tuple[str, TopicConfig]:
         raise RemoteProtocolError(f"a topic's text has {len(parts)} of 5 fields: {shown(text)}")
     name, read, write, perm, filter_type = parts[:5]
     fields = {"readQueueNums": read, "writeQueueNums": write, "perm": perm, "topicFilterType": filter_type}
-    return check_name(name, "topic"), TopicConfig.parse(name, fields)
+    return check_name(name, "topic"), _topic_config(name, fields)
 
 
 def _inflate(body: bytes | memoryview) -> bytes:
@@ -260,14 +217,6 @@ def _object(value: object, what: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise RemoteProtocolError(f"{what} is {shown(value)}, not an object")
     return value
-
-
-def _number(fields: Mapping[str, object], name: str, within: Any, *, default: int) -> int:
-    value = fields.get(name)
-    try:
-        return default if value is None else parse_int(value, within)
-    except ValueError as error:
-        raise RemoteProtocolError(f"{name}: {error}") from None
 
 
 def _texts(value: object) -> tuple[str, ...]:
