@@ -14,10 +14,12 @@ from tests.store.support import open_store
 from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
+from trioha.broker.retries import Retries
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerStatus
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.metadata.groups import GroupTable
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
@@ -96,6 +98,7 @@ class Broker:
         self.send_processor = SendProcessor(
             self.puts,
             topics=self.topics,
+            retries=Retries(self.topics, GroupTable()),
             cluster_name="cluster",
             delay_levels=DelayLevels(delay_levels),
         )
@@ -305,12 +308,12 @@ async def test_a_delay_level_of_0_or_less_delays_nothing(broker, level):
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "system topic"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "SCHEDULE_TOPIC_XXXX"),
         ({"topic": "bad topic"}, ResponseCode.SYSTEM_ERROR, "bad topic"),
-        ({"topic": "t" * 128}, ResponseCode.SYSTEM_ERROR, "128"),
+        ({"topic": "t" * 128}, ResponseCode.SYSTEM_ERROR, "max length: 127"),
         ({"sys_flag": 4}, ResponseCode.MESSAGE_ILLEGAL, "transactional"),
         ({"sys_flag": 0x80}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
-        ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
+        ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL, "batch"),
         ({"properties": "INNER_NUM\x012\x02"}, ResponseCode.MESSAGE_ILLEGAL, "batches"),
         ({"properties": "DELAY\x01soon\x02"}, ResponseCode.MESSAGE_ILLEGAL, "soon"),
         ({"properties": "DELAY\x01--5\x02"}, ResponseCode.MESSAGE_ILLEGAL, "--5"),
@@ -451,7 +454,7 @@ async def test_runtime_info_has_the_counters_of_clients(broker):
     assert len([key for key in table if key.startswith("trioha.clients.")]) == len(fields(ServerStatistics))
 
 
-@pytest.mark.parametrize("code", [11, 320, 999, -5])
+@pytest.mark.parametrize("code", [11, 315, 999, -5])
 async def test_other_request_codes_are_not_supported(broker, code):
     answer = await broker.ask(request(code))
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

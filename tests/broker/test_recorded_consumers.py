@@ -4,7 +4,8 @@ The differences, each on purpose:
 
 - NEWER_SUBSCRIPTION: the real broker refuses a pull whose subscription is newer than the last heartbeat's
   (25); here it is answered, so that a consumer starts without the wait for its next heartbeat.
-- RETRY: messages that a consumer sent back (36, which is not served yet) come to its retry topic.
+- RETRY: messages that a consumer sent back (36, which this room of a node does not serve) come to its retry
+  topic.
 - HEARTBEAT_V2: brokers of 5.x offer the second form of heartbeats in the answer to a heartbeat; here it is
   not offered, and clients use the first.
 """

@@ -16,6 +16,8 @@ from attrs import frozen
 
 from tests.hostile.values import properties_value, text_value
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.message_batch import encode_batch_body
+from trioha.store.messages import BatchItem
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -88,6 +90,14 @@ class Request:
 
 def _message_body(chance: random.Random) -> bytes:
     return chance.randbytes(chance.choice((0, 1, 10, 100, 100, 1000)))
+
+
+def _batch_body(chance: random.Random) -> bytes:
+    items = [
+        BatchItem(_message_body(chance), chance.choice((b"", b"TAGS\x01tag\x02", b"KEYS\x01a b")))
+        for _ in range(chance.choice((1, 1, 3, 20)))
+    ]
+    return _damaged(encode_batch_body(items), chance)
 
 
 _SEND: Final = (
@@ -171,6 +181,28 @@ REQUESTS: Final = (
         RequestCode.SEND_MESSAGE_V2,
         tuple(Field(short, type_, good, required) for short, _, type_, good, required in _SEND),
         _message_body,
+        stores=True,
+    ),
+    Request(
+        RequestCode.SEND_BATCH_MESSAGE,
+        tuple(
+            Field(short, type_, ("true", "false") if short == "m" else good, required)
+            for short, _, type_, good, required in _SEND
+        ),
+        _batch_body,
+        stores=True,
+    ),
+    Request(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        (
+            Field("offset", Type.I64, ("0", "1", "100")),
+            Field("group", Type.TEXT, ("group", "group-2")),
+            Field("delayLevel", Type.I32, ("0", "1", "-1", "99")),
+            Field("originMsgId", Type.TEXT, ("x",), required=False),
+            Field("originTopic", Type.TEXT, ("TopicHostile",), required=False),
+            Field("unitMode", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("maxReconsumeTimes", Type.I32, ("16", "0", "-1"), required=False),
+        ),
         stores=True,
     ),
     Request(RequestCode.PULL_MESSAGE, _PULL),

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import trio
 from attrs import asdict, evolve
 
 from trioha import __version__
+from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
 from trioha.broker_status import BrokerStatus
@@ -62,6 +63,8 @@ class BrokerInfo:
         """Counters of the remoting server, which is built after this object and then set here."""
         self.pull_statistics: Callable[[], PullStatistics] = PullStatistics
         """Of the pulls, whose processor is built after this object."""
+        self.delay_progress: Callable[[], Sequence[DelayProgress]] = tuple
+        """Of the delay levels, whose delivery is built after this object; none on a slave."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -152,6 +155,10 @@ class BrokerInfo:
             "timerEnqueueTps": "0.0",
             "timerOffsetBehind": "0",
             "timerReadBehind": "0",
+            **{
+                f"scheduleMessageOffset_{one.level}": f"{one.delivered_offset},{one.max_offset}"
+                for one in self.delay_progress()
+            },
             **self._client_counters(),
         }
 

@@ -39,7 +39,7 @@ class BrokerProcessor:
     ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """The response to `request`, or an awaitable of it."""
         match request.code:
-            case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2:
+            case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
                 return self._send.answer(request, peer)
             case RequestCode.GET_BROKER_HA_STATUS:
                 return self._ha_status(request, peer)

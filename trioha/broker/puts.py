@@ -13,7 +13,7 @@ from trioha.broker.stats import RateWindows
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog
-from trioha.store.messages import AppendResult, Message
+from trioha.store.messages import AppendResult, Message, MessageBatch
 from trioha.store.put_status import PutStatus
 
 _PUT = int(Kind.PUT)
@@ -76,15 +76,20 @@ class PutService:
         self._stored_until_yesterday = 0
         self._rates = RateWindows(trio.current_time())
 
-    def put(self, message: Message, *, wait_store_ok: bool) -> PutResult | Awaitable[PutResult]:
+    def put(
+        self, message: Message | MessageBatch, *, wait_store_ok: bool
+    ) -> PutResult | Awaitable[PutResult]:
         """Append `message` now; the result, or an awaitable of it if the put waits for disk or slaves.
 
-        Every result is a status. If the awaitable is dropped, the message stays stored and unanswered.
+        A batch is one put. Every result is a status. If the awaitable is dropped, the message stays stored
+        and unanswered.
         """
         if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
             appended = AppendResult(refusal)
+        elif isinstance(message, MessageBatch):
+            appended = self._log.append_batch(message)
         else:
             appended = self._log.append(message)
         if appended.status is not PutStatus.PUT_OK:
@@ -92,7 +97,7 @@ class PutService:
             return self._counted(appended.status, appended)
         request_id = next(self._request_ids)
         size = appended.size
-        self._stored += 1
+        self._stored += appended.messages
         self._bytes += size
         self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
         if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
@@ -107,7 +112,7 @@ class PutService:
 
     def _counted(self, status: PutStatus, appended: AppendResult) -> PutResult:
         self._statuses[status] += 1
-        self._rates.add(1, trio.current_time())
+        self._rates.add(appended.messages or 1, trio.current_time())
         return PutResult(status, appended)
 
     @property

@@ -97,6 +97,11 @@ class QueueLocks:
         self._by_connection[connection].add(key)
         return True
 
+    def has_locks(self, group: str) -> bool:
+        """Whether the group consumes in order: a client of it holds a lock."""
+        now_s = trio.current_time()
+        return any(key[0] == group and not lock.is_over(now_s) for key, lock in self._locks.items())
+
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Give up the client's locks of these queues."""
         for queue in queues:

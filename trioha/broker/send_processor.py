@@ -1,4 +1,4 @@
-"""SEND_MESSAGE and SEND_MESSAGE_V2: from a request to a stored message and its answer (spec remoting 4.1)."""
+"""SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a request to a put (spec remoting 4.1)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Final
 
+from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
 from trioha.broker.puts import PutResult, PutService
+from trioha.broker.retries import Retries
+from trioha.errors import RemoteProtocolError
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig, TopicTable, describe_topic
-from trioha.numbers import I64, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
+from trioha.remoting.message_batch import parse_batch
 from trioha.remoting.send_message import (
     STORED_STATUSES,
     SendMessageRequestHeader,
@@ -22,11 +25,11 @@ from trioha.remoting.send_message import (
 )
 from trioha.remoting.serving import Peer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
-from trioha.store.messages import Message
+from trioha.store.messages import BatchItem, Message, MessageBatch
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
-from trioha.store.topics import SCHEDULE_TOPIC
+from trioha.store.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
@@ -45,7 +48,7 @@ FORBIDDEN_TOPICS: Final = frozenset(
 """System topics that clients must not write."""
 
 BATCH_BITS: Final = 0xC0
-_DELAY = b"DELAY\x01"
+"""Bits of sysFlag: the body is a batch that consumers take apart."""
 _WAIT_FALSE = b"WAIT\x01false"
 _INNER_NUM = b"INNER_NUM\x01"
 
@@ -58,6 +61,7 @@ class SendProcessor:
         puts: PutService,
         *,
         topics: TopicTable,
+        retries: Retries,
         cluster_name: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
@@ -65,6 +69,7 @@ class SendProcessor:
         """`delay_levels`: those of messageDelayLevel, which the dispatcher uses for due times."""
         self._puts = puts
         self._topics = topics
+        self._retries = retries
         self._is_writable = broker_permission & Perm.WRITE != 0
         self._delay_levels = delay_levels
         self._cluster = encode_properties({"CLUSTER": cluster_name})
@@ -77,41 +82,52 @@ class SendProcessor:
         """
         try:
             header = SendMessageRequestHeader.of(request)
-            message, wait_store_ok = self._message(header, bytes(request.body), peer)
+            message, queue_id, wait_store_ok = self._message(header, request, peer)
         except BadRequestError as error:
             return refused_send(request, error)
         result = self._puts.put(message, wait_store_ok=wait_store_ok)
         topics = self._topics
-        if topics.changed_at and (change := topics.changed_at.get(header.topic)) is not None:
-            return _respond_when_kept(request, message, result, topics.written, change)
+        if topics.changed_at:
+            change = max(topics.changed_at.get(topic, 0) for topic in (header.topic, message.topic))
+            if change:
+                return _respond_when_kept(
+                    request, message, queue_id, result, written=topics.written, change=change
+                )
         if isinstance(result, PutResult):
-            return _respond(request, message, result)
-        return _respond_later(request, message, result)
+            return _respond(request, message, queue_id, result)
+        return _respond_later(request, message, queue_id, result)
 
-    def _message(self, header: SendMessageRequestHeader, body: bytes, peer: Peer) -> tuple[Message, bool]:
-        """The message to store, and its WAIT property. Raises BadRequestError."""
+    def _message(
+        self, header: SendMessageRequestHeader, request: RemotingCommand, peer: Peer
+    ) -> tuple[Message | MessageBatch, int, bool]:
+        """The message to store, the queue id of the answer, and the WAIT property. Raises BadRequestError."""
         topic = header.topic
         if topic in FORBIDDEN_TOPICS:
             raise BadRequestError(
-                f"sending to the system topic {topic} is forbidden", code=ResponseCode.NO_PERMISSION
+                f"Sending message to topic[{topic}] is forbidden.", code=ResponseCode.NO_PERMISSION
             )
         # Lone surrogates, which UTF-8 cannot encode, become question marks, as in Java.
         properties = header.properties.encode("utf-8", "replace")
-        if header.batch or header.sys_flag & BATCH_BITS or _INNER_NUM in properties:
-            raise BadRequestError("batches are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL)
+        if header.sys_flag & BATCH_BITS or _INNER_NUM in properties:
+            raise BadRequestError(
+                "only the broker marks inner batches: sysFlag 0x40 and 0x80, INNER_NUM",
+                code=ResponseCode.MESSAGE_ILLEGAL,
+            )
+        if header.batch:
+            return self._batch(header, properties, request, peer)
         if header.sys_flag & TRANSACTION_MASK:
             raise BadRequestError(
                 "transactional messages are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL
             )
         queue_id = self._queue_id(header, peer)
-        wait_store_ok = _WAIT_FALSE not in properties or parse_properties(properties).get("WAIT") != "false"
+        wait_store_ok = _waits(properties)
         properties = join_properties(properties, self._cluster)
-        if _DELAY in properties:
-            topic, queue_id, properties = self._delayed(topic, queue_id, properties)
+        if topic.startswith(RETRY_TOPIC_PREFIX) and not self._puts.is_slave:
+            topic, properties = self._retried(header, properties, version=request.version)
         message = Message(
             topic=topic,
             queue_id=queue_id,
-            body=body,
+            body=bytes(request.body),
             properties=properties,
             flag=header.flag,
             sys_flag=header.sys_flag,
@@ -119,7 +135,74 @@ class SendProcessor:
             born_host=_born_host(peer.address.host, peer.address.port),
             reconsume_times=header.reconsume_times,
         )
-        return message, wait_store_ok
+        return scheduled(message, self._delay_levels), queue_id, wait_store_ok
+
+    def _retried(
+        self, header: SendMessageRequestHeader, properties: bytes, *, version: int
+    ) -> tuple[str, bytes]:
+        """Topic and properties of a send to a retry topic; beyond its maximum, those of a dead letter."""
+        topic = self._retries.topic_of_send(
+            header.topic,
+            reconsume_times=header.reconsume_times,
+            max_reconsume_times=header.max_reconsume_times,
+            version=version,
+        )
+        if topic == header.topic:
+            return topic, properties
+        return topic, encode_properties(parse_properties(properties) | {DELAY: "-1"})
+
+    def _batch(
+        self, header: SendMessageRequestHeader, properties: bytes, request: RemotingCommand, peer: Peer
+    ) -> tuple[Message | MessageBatch, int, bool]:
+        """As `_message`, of a batch: a record for each message, or one in a topic with batch queues."""
+        if header.topic.startswith(RETRY_TOPIC_PREFIX):
+            raise BadRequestError(
+                f"batch request does not support retry group {header.topic}",
+                code=ResponseCode.MESSAGE_ILLEGAL,
+            )
+        parsed = parse_properties(properties)
+        if header.sys_flag & TRANSACTION_MASK or delay_level(parsed.get(DELAY, "0")) > 0:
+            raise BadRequestError(
+                "a batch has no delay level and no transaction",
+                code=ResponseCode.MESSAGE_ILLEGAL,
+            )
+        try:
+            items = parse_batch(request.body)
+        except RemoteProtocolError as error:
+            raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
+        queue_id = self._queue_id(header, peer)
+        shared = join_properties(properties, self._cluster)
+        born_host = _born_host(peer.address.host, peer.address.port)
+        if "UNIQ_KEY" in parsed and self._has_batch_queues(header.topic):
+            inner = Message(
+                topic=header.topic,
+                queue_id=queue_id,
+                body=bytes(request.body),
+                properties=join_properties(shared, encode_properties({"INNER_NUM": str(len(items))})),
+                flag=header.flag,
+                sys_flag=header.sys_flag | BATCH_BITS,
+                born_timestamp_ms=header.born_timestamp_ms,
+                born_host=born_host,
+                reconsume_times=header.reconsume_times,
+            )
+            return inner, queue_id, _waits(properties)
+        batch = MessageBatch(
+            topic=header.topic,
+            queue_id=queue_id,
+            items=[
+                BatchItem(item.body, join_properties(item.properties, shared), item.flag) for item in items
+            ],
+            sys_flag=header.sys_flag,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=born_host,
+            reconsume_times=header.reconsume_times,
+        )
+        return batch, queue_id, _waits(properties)
+
+    def _has_batch_queues(self, name: str) -> bool:
+        topic = self._topics.find(name)
+        attributes = None if topic is None else topic.other.get("attributes")
+        return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
 
     def _queue_id(self, header: SendMessageRequestHeader, peer: Peer) -> int:
         """The queue of a message; creates its topic if needed. Raises BadRequestError."""
@@ -159,28 +242,10 @@ class SendProcessor:
             )
         return topic
 
-    def _delayed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
-        """Topic, queue and properties of a delayed message: queue level - 1 of the schedule topic.
 
-        A level above the highest counts as the highest (spec store 2.9).
-        """
-        parsed = parse_properties(properties)
-        try:
-            level = parse_int(parsed.get("DELAY", "0"), I64)
-        except ValueError as error:
-            raise BadRequestError(
-                f"property DELAY is no level: {error}", code=ResponseCode.MESSAGE_ILLEGAL
-            ) from None
-        if level <= 0:
-            return topic, queue_id, properties
-        level = min(level, self._delay_levels.max_level)
-        if level == 0:
-            raise BadRequestError(
-                "the message has a delay level, and this broker's messageDelayLevel has none",
-                code=ResponseCode.MESSAGE_ILLEGAL,
-            )
-        parsed |= {"DELAY": str(level), "REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
-        return SCHEDULE_TOPIC, level - 1, encode_properties(parsed)
+def _waits(properties: bytes) -> bool:
+    """Whether a put waits for disk and slaves: unless the property WAIT is false."""
+    return _WAIT_FALSE not in properties or parse_properties(properties).get("WAIT") != "false"
 
 
 @lru_cache(maxsize=4096)
@@ -189,30 +254,39 @@ def _born_host(host: str, port: int) -> Host:
 
 
 async def _respond_later(
-    request: RemotingCommand, message: Message, result: Awaitable[PutResult]
+    request: RemotingCommand, message: Message | MessageBatch, queue_id: int, result: Awaitable[PutResult]
 ) -> RemotingCommand:
-    return _respond(request, message, await result)
+    return _respond(request, message, queue_id, await result)
 
 
 async def _respond_when_kept(
     request: RemotingCommand,
-    message: Message,
+    message: Message | MessageBatch,
+    queue_id: int,
     result: PutResult | Awaitable[PutResult],
+    *,
     written: Watermark,
     change: int,
 ) -> RemotingCommand:
     if not isinstance(result, PutResult):
         result = await result
     await written.reached(change)
-    return _respond(request, message, result)
+    return _respond(request, message, queue_id, result)
 
 
-def _respond(request: RemotingCommand, message: Message, result: PutResult) -> RemotingCommand:
+def _respond(
+    request: RemotingCommand, message: Message | MessageBatch, queue_id: int, result: PutResult
+) -> RemotingCommand:
+    """The response. Of a delayed message, the queue is the real one, the offset that in the level's queue."""
     if result.status not in STORED_STATUSES:
         return send_response(request, result.status, header=None, remark=result.append.reason or None)
+    batch_unique_id = None
+    if isinstance(message, Message) and message.sys_flag & BATCH_BITS:
+        batch_unique_id = parse_properties(message.properties).get("UNIQ_KEY")
     header = SendMessageResponseHeader(
         msg_id=result.append.message_id,
-        queue_id=message.queue_id,
+        queue_id=queue_id,
         queue_offset=result.append.queue_offset,
+        batch_unique_id=batch_unique_id,
     )
     return send_response(request, result.status, header=header)

@@ -107,6 +107,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def dead_letter_topic(group: str) -> str:
+    """The topic of messages that a consumer group has failed to consume too often."""
+    return DEAD_LETTER_PREFIX + group
+
+
 def describe_topic(topic: TopicConfig) -> str:
     """A topic's settings as 4.9 prints them in remarks."""
     perm = "".join(
@@ -249,11 +254,11 @@ class TopicTable(MetadataTable):
         self.put(topic)
         return topic
 
-    def create_retry_topic(self, name: str, *, queue_nums: int) -> TopicConfig:
-        """A retry topic, made if it is missing. Raises TableFull, ValueError."""
+    def create_retry_topic(self, name: str, *, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
+        """A retry or dead-letter topic, made if it is missing. Raises TableFull, ValueError."""
         topic = self.topics.get(name)
         if topic is None:
-            topic = TopicConfig(name, queue_nums, queue_nums)
+            topic = TopicConfig(name, queue_nums, queue_nums, sys_flag=sys_flag)
             self.put(topic)
         return topic
 

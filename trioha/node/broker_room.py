@@ -5,9 +5,12 @@ from __future__ import annotations
 from attrs import frozen
 
 from trioha import __version__
+from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
+from trioha.broker.retries import Retries
+from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerSettings, BrokerStatus
@@ -18,6 +21,7 @@ from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
+from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.store.message_store import MessageStore
 from trioha.store.tags import DelayLevels
@@ -31,6 +35,8 @@ class BrokerRoom:
     updates: StatusPublisher
     """Sends status updates to subscribed clients."""
     consumers: ConsumerRoom
+    delivery: DelayedDelivery | None
+    """Delivers delayed messages; None on a slave."""
 
     @classmethod
     def build(
@@ -62,20 +68,41 @@ class BrokerRoom:
             slave=ha.slave,
         )
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
+        consumers = ConsumerRoom.build(config, store, metadata)
+        delay_levels = DelayLevels(config.message_delay_level)
+        retries = Retries(metadata.topics, metadata.groups, consumes_in_order=consumers.locks.has_locks)
         send = SendProcessor(
             puts,
             topics=metadata.topics,
+            retries=retries,
             broker_permission=config.broker_permission,
             cluster_name=config.broker_cluster_name,
-            delay_levels=DelayLevels(config.message_delay_level),
+            delay_levels=delay_levels,
         )
-        consumers = ConsumerRoom.build(config, store, metadata)
-        processor = BrokerProcessor(send=send, info=info, updates=updates, handlers=consumers.handlers)
+        send_back = SendBackProcessor(
+            store.reads,
+            puts,
+            retries,
+            metadata.topics,
+            delay_levels=delay_levels,
+            broker_permission=config.broker_permission,
+        )
+        delivery: DelayedDelivery | None = None
+        if not puts.is_slave:
+            delivery = DelayedDelivery(store, puts, metadata.delay_offsets, delay_levels=delay_levels)
+            store.dispatcher.on_written.append(delivery.arrived)
+            info.delay_progress = delivery.progress
+        processor = BrokerProcessor(
+            send=send,
+            info=info,
+            updates=updates,
+            handlers={**consumers.handlers, RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer},
+        )
         server = RemotingServer(processor, limits=server_limits(config, budget))
         consumers.attach(server)
         info.pull_statistics = consumers.pulls.statistics
         info.client_statistics = lambda: server.statistics
-        return cls(server, updates, consumers)
+        return cls(server, updates, consumers, delivery)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

@@ -68,8 +68,8 @@ class ConsumerRoom:
             polls_max=config.long_polls_max,
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
         )
-        store.dispatcher.on_written = lambda queues: polls.arrived(
-            [(queue.topic, queue.queue_id) for queue in queues]
+        store.dispatcher.on_written.append(
+            lambda queues: polls.arrived([(queue.topic, queue.queue_id) for queue in queues])
         )
         pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
         offsets = OffsetProcessor(store, metadata, settings=settings)

@@ -12,6 +12,7 @@ run_node
       +- clients
          +- status updates
          +- consumers             ends pulls in time, lets silent members go
+         +- delayed messages      delivers them when they are due; not on a slave
          +- remoting server       a nursery per client
 ```
 
@@ -172,6 +173,8 @@ async def _serve(
             listen_port = listening[0][1]
             # Records have the port that clients dial, also if listenPort is 0.
             store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
+            if broker.delivery is not None:
+                clients.start_soon(broker.delivery.run)
             listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
             registration = registration_of(
                 config,

@@ -145,6 +145,7 @@ class Version(IntEnum):
     """Places in RocketMQ's table of versions, where behaviour hangs on them (spec remoting 1.4)."""
 
     V3_0_11 = 37
+    V3_4_9 = 121
     V4_9_4 = 401
     V4_9_7 = 407
     V5_0_0 = 413

@@ -153,6 +153,8 @@ class SendMessageResponseHeader:
     queue_offset: int
     """Position in the consume queue, counted in messages; of a batch, the first."""
     transaction_id: str | None = None
+    batch_unique_id: str | None = None
+    """UNIQ_KEY of a batch that is stored as one record."""
 
     def to_ext_fields(self) -> dict[str, str]:
         """The fields of the response."""
@@ -164,6 +166,8 @@ class SendMessageResponseHeader:
         }
         if self.transaction_id is not None:
             fields["transactionId"] = self.transaction_id
+        if self.batch_unique_id is not None:
+            fields["batchUniqId"] = self.batch_unique_id
         return fields
 
     @classmethod
@@ -179,6 +183,7 @@ class SendMessageResponseHeader:
                 parse_int(ext["queueId"], NATURAL32),
                 parse_int(ext["queueOffset"], I64),
                 ext.get("transactionId"),
+                ext.get("batchUniqId"),
             )
         except (KeyError, ValueError) as error:
             raise RemoteProtocolError(
@@ -301,7 +306,13 @@ def _number(name: str, text: str, within: Range = I32) -> int:
 @lru_cache(maxsize=4096)
 def _check_topic(topic: str) -> None:
     chars_max = RETRY_TOPIC_CHARS_MAX if topic.startswith(RETRY_TOPIC_PREFIX) else TOPIC_CHARS_MAX
+    if not topic:
+        raise BadRequestError("The specified topic is blank.")
     if len(topic) > chars_max:
-        raise BadRequestError(f"the topic has {len(topic)} characters; at most {chars_max} are allowed")
+        raise BadRequestError(
+            f"The specified topic: {topic[:300]}, is longer than topic max length: {chars_max}"
+        )
     if not _TOPIC.fullmatch(topic):
-        raise BadRequestError(f"the topic {topic!r} is not made of letters, digits, and %|-_ alone")
+        raise BadRequestError(
+            f"The specified topic: {topic}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+        )

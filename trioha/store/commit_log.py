@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from struct import Struct
 
@@ -17,13 +18,14 @@ import structlog
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
+from trioha.store.batch_records import batch_record_sizes, encode_batch
 from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.landmarks import Landmarks
 from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_offsets import INNER_BATCH, MessageOffsets, MultiDispatch, assign_offsets
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX
-from trioha.store.messages import AppendResult, Message
+from trioha.store.messages import AppendResult, Message, MessageBatch
 from trioha.store.put_limits import (
     RECORD_OVERHEAD_BYTES_MAX,
     encoded_topic,
@@ -286,6 +288,89 @@ class CommitLog:
         return AppendResult(
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
         )
+
+    def append_batch(self, batch: MessageBatch) -> AppendResult:
+        """Store the messages of a batch one after the other, or none of them (spec store 2.5, 2.7).
+
+        All records stand in one file. A process that is killed in the middle leaves none of them.
+        """
+        topic, version_2, topic_is_legal = encoded_topic(batch.topic)
+        sizes = batch_record_sizes(batch, topic=topic, store_host=self.store_host)
+        size = sum(sizes)
+        if refusal := self._batch_refusal(batch, sizes, size=size, topic_is_legal=topic_is_legal):
+            return refusal
+        try:
+            file, at = self._room_for(size)
+        except StoreError as error:
+            log.error("no file for the next batch", path=error.path, reason=error.reason)
+            return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
+        key = (batch.topic, batch.queue_id)
+        physical_offset = file.start_offset + at
+        queue_offset = self.queue_offsets.get(key, 0)
+        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        data = encode_batch(
+            batch,
+            sizes,
+            topic=topic,
+            version_2=version_2,
+            physical_offset=physical_offset,
+            queue_offset=queue_offset,
+            store_timestamp_ms=store_timestamp_ms,
+            store_host=self.store_host,
+        )
+        view = file.view
+        view[at + _COMMIT_BYTES : at + size] = data[_COMMIT_BYTES:]
+        view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
+        offsets = list(accumulate(sizes[:-1], initial=physical_offset))
+        for offset in offsets:
+            self._landmarks.add(offset)
+        self.queue_offsets[key] = queue_offset + len(sizes)
+        self.last_store_timestamp_ms = store_timestamp_ms
+        self.appended.advance(physical_offset + size)
+        return AppendResult(
+            PutStatus.PUT_OK,
+            physical_offset,
+            size,
+            queue_offset,
+            store_timestamp_ms,
+            self._store_host_packed,
+            batch_offsets=offsets,
+        )
+
+    def _batch_refusal(
+        self, batch: MessageBatch, sizes: list[int], *, size: int, topic_is_legal: bool
+    ) -> AppendResult | None:
+        """Why a batch whose records have these sizes, `size` in all, is not stored; None if it can be."""
+        is_new_queue = (batch.topic, batch.queue_id) not in self.queue_offsets
+        suspects = [
+            number
+            for number, item in enumerate(batch.items)
+            if len(item.body) > self.message_bytes_max
+            or len(item.properties) > PROPERTIES_BYTES_MAX
+            or b"INNER_" in item.properties
+        ]
+        if (
+            not suspects
+            and not (self.disk_is_full or self.puts_blocked)
+            and topic_is_legal
+            and not (is_new_queue and len(self.queue_offsets) >= self.queues_max)
+            and size <= self.message_bytes_max + RECORD_OVERHEAD_BYTES_MAX
+            and size + BLANK_BYTES <= self.file_bytes
+        ):
+            return None
+        for number in suspects or (0,):
+            item = batch.items[number]
+            message = Message(batch.topic, batch.queue_id, item.body, item.properties)
+            refusal = self._refusal(message, None, properties_bytes=len(item.properties), size=sizes[number])
+            if refusal is not None:
+                return AppendResult(refusal.status, reason=f"message {number} of the batch: {refusal.reason}")
+        if suspects:
+            reason = f"message {suspects[0]} of the batch has INNER_ properties, which only the log writes"
+        elif size + BLANK_BYTES > self.file_bytes:
+            reason = f"a batch of {size} bytes never fits a log file of {self.file_bytes} bytes"
+        else:
+            reason = f"a batch of {size} bytes is longer than maxMessageSize allows"
+        return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
 
     def _refusal(
         self, message: Message, offsets: MessageOffsets | None, *, properties_bytes: int, size: int

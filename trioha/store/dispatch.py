@@ -59,7 +59,7 @@ class Dispatcher:
         )
         self.dispatched = Watermark(max(position, commit_log.min_offset))
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
-        self.on_written: Callable[[Sequence[Queue]], None] | None = None
+        self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
@@ -113,8 +113,8 @@ class Dispatcher:
             if position > self.stuck_at:
                 self.stuck_at = -1
             self.dispatched.advance(position)
-            if self.on_written is not None:
-                self.on_written(written)
+            for report in self.on_written:
+                report(written)
         return passed
 
     def _collect(self, position: int, until_offset: int, records_max: int) -> tuple[int, int, int]:

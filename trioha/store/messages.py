@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import define
 
 from trioha.store.put_status import PutStatus
@@ -33,6 +35,33 @@ class Message:
 
 
 @define
+class BatchItem:
+    """One message of a batch: what it does not share with the others. Never changed."""
+
+    body: bytes
+    properties: bytes = b""
+    """As stored."""
+    flag: int = 0
+
+
+@define
+class MessageBatch:
+    """Messages of one queue that are stored one after the other in one log file: all of them or none.
+
+    Each becomes a record of its own. Never changed.
+    """
+
+    topic: str
+    queue_id: int
+    items: Sequence[BatchItem]
+    """At least one."""
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    born_host: Host = NO_HOST
+    reconsume_times: int = 0
+
+
+@define
 class AppendResult:
     """Result of an append. The offsets mean something only if `status` is PUT_OK.
 
@@ -42,18 +71,27 @@ class AppendResult:
     status: PutStatus
     physical_offset: int = -1
     size: int = 0
-    """Bytes of the record."""
+    """Bytes of the record, or of all records of a batch."""
     queue_offset: int = -1
     store_timestamp_ms: int = 0
     store_host_packed: bytes = b""
     """The host that the record names."""
     reason: str = ""
     """Why it was refused, one clause."""
+    batch_offsets: Sequence[int] = ()
+    """Physical offsets of a batch's records; empty for a single message."""
 
     @property
     def message_id(self) -> str:
-        """The offset msgId; empty for a message that was not stored."""
+        """The offset msgId, of a batch all of them with commas; empty if nothing was stored."""
+        if self.batch_offsets:
+            return ",".join(offset_message_id(self.store_host_packed, at) for at in self.batch_offsets)
         return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
+
+    @property
+    def messages(self) -> int:
+        """Number of records that were stored."""
+        return len(self.batch_offsets) or (1 if self.size else 0)
 
     @property
     def end_offset(self) -> int:

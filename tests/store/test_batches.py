@@ -1,0 +1,108 @@
+"""Batches in the log: the bytes of real brokers, and all or none after a kill."""
+
+import pytest
+
+from tests.store.support import HOST, VECTORS, expected, log_bytes, message, open_log
+from trioha.store.batch_records import batch_record_sizes, encode_batch
+from trioha.store.messages import BatchItem, MessageBatch
+from trioha.store.put_limits import encoded_topic
+from trioha.store.put_status import PutStatus
+from trioha.store.record import decode_record
+
+
+def recorded_batch(name):
+    """The records of the batch in a recorded store, and their bytes."""
+    log = b"".join(file.read_bytes() for file in sorted((VECTORS / name / "store" / "commitlog").iterdir()))
+    described = [one for one in expected(name)["messages"] if not one.get("blank")]
+    records = [decode_record(log, one["physicalOffset"]) for one in described]
+    batch = [record for record in records if record.body.startswith(b"batch")]
+    start, end = batch[0].physical_offset, batch[-1].physical_offset + batch[-1].total_size
+    return batch, log[start:end]
+
+
+@pytest.mark.parametrize("name", ["store-4.9.7", "store-5.3.3"])
+def test_a_batch_is_stored_in_the_bytes_of_the_real_broker(name):
+    records, data = recorded_batch(name)
+    assert len(records) == 5
+    first = records[0]
+    batch = MessageBatch(
+        first.topic,
+        first.queue_id,
+        [BatchItem(record.body, record.properties_raw, record.flag) for record in records],
+        first.sys_flag,
+        first.born_timestamp_ms,
+        first.born_host,
+        first.reconsume_times,
+    )
+    topic, version_2, _ = encoded_topic(first.topic)
+    sizes = batch_record_sizes(batch, topic=topic, store_host=first.store_host)
+    assert sizes == [record.total_size for record in records]
+    assert (
+        encode_batch(
+            batch,
+            sizes,
+            topic=topic,
+            version_2=version_2,
+            physical_offset=first.physical_offset,
+            queue_offset=first.queue_offset,
+            store_timestamp_ms=first.store_timestamp_ms,
+            store_host=first.store_host,
+        )
+        == data
+    )
+
+
+def test_a_batch_that_was_cut_off_by_a_kill_leaves_no_record(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message(b"before"))
+    items = [BatchItem(b"item %d" % number) for number in range(3)]
+    end = log.max_offset
+    result = log.append_batch(MessageBatch("Orders", 0, items))
+    # The first record's length and magic are written last.
+    log.files[0].view[end : end + 8] = bytes(8)
+    log.close()
+    again, recovered = open_log(tmp_path, clean_exit=False)
+    assert (again.max_offset, recovered.records) == (end, 1)
+    # A message in the place of the first record does not bring back those after it.
+    again.append(message(b"item 0"))
+    assert again.max_offset == result.batch_offsets[1]
+    again.close()
+    once_more, recovered = open_log(tmp_path, clean_exit=False)
+    assert (once_more.max_offset, recovered.records) == (result.batch_offsets[1], 2)
+
+
+def test_queue_offsets_and_ids_of_a_batch(tmp_path):
+    log, _ = open_log(tmp_path)
+    log.append(message())
+    result = log.append_batch(MessageBatch("Orders", 0, [BatchItem(b"a"), BatchItem(b"b")]))
+    assert (result.status, result.queue_offset, result.messages) == (PutStatus.PUT_OK, 1, 2)
+    assert log.queue_offsets["Orders", 0] == 3
+    records = [decode_record(log.read(offset, 1000)) for offset in result.batch_offsets]
+    assert [record.queue_offset for record in records] == [1, 2]
+    assert result.message_id == ",".join(record.message_id for record in records)
+    assert result.end_offset == log.max_offset
+    assert str(records[0].store_host) == str(HOST)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"disk_is_full": True}, PutStatus.SERVICE_NOT_AVAILABLE),
+        ({"puts_blocked": True}, PutStatus.SERVICE_NOT_AVAILABLE),
+        ({"queues_max": 0}, PutStatus.SERVICE_NOT_AVAILABLE),
+        ({"message_bytes_max": 2}, PutStatus.MESSAGE_ILLEGAL),
+    ],
+)
+def test_a_log_that_takes_no_message_takes_no_batch(tmp_path, change, status):
+    log, _ = open_log(tmp_path)
+    for name, value in change.items():
+        setattr(log, name, value)
+    result = log.append_batch(MessageBatch("Orders", 0, [BatchItem(b"one"), BatchItem(b"two")]))
+    assert (result.status, result.size, log_bytes(log)) == (status, 0, b"")
+    assert "message 0 of the batch" in result.reason
+
+
+@pytest.mark.parametrize("topic", ["", "a/b", "t" * 128])
+def test_a_batch_of_an_illegal_topic_is_refused(tmp_path, topic):
+    log, _ = open_log(tmp_path)
+    assert log.append_batch(MessageBatch(topic, 0, [BatchItem(b"x")])).status is PutStatus.MESSAGE_ILLEGAL

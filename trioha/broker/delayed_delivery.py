@@ -1,0 +1,235 @@
+"""Delivers delayed messages when they are due (spec store 2.9, 6).
+
+Theory of operation. Each delay level has a queue in the schedule topic, in which messages are due one after
+the other: they wait equally long. So only the first undelivered message of each level counts. One task
+sleeps until the earliest of these is due, or until the dispatcher reports entries in a queue of the
+schedule topic; it looks at the queues of which one of both is true, and at no other. A due message is put
+into its real topic as a new record, without waiting for disk or slaves, as RocketMQ does; then the level's
+offset in delayOffset.json moves on. After a restart delivery goes on at that offset: a message may be
+delivered twice after a crash, and none is lost.
+
+Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
+stands still: no sleep is longer than `CLOCK_CHECK_S`. A message that seems to be due later than its level's
+delay from now is due at once: the clock or messageDelayLevel has changed.
+
+A put that is refused for now (a full disk, too few slaves) is tried again after `RETRY_S`, and the level
+waits. A record that cannot be delivered, now or later, is logged and passed over.
+
+Only a master delivers: the records reach slaves by replication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+import trio
+from attrs import define, frozen
+
+from trioha.broker.delayed_messages import delivered
+from trioha.broker.puts import PutResult, PutService
+from trioha.errors import StoreError
+from trioha.metadata.offsets import DelayOffsets
+from trioha.metadata.table import wall_clock_ms
+from trioha.store.consume_queues import Queue
+from trioha.store.entry_queue import Entry
+from trioha.store.message_store import MessageStore
+from trioha.store.put_status import PutStatus
+from trioha.store.record import Record, RecordError, decode_record
+from trioha.store.tags import DelayLevels
+from trioha.store.topics import SCHEDULE_TOPIC
+
+log = structlog.get_logger(__name__)
+
+CLOCK_CHECK_S: Final = 5.0
+"""Longest sleep while messages wait."""
+RETRY_S: Final = 1.0
+"""Before the next try of a put that was refused, or of a queue that could not be read."""
+SLICE_MESSAGES: Final = 64
+"""Messages of one level that are delivered before other tasks and levels run."""
+_AT_ONCE: Final = float("-inf")
+_NEVER: Final = float("inf")
+_REFUSED_FOR_GOOD: Final = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
+
+
+@frozen
+class DelayProgress:
+    """How far one delay level is."""
+
+    level: int
+    delivered_offset: int
+    """Queue offset of the next message to deliver."""
+    max_offset: int
+    """Queue offset after the last message."""
+
+
+@define
+class _Level:
+    """One delay level with a queue."""
+
+    level: int
+    offset: int
+    """Queue offset of the next message to deliver. Moved by delivery; never beyond the queue's end."""
+    due_ms: float
+    """When to look at it again, wall clock: its first message is due, or a try follows. Infinite for a level
+    without messages."""
+    is_stalled: bool = False
+    """Whether the last try failed for now."""
+
+
+class DelayedDelivery:
+    """Delivers the delayed messages of a master's store. Run it; give it what the dispatcher has written."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        puts: PutService,
+        offsets: DelayOffsets,
+        *,
+        delay_levels: DelayLevels,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`now_ms`: the wall clock, ms since 1970."""
+        self._store = store
+        self._puts = puts
+        self._offsets = offsets
+        self._delay_levels = delay_levels
+        self._now_ms = now_ms
+        self._levels: dict[int, _Level] = {}
+        self._changed = trio.Event()
+        """Set when a level is to be looked at earlier than `run` sleeps for."""
+        self.delivered = 0
+        """Messages delivered since the start."""
+        self.passed_over = 0
+        """Records that could not be delivered."""
+        for queue in store.queues:
+            if queue.topic == SCHEDULE_TOPIC:
+                # The end of a log that was cut is before the offset that is known.
+                offset = min(offsets.find(queue.queue_id + 1) or 0, queue.max_offset)
+                self._levels[queue.queue_id + 1] = _Level(queue.queue_id + 1, offset, _AT_ONCE)
+
+    def arrived(self, queues: Iterable[Queue]) -> None:
+        """Entries have come to these queues."""
+        for queue in queues:
+            if queue.topic == SCHEDULE_TOPIC:
+                self._wake(queue.queue_id + 1)
+
+    def _wake(self, number: int) -> None:
+        level = self._levels.get(number)
+        if level is None:
+            # The queue is new: an offset that is known for it is of a log that is gone.
+            level = self._levels[number] = _Level(number, 0, _AT_ONCE)
+        elif level.due_ms != _NEVER:
+            # Its first message is known: what comes later is due later.
+            return
+        level.due_ms = _AT_ONCE
+        self._changed.set()
+
+    def progress(self) -> list[DelayProgress]:
+        """How far each level with a queue is."""
+        return [
+            DelayProgress(level.level, level.offset, 0 if queue is None else queue.max_offset)
+            for level in sorted(self._levels.values(), key=lambda level: level.level)
+            for queue in (self._store.queues.find(SCHEDULE_TOPIC, level.level - 1),)
+        ]
+
+    async def run(self) -> None:
+        """Deliver until cancelled, which leaves each offset after the last message that was delivered."""
+        while True:
+            self._changed = trio.Event()
+            now_ms = self._now_ms()
+            for level in [level for level in self._levels.values() if self._is_to_check(level, now_ms)]:
+                self._deliver_slice(level, now_ms)
+                await trio.lowlevel.checkpoint()
+            first_ms = min((level.due_ms for level in self._levels.values()), default=_NEVER)
+            sleep_s = (first_ms - self._now_ms()) / 1000
+            if sleep_s > 0:
+                with trio.move_on_after(sleep_s if first_ms == _NEVER else min(sleep_s, CLOCK_CHECK_S)):
+                    await self._changed.wait()
+
+    def _is_to_check(self, level: _Level, now_ms: int) -> bool:
+        """Whether a level's first message may be due."""
+        return level.due_ms <= now_ms or (
+            level.due_ms != _NEVER and not self._is_credible(level.level, level.due_ms, now_ms)
+        )
+
+    def _is_credible(self, level: int, due_ms: float, now_ms: int) -> bool:
+        """Whether a message that was put by now can be due then."""
+        delay_ms = self._delay_levels.delay_ms(level)
+        return delay_ms is None or due_ms <= now_ms + max(delay_ms, RETRY_S * 1000)
+
+    def _deliver_slice(self, level: _Level, now_ms: int) -> None:
+        """Deliver due messages of a level, `SLICE_MESSAGES` at most, and set when to look at it again."""
+        queue = self._store.queues.find(SCHEDULE_TOPIC, level.level - 1)
+        if queue is None:
+            # The log has begun anew.
+            del self._levels[level.level]
+            return
+        start_offset = level.offset = max(level.offset, queue.min_offset)
+        level.due_ms = _NEVER if level.offset >= queue.max_offset else now_ms
+        try:
+            for entry in queue.entries(level.offset, SLICE_MESSAGES):
+                due_ms = self._due_ms(level.level, entry, now_ms)
+                if due_ms > now_ms:
+                    level.due_ms = due_ms
+                    break
+                if not self._deliver(level, entry):
+                    level.due_ms = now_ms + RETRY_S * 1000
+                    break
+                level.offset = entry.queue_offset + entry.messages
+        except StoreError as error:
+            self._stall(level, str(error))
+            level.due_ms = now_ms + RETRY_S * 1000
+        if level.offset >= queue.max_offset:
+            level.due_ms = _NEVER
+        elif level.offset == start_offset and level.due_ms <= now_ms:
+            self._stall(level, "the queue's next entry cannot be read")
+            level.due_ms = now_ms + RETRY_S * 1000
+        self._offsets.put(level.level, level.offset)
+
+    def _due_ms(self, level: int, entry: Entry, now_ms: int) -> int:
+        """When an entry's message is due; blank entries are at once."""
+        if entry.is_blank:
+            return now_ms
+        return entry.tags_code if self._is_credible(level, entry.tags_code, now_ms) else now_ms
+
+    def _deliver(self, level: _Level, entry: Entry) -> bool:
+        """Whether the entry is done: its message was put, or is passed over for good."""
+        if entry.is_blank:
+            return True
+        view = self._store.reads.record_at(entry.physical_offset)
+        try:
+            if view is None or len(view) != entry.size:
+                raise ValueError("there is no record of its size at its offset")
+            record = decode_record(view)
+            assert isinstance(record, Record), "reads give no blanks"
+            if record.topic != SCHEDULE_TOPIC:
+                raise ValueError(f"the record there is of topic {record.topic!r}")
+            message = delivered(record)
+        except (RecordError, ValueError) as error:
+            self._pass_over(entry, str(error))
+            return True
+        result = self._puts.put(message, wait_store_ok=False)
+        assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
+        if result.status is PutStatus.PUT_OK:
+            if level.is_stalled:
+                level.is_stalled = False
+                log.info("delayed messages are delivered again", level=level.level)
+            self.delivered += 1
+            return True
+        reason = result.append.reason or result.status.name
+        if result.status in _REFUSED_FOR_GOOD:
+            self._pass_over(entry, reason)
+            return True
+        self._stall(level, reason)
+        return False
+
+    def _stall(self, level: _Level, reason: str) -> None:
+        if not level.is_stalled:
+            level.is_stalled = True
+            log.error("delayed messages cannot be delivered now", level=level.level, reason=reason)
+
+    def _pass_over(self, entry: Entry, reason: str) -> None:
+        self.passed_over += 1
+        log.error("delayed message cannot be delivered", offset=entry.physical_offset, reason=reason)

@@ -1,0 +1,67 @@
+"""The body of a batch of messages (spec store 2.7, remoting 4.1).
+
+| field | type |
+|---|---|
+| totalSize | i32, of all fields of the message |
+| magic | i32, not read |
+| bodyCRC | i32, not read |
+| flag | i32 |
+| body | i32 length + bytes |
+| properties | i16 length + bytes |
+
+once for each message, one after the other, big-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from trioha.errors import RemoteProtocolError
+from trioha.store.messages import BatchItem
+
+_HEAD: Final = Struct(">iiiii")
+"""totalSize, magic, bodyCRC, flag, bodyLength."""
+_I16: Final = Struct(">h")
+ITEM_BYTES_MIN: Final = _HEAD.size + _I16.size
+
+
+def parse_batch(body: bytes | memoryview) -> list[BatchItem]:
+    """The messages of a batch, at least one. Raises RemoteProtocolError for bytes that are not a batch."""
+    view = memoryview(body)
+    items: list[BatchItem] = []
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < ITEM_BYTES_MIN:
+            raise RemoteProtocolError(f"{end - at} bytes are left after message {len(items)} of the batch")
+        size, _, _, flag, body_bytes = _HEAD.unpack_from(view, at)
+        body_at = at + _HEAD.size
+        properties_at = body_at + body_bytes + _I16.size
+        if body_bytes < 0 or properties_at > end:
+            raise RemoteProtocolError(f"message {len(items)} of the batch has a body of {body_bytes} bytes")
+        (properties_bytes,) = _I16.unpack_from(view, properties_at - _I16.size)
+        item_end = properties_at + properties_bytes
+        if properties_bytes < 0 or item_end > end or item_end - at != size:
+            raise RemoteProtocolError(f"the lengths in message {len(items)} of the batch do not add up")
+        items.append(
+            BatchItem(bytes(view[body_at : body_at + body_bytes]), bytes(view[properties_at:item_end]), flag)
+        )
+        at = item_end
+    if not items:
+        raise RemoteProtocolError("the batch has no message")
+    return items
+
+
+def encode_batch_body(items: Iterable[BatchItem]) -> bytes:
+    """The body of a batch, as a producer sends it."""
+    parts: list[bytes] = []
+    for item in items:
+        size = ITEM_BYTES_MIN + len(item.body) + len(item.properties)
+        parts += (
+            _HEAD.pack(size, 0, 0, item.flag, len(item.body)),
+            item.body,
+            _I16.pack(len(item.properties)),
+            item.properties,
+        )
+    return b"".join(parts)
