@@ -251,9 +251,20 @@ class JavaDriver:
         return results
 
     def produce(
-        self, name_server: str, number: int, *, topic: str, tags: str = "", prefix: str = "m"
+        self,
+        name_server: str,
+        number: int,
+        *,
+        topic: str,
+        tags: str = "",
+        prefix: str = "m",
+        delay_level: int = 0,
+        batch: int = 0,
     ) -> dict[str, int]:
-        """Send messages with a DefaultMQProducer, bodies `prefix` and a number; counts of their statuses."""
+        """Send messages with a DefaultMQProducer, bodies `prefix` and a number; counts of their statuses.
+
+        With `batch`, so many messages are sent together.
+        """
         said = self.call(
             "produce",
             namesrv=name_server,
@@ -261,15 +272,30 @@ class JavaDriver:
             topic=topic,
             tags=tags,
             prefix=prefix,
+            delayLevel=delay_level,
+            batch=batch,
             timeout_s=60.0,
         )
         statuses: dict[str, int] = said["statuses"]
         return statuses
 
     def consume(
-        self, name_server: str, *, group: str, topic: str, mode: str = "concurrent", expression: str = "*"
+        self,
+        name_server: str,
+        *,
+        group: str,
+        topic: str,
+        mode: str = "concurrent",
+        expression: str = "*",
+        failures: int = 0,
+        retry_level: int = 0,
+        **settings: int,
     ) -> JavaConsumer:
-        """Start a DefaultMQPushConsumer (concurrent, orderly, broadcast), or with lite a pull consumer."""
+        """Start a DefaultMQPushConsumer (concurrent, orderly, broadcast), or with lite a pull consumer.
+
+        A push consumer's listener fails `failures` times with each message, and asks for the delay level
+        `retry_level`. Its setting is maxReconsumeTimes.
+        """
         name = f"consumer-{next(self._ids)}"
         self.call(
             "consume",
@@ -279,6 +305,9 @@ class JavaDriver:
             topic=topic,
             mode=mode,
             expression=expression,
+            failures=failures,
+            retryLevel=retry_level,
+            **settings,
         )
         return JavaConsumer(self, name)
 
@@ -364,7 +393,8 @@ class JavaConsumer:
     def received(self, number: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
         """What it was given so far, in order; waits for `number` messages, but not longer than `within_s`.
 
-        Each message with queueId, queueOffset, body, tags and keys.
+        Each message with queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
+        receivedTimestamp (ms since 1970).
         """
         said = self.driver.call(
             "received",

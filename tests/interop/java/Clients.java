@@ -26,6 +26,15 @@ final class Clients {
         final List<Object> received = new ArrayList<>();
         Runnable shutdown = () -> { };
         volatile boolean stopped;
+        /** How often the listener fails with each message. */
+        int failures;
+        /** Delay level that the listener asks for; 0 leaves it to the broker. */
+        int retryLevel;
+
+        /** Whether the listener fails with these messages. */
+        boolean fails(List<MessageExt> messages) {
+            return messages.get(0).getReconsumeTimes() < failures;
+        }
 
         synchronized void receive(List<MessageExt> messages) {
             for (MessageExt message : messages) {
@@ -35,6 +44,9 @@ final class Clients {
                 one.put("body", new String(message.getBody(), StandardCharsets.UTF_8));
                 one.put("tags", message.getTags());
                 one.put("keys", message.getKeys());
+                one.put("reconsumeTimes", message.getReconsumeTimes());
+                one.put("bornTimestamp", message.getBornTimestamp());
+                one.put("receivedTimestamp", System.currentTimeMillis());
                 received.add(one);
             }
             notifyAll();
@@ -81,11 +93,18 @@ final class Clients {
         producer.start();
         try {
             Map<String, Integer> statuses = new LinkedHashMap<>();
+            int batchSize = request.getIntValue("batch");
+            List<Message> batch = new ArrayList<>();
             for (int i = 0; i < request.getIntValue("count"); i++) {
                 Message message = new Message(request.getString("topic"), request.getString("tags"),
                     "key" + i, (request.getString("prefix") + i).getBytes(StandardCharsets.UTF_8));
-                SendResult result = producer.send(message);
-                statuses.merge(result.getSendStatus().name(), 1, Integer::sum);
+                message.setDelayTimeLevel(request.getIntValue("delayLevel"));
+                batch.add(message);
+                if (batch.size() >= batchSize) {
+                    SendResult result = batchSize > 0 ? producer.send(batch) : producer.send(message);
+                    statuses.merge(result.getSendStatus().name(), batch.size(), Integer::sum);
+                    batch = new ArrayList<>();
+                }
             }
             return new LinkedHashMap<>(Map.of("statuses", statuses));
         } finally {
@@ -107,18 +126,27 @@ final class Clients {
         // A message that a listener has not returned from at the shutdown is not committed.
         push.setAwaitTerminationMillisWhenShutdown(5_000);
         push.subscribe(request.getString("topic"), request.getString("expression"));
+        consumer.failures = request.getIntValue("failures");
+        consumer.retryLevel = request.getIntValue("retryLevel");
+        if (request.containsKey("maxReconsumeTimes")) {
+            push.setMaxReconsumeTimes(request.getIntValue("maxReconsumeTimes"));
+        }
         if (mode.equals("broadcast")) {
             Rocket.broadcast(push);
         }
         if (mode.equals("orderly")) {
             push.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 consumer.receive(messages);
-                return ConsumeOrderlyStatus.SUCCESS;
+                context.setSuspendCurrentQueueTimeMillis(50);
+                return consumer.fails(messages) ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+                    : ConsumeOrderlyStatus.SUCCESS;
             });
         } else {
             push.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 consumer.receive(messages);
-                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+                context.setDelayLevelWhenNextConsume(consumer.retryLevel);
+                return consumer.fails(messages) ? ConsumeConcurrentlyStatus.RECONSUME_LATER
+                    : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
         }
         consumer.shutdown = push::shutdown;
