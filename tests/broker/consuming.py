@@ -6,6 +6,7 @@ import inspect
 import json
 
 import trio
+from attrs import evolve
 
 from tests.store.support import message, open_store
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -55,9 +56,12 @@ class Broker:
         """The answer of the handler, or an awaitable of it."""
         command = RemotingCommand(code, 7, 2 if oneway else 0, None, fields or {}, body, version=version)
         try:
-            return self.room.handlers[code](command, peer)
+            answer = self.room.handlers[code](command, peer)
         except BadRequestError as error:
             return response_to(command, error.code, remark=error.reason)
+        if isinstance(answer, RemotingCommand) and answer.slices:
+            return evolve(answer, body=answer.whole_body, slices=())
+        return answer
 
     async def ask(self, code, fields=None, **options):
         """The answer, waited for."""
@@ -129,7 +133,7 @@ def records_of(body):
 
 def bodies_of(answer):
     """The bodies of the messages that a pull gave."""
-    return [record.body for record in records_of(answer.body)]
+    return [record.body for record in records_of(answer.whole_body)]
 
 
 class Waiting:

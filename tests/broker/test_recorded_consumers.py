@@ -194,7 +194,7 @@ def assert_same_pull(theirs, ours):
     def places(answer):
         return [
             (record.topic, record.queue_id, record.queue_offset, bytes(record.body), record.properties_raw)
-            for record in records_of(answer.body)
+            for record in records_of(answer.whole_body)
         ]
 
     assert places(ours) == places(theirs)

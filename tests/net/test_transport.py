@@ -7,7 +7,16 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-from trioha.net.transport import BYTES_PER_CALL, CALLS_PER_TURN, SocketTransport, receive_into
+from trioha.net.transport import (
+    BYTES_PER_CALL,
+    CALLS_PER_TURN,
+    PARTS_PER_CALL,
+    SocketTransport,
+    drop_sent,
+    receive_into,
+    send_all_parts,
+    send_parts_now,
+)
 
 
 @pytest.fixture
@@ -88,3 +97,68 @@ async def test_a_socket_that_refuses_options_ends_at_its_next_receive():
         with pytest.raises(trio.BrokenResourceError):
             await near.receive_some()
         await near.aclose()
+
+
+def parts_of(data, sizes):
+    """`data` cut into parts of these sizes: bytes and views in turn, the last with the rest."""
+    parts = []
+    for number, size in enumerate(sizes):
+        part, data = data[:size], data[size:]
+        parts.append(part if number % 2 else memoryview(part))
+    return [*parts, memoryview(data)]
+
+
+@pytest.mark.parametrize("sent", range(11))
+def test_sent_bytes_leave_the_parts_and_their_views_are_released(sent):
+    parts = parts_of(b"0123456789", [3, 0, 4, 1])
+    views = [part for part in parts if isinstance(part, memoryview)]
+    drop_sent(parts, sent)
+    assert b"".join(parts) == b"0123456789"[sent:]
+    # A view of which a part is left was replaced by one of the rest.
+    for view, end in zip(views, (3, 7, 10), strict=True):
+        if end <= sent:
+            with pytest.raises(ValueError, match="released"):
+                len(view)
+
+
+@pytest.mark.parametrize("count", [1, 5, 3 * PARTS_PER_CALL])
+async def test_parts_are_sent_in_order_beyond_what_the_socket_accepts_at_once(pair, count):
+    near, far = pair
+    data = bytes(range(256)) * 40_000
+    sizes = [len(data) // count] * (count - 1)
+    parts = parts_of(data, sizes)
+    views = [part for part in parts if isinstance(part, memoryview)]
+    received = bytearray()
+
+    def receive():
+        while len(received) < len(data):
+            received.extend(far.recv(1 << 20))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, receive)
+        send_parts_now(near, parts)
+        await send_all_parts(near, parts)
+    assert received == data
+    assert parts == []
+    for view in views:
+        with pytest.raises(ValueError, match="released"):
+            len(view)
+
+
+async def test_a_cancelled_send_leaves_the_unsent_parts_to_its_caller(pair):
+    near, _ = pair
+    parts = parts_of(bytes(1 << 26), [1 << 20] * 8)
+    with trio.move_on_after(0):
+        await send_all_parts(near, parts)
+    left = sum(map(len, parts))
+    assert 0 < left <= 1 << 26
+
+
+async def test_other_streams_are_sent_a_copy_of_the_parts():
+    near, far = memory_stream_pair()
+    parts = parts_of(b"0123456789", [3, 4])
+    send_parts_now(near, parts)
+    assert b"".join(parts) == b"0123456789"
+    await send_all_parts(near, parts)
+    assert parts == []
+    assert await far.receive_some(100) == b"0123456789"

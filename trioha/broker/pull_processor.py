@@ -302,9 +302,8 @@ class PullProcessor:
             # The slave may lag its master, which decides.
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
         header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
-        body = b"".join(result.records)
         now_s = trio.current_time()
-        if body:
+        if result.records:
             self._messages += result.messages
             self._found_rates.add(1, now_s)
             self._message_rates.add(result.messages, now_s)
@@ -315,7 +314,7 @@ class PullProcessor:
             code,
             remark=status.value,
             ext_fields=header.to_ext_fields(version=pull.request.version),
-            body=body,
+            slices=result.records,
         )
 
     def _suggested_broker_id(self, pull: _Pull, result: GetResult) -> int:

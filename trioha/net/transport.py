@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Final, Protocol, runtime_checkable
 
 import structlog
 import trio
@@ -27,6 +28,8 @@ IN_STEP_BYTES_MAX = 16 * 1024
 UNSENT_BYTES_MAX = 1 << 20
 """Unsent data in the kernel above which the writer waits. trio's 16 KiB suit short messages, a log transfer
 needs more."""
+PARTS_PER_CALL: Final = 1024
+"""Most parts that one call may send: IOV_MAX of Linux and macOS."""
 
 
 @runtime_checkable
@@ -100,6 +103,27 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             return 0
         except OSError as error:
             raise self._translated(error) from error
+
+    def send_parts_now(self, parts: Sequence[bytes | memoryview]) -> int:
+        """Send what the socket accepts of `parts`, one after the other, without waiting and without a copy.
+
+        Returns the number of bytes; at most `PARTS_PER_CALL` parts are sent. Raises as `send_now`.
+        """
+        try:
+            return self._socket.sendmsg(parts[:PARTS_PER_CALL])
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise self._translated(error) from error
+
+    async def send_all_parts(self, parts: list[bytes | memoryview]) -> None:
+        """Send all of `parts`, as `send_all_parts`."""
+        await self.checkpoint_if_due()
+        while parts:
+            sent_bytes = self.send_parts_now(parts)
+            drop_sent(parts, sent_bytes)
+            if parts and not sent_bytes:
+                await self.wait_send_all_might_not_block()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`. If cancelled, an unknown part was sent: the stream cannot be used further."""
@@ -221,6 +245,49 @@ def send_now(stream: trio.abc.Stream, data: bytes) -> memoryview:
     `data`."""
     view = memoryview(data)
     return view[stream.send_now(view) :] if isinstance(stream, SocketTransport) else view
+
+
+def send_parts_now(stream: trio.abc.Stream, parts: list[bytes | memoryview]) -> None:
+    """Send what a `SocketTransport` accepts of `parts` without waiting; on other streams nothing is sent.
+
+    What was sent is removed from the list, and its views are released.
+    """
+    if isinstance(stream, SocketTransport):
+        drop_sent(parts, stream.send_parts_now(parts))
+
+
+async def send_all_parts(stream: trio.abc.Stream, parts: list[bytes | memoryview]) -> None:
+    """Send all of `parts`, one after the other.
+
+    What was sent is removed from the list, and its views are released; after a cancellation or an error the
+    list has the rest, of which an unknown part was sent. Streams other than a `SocketTransport` (TLS) cost a
+    copy.
+    """
+    if isinstance(stream, SocketTransport):
+        await stream.send_all_parts(parts)
+    else:
+        await stream.send_all(b"".join(parts))
+        release(parts)
+
+
+def drop_sent(parts: list[bytes | memoryview], sent_bytes: int) -> None:
+    """Remove the first `sent_bytes` bytes of `parts`, and release their views."""
+    count = 0
+    while count < len(parts) and sent_bytes >= len(parts[count]):
+        sent_bytes -= len(parts[count])
+        count += 1
+    rest = memoryview(parts[count])[sent_bytes:] if sent_bytes else None
+    release(parts, count + (rest is not None))
+    if rest is not None:
+        parts.insert(0, rest)
+
+
+def release(parts: list[bytes | memoryview], count: int | None = None) -> None:
+    """Remove the first `count` parts, by default all, and release their views."""
+    for part in parts[:count]:
+        if isinstance(part, memoryview):
+            part.release()
+    del parts[:count]
 
 
 async def receive_into(stream: trio.abc.Stream, buffer: memoryview) -> int:

@@ -59,7 +59,7 @@ def encode(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
 
     Raises LocalProtocolError for what the format cannot hold.
     """
-    return encode_head(command, opaque=opaque) + command.body
+    return encode_head(command, opaque=opaque) + command.whole_body
 
 
 def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes:
@@ -75,11 +75,12 @@ def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes
         header = _encode_binary_header(command, number)
         type_word = 1 << 24
     header_bytes = len(header)
-    length = 4 + header_bytes + len(command.body)
+    body_bytes = command.body_bytes if command.slices else len(command.body)
+    length = 4 + header_bytes + body_bytes
     if header_bytes > _HEADER_BYTES_FIELD_MAX or length > _I32_MAX:
         raise LocalProtocolError(
             f"command {command.code} is too large for a frame: header {header_bytes} bytes, "
-            f"body {len(command.body)} bytes"
+            f"body {body_bytes} bytes"
         )
     return _HEAD.pack(length, type_word | header_bytes) + header
 

@@ -25,6 +25,10 @@ def _size(body: bytes | memoryview) -> str:
     return f"<{len(body)} bytes>"
 
 
+def _number(slices: tuple[memoryview, ...]) -> str:
+    return f"<{len(slices)} slices>"
+
+
 @frozen
 class RemotingCommand:
     """A request or a response."""
@@ -45,6 +49,18 @@ class RemotingCommand:
     """The sender's place in RocketMQ's table of versions."""
     serialize_type: SerializeType = SerializeType.JSON
     """Format of the header."""
+    slices: tuple[memoryview, ...] = field(default=(), repr=_number)
+    """The rest of the body: views that a server sends without a copy, and releases when they are sent."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Length of the whole body."""
+        return len(self.body) + sum(map(len, self.slices))
+
+    @property
+    def whole_body(self) -> bytes | memoryview:
+        """The body with its slices, which are copied."""
+        return b"".join((self.body, *self.slices)) if self.slices else self.body
 
     @property
     def is_response(self) -> bool:
@@ -91,6 +107,7 @@ def response_to(
     remark: str | None = None,
     ext_fields: Mapping[str, str] | None = None,
     body: bytes | memoryview = b"",
+    slices: tuple[memoryview, ...] = (),
 ) -> RemotingCommand:
     """The response to the request `asked`: same opaque, same serialization (spec remoting 1.2, 1.3)."""
     return RemotingCommand(
@@ -103,4 +120,5 @@ def response_to(
         LanguageCode.OTHER,
         int(OUR_VERSION),
         asked.serialize_type,
+        slices,
     )

@@ -32,7 +32,7 @@ import trio
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
 from trioha.net.housekeeping import Housekeeping
-from trioha.net.transport import DirectStream, send_now
+from trioha.net.transport import DirectStream, release, send_all_parts, send_now, send_parts_now
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.codec import FrameDecoder, encode_head
 from trioha.remoting.codes import ResponseCode
@@ -50,6 +50,8 @@ HEADER_FACTOR: Final = 4
 of its characters."""
 LINGER_S: Final = 0.5
 """How long a drained connection waits until its peer closes it."""
+SLICES_COPIED_BYTES_MAX: Final = 8 * 1024
+"""Slices of an answer up to so many bytes are copied: that costs less than a call that sends each of them."""
 REMARK_CHARS_MAX: Final = 1000
 """Length of an exception's text in a remark."""
 
@@ -84,6 +86,9 @@ class ServerConnection:
         """Cancelled to stop the reader; its deadline is that of the unfinished frame."""
         self._account = memory.open_account(self._give_up)
         self._outbox: list[bytes | memoryview] = []
+        """Bytes to send, in order. Views in it belong to the connection, which releases them."""
+        self._has_slices = False
+        """Whether the outbox has slices, which are sent without a copy."""
         self._outbox_filled = trio.Event()
         self._in_flight = 0
         """Requests that were read and whose answers were not sent yet."""
@@ -117,7 +122,7 @@ class ServerConnection:
             self._is_over = True
             # Free the buffers now, not by the garbage collector.
             self._decoder = FrameDecoder()
-            self._outbox.clear()
+            release(self._outbox)
             self._account.close()
 
     def drain(self) -> None:
@@ -345,25 +350,28 @@ class ServerConnection:
             return
         try:
             head = encode_head(answer)
-            body = answer.body
-            answer_bytes = len(head) + len(body)
+            body, slices = answer.body, answer.slices
+            answer_bytes = len(head) + (answer.body_bytes if slices else len(body))
         except Exception as error:  # noqa: BLE001 - an answer that no frame can hold is the handler's bug, too
             head = encode_head(self._answer_to_error(command, error))
-            body, answer_bytes = b"", len(head)
+            body, slices, answer_bytes = b"", (), len(head)
         if answer_bytes > cost_bytes and not self._account.fits(answer_bytes - cost_bytes):
             self._counters.busy_answers += 1
             busy = response_to(
                 command, ResponseCode.SYSTEM_BUSY, remark="the memory for clients is used up; try again"
             )
             head = encode_head(busy)
-            body, answer_bytes = b"", len(head)
+            body, slices, answer_bytes = b"", (), len(head)
         if not self._is_turn_of_reader:
             self._outbox_filled.set()
         self._account.change(answer_bytes - cost_bytes)
         self._outbox_bytes += answer_bytes
         self._outbox.append(head)
         if body:
-            self._outbox.append(body)
+            # A view of the handler stays its own.
+            self._outbox.append(body if isinstance(body, bytes) else memoryview(body))
+        if slices:
+            self._put_slices(slices)
         self._counters.responses += 1
         self._answered += 1
 
@@ -380,6 +388,26 @@ class ServerConnection:
         self._outbox_bytes += len(data)
         self._account.change(len(data))
 
+    def _put_slices(self, slices: tuple[memoryview, ...]) -> None:
+        if sum(map(len, slices)) > SLICES_COPIED_BYTES_MAX:
+            self._outbox += slices
+            self._has_slices = True
+        else:
+            self._outbox.append(b"".join(slices))
+            release(list(slices))
+
+    def _outgoing(self) -> list[bytes | memoryview]:
+        """The bytes of the outbox as they are to be sent, without a copy of slices; empties the outbox."""
+        parts: list[bytes | memoryview]
+        if self._has_slices:
+            parts, self._outbox = self._outbox, []
+            self._has_slices = False
+        else:
+            # One block: many small parts cost more than their copy.
+            parts = [b"".join(self._outbox)]
+            release(self._outbox)
+        return parts
+
     def _drain_answered(self) -> tuple[int, int]:
         """Number of requests whose answers are in the outbox, and its bytes; resets both."""
         answered = self._answered, self._outbox_bytes
@@ -392,13 +420,17 @@ class ServerConnection:
         if not self._outbox:
             return
         if not self._is_sending:
-            batch = b"".join(self._outbox)
-            left = send_now(self._stream, batch)
-            if not left:
-                self._outbox.clear()
+            if self._has_slices:
+                send_parts_now(self._stream, self._outbox)
+            else:
+                left = send_now(self._stream, b"".join(self._outbox))
+                release(self._outbox)
+                if left:
+                    self._outbox.append(left)
+            if not self._outbox:
+                self._has_slices = False
                 self._leave_flight(*self._drain_answered())
                 return
-            self._outbox = [left]
         self._outbox_filled.set()
 
     async def _write(self) -> None:
@@ -412,17 +444,19 @@ class ServerConnection:
                     if not self._outbox:
                         # The reader has sent all of it.
                         continue
-                    batch = b"".join(self._outbox)
-                    self._outbox.clear()
+                    parts = self._outgoing()
                     answered, self._sending_bytes = self._drain_answered()
                     sending.deadline = trio.current_time() + self._limits.send_timeout_s
                     self._is_sending = True
-                    await self._stream.send_all(batch)
+                    try:
+                        await send_all_parts(self._stream, parts)
+                    finally:
+                        # Slices would keep the space of deleted files.
+                        release(parts)
                     self._is_sending = False
                     sending.deadline = math.inf
                     self._not_idle()
                     sent_bytes, self._sending_bytes = self._sending_bytes, 0
-                    del batch
                     self._leave_flight(answered, sent_bytes)
         except trio.BrokenResourceError:
             self._end(is_broken=True)

@@ -1,0 +1,127 @@
+"""Slices in answers: sent without a copy, counted as memory of clients, released when they are sent."""
+
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.remoting.streams import transport_pair
+from tests.store.support import message, open_log
+from trioha.net.transport import SocketTransport
+from trioha.remoting.address import Address
+from trioha.remoting.client import open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import RemotingServer
+from trioha.remoting.server_connection import SLICES_COPIED_BYTES_MAX
+
+CODE = 11
+PEER = Address("192.0.2.7", 5555)
+SMALL = SLICES_COPIED_BYTES_MAX // 4
+LARGE = 4 * SLICES_COPIED_BYTES_MAX
+
+
+class Slices:
+    """A handler that answers with slices of one buffer."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.buffer = bytearray(index % 251 for index in range(sum(sizes)))
+        self._sizes = sizes
+        self.given: list[memoryview] = []
+
+    def __call__(self, asked: RemotingCommand, _peer: object) -> RemotingCommand:
+        at, slices = 0, []
+        for size in self._sizes:
+            slices.append(memoryview(self.buffer)[at : at + size])
+            at += size
+        self.given += slices
+        return response_to(asked, 0, body=b"first;", slices=tuple(slices))
+
+    @property
+    def are_released(self) -> bool:
+        try:
+            self.buffer.append(0)
+        except BufferError:
+            return False
+        del self.buffer[-1]
+        return True
+
+
+def test_a_command_with_slices_is_encoded_with_its_whole_body() -> None:
+    views = (memoryview(b"ab"), memoryview(b""), memoryview(b"cde"))
+    command = RemotingCommand(CODE, 1, body=b"-", slices=views)
+    assert (command.body_bytes, command.whole_body) == (6, b"-abcde")
+    assert encode(command) == encode(RemotingCommand(CODE, 1, body=b"-abcde"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (SMALL, SMALL), (LARGE,), (LARGE, 1, LARGE), (1000,) * 3000])
+async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes: tuple[int, ...]) -> None:
+    handler = Slices(*sizes)
+    server = RemotingServer(handler)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
+            async with open_client(f"{host}:{port}") as client:
+                answers = []
+
+                async def ask() -> None:
+                    answers.append(await client.request(request(CODE), timeout_s=30))
+
+                async with trio.open_nursery() as asking:
+                    for _ in range(8):
+                        asking.start_soon(ask)
+            nursery.cancel_scope.cancel()
+    assert [answer.body for answer in answers] == [b"first;" + handler.buffer] * 8
+    assert handler.are_released
+    assert server.statistics.held_bytes == 0
+
+
+@pytest.mark.parametrize("transport", ["socket", "memory"])
+async def test_slices_count_as_memory_while_the_peer_does_not_read(transport: str) -> None:
+    handler = Slices(*(1 << 20,) * 8)
+    server = RemotingServer(handler)
+    async with trio.open_nursery() as nursery:
+        if transport == "memory":
+            ours, theirs = transport_pair(16 * 1024)
+        else:
+            near, far = trio.socket.socketpair()
+            for end in (near, far):
+                end.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 65536)
+            theirs = SocketTransport.from_stream(trio.SocketStream(near))  # type: ignore[assignment]
+            ours = trio.SocketStream(far)  # type: ignore[assignment]
+        nursery.start_soon(server.serve_stream, theirs, PEER)
+        await ours.send_all(encode(request(CODE)))
+        await wait_all_tasks_blocked(0.01)
+        assert 8 << 20 <= server.statistics.held_bytes <= 9 << 20
+        assert not handler.are_released
+        # The end of the connection releases them.
+        nursery.cancel_scope.cancel()
+    await ours.aclose()
+    await theirs.aclose()
+    assert server.statistics.held_bytes == 0
+    assert handler.are_released
+
+
+async def test_a_deleted_log_file_stays_mapped_until_its_slice_is_sent(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    log, _ = open_log(tmp_path, file_bytes=1 << 22)
+    log.append(message(b"x" * (3 << 20)))
+    size = log.max_offset
+    expected = bytes(log.read(0, size))
+    mapping = log.files[0].view.obj
+    server = RemotingServer(lambda asked, _peer: response_to(asked, 0, slices=(log.read(0, size),)))
+    ours, theirs = transport_pair(16 * 1024)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_stream, theirs, PEER)
+            await ours.send_all(encode(request(CODE)))
+            await wait_all_tasks_blocked()
+            log.close()
+            assert not mapping.closed
+            decoder = FrameDecoder()
+            while (answer := decoder.next_command()) is None:
+                decoder.feed(await ours.receive_some())
+            assert bytes(answer.body) == expected
+            await wait_all_tasks_blocked()
+            mapping.close()  # which raises BufferError while there is a view of it
+            nursery.cancel_scope.cancel()
