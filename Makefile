@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pythons test-interop lint bench faults hostile screenshots java
+.PHONY: help setup demo test test-pythons test-interop lint bench faults hostile model screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
 hostile: N = 100000
 hostile: $(INSTALLED) ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
 	@$(BIN)/python -m tests.hostile --count $(N) --seed $(or $(SEED),1) $(ARGS)
+
+model: $(INSTALLED) ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
+	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 tests/node/test_model.py $(ARGS)
 
 screenshots: $(INSTALLED) ## take the pictures in docs/images, from nodes that really run (two minutes)
 	@$(BIN)/python docs/make_screenshots.py
