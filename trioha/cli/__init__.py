@@ -25,6 +25,8 @@ EXIT_INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "node": "Run a master or a slave.",
     "namesrv": "Run a name server.",
+    "produce": "Send the lines of stdin as messages.",
+    "consume": "Print the messages of a topic.",
     "load": "Send messages to a broker and measure it.",
     "status": "Show the replication of running brokers.",
     "inspect": "Print the records of a store.",

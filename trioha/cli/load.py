@@ -1,4 +1,4 @@
-"""`trioha load`: send messages to a broker, count the put statuses and measure latencies."""
+"""`trioha load`: send messages to a broker, receive them if wanted, count and measure latencies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from ipaddress import ip_address
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,13 +24,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
+from trioha.cli.load_consumption import LOAD_PROPERTY, Consumption, LoadConsumer
+from trioha.client.cluster import in_background
 from trioha.distribution import nearest_rank
 from trioha.errors import ConfigError, PeerError
+from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
+    PUT_STATUS_CODES,
+    STORED_STATUSES,
     SendMessageRequestHeader,
     put_status_name,
     send_request,
@@ -52,6 +58,7 @@ PROGRESS_INTERVAL_S: Final = 0.1
 COUNT_DEFAULT: Final = 10_000
 _BODY_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _POOL_BYTES = 64 * 1024
+_STORED_CODES = frozenset(int(PUT_STATUS_CODES[status]) for status in STORED_STATUSES)
 
 
 @frozen
@@ -79,6 +86,8 @@ class LoadPlan:
     """How long a broker may be unreachable before the load ends."""
     seed: int = 0
     """The same seed gives the same sizes and bodies in the same order."""
+    consume: bool = False
+    """Receive the messages, too."""
 
 
 @frozen
@@ -99,14 +108,18 @@ class LoadResult:
     reconnects: int
     complete: bool
     """Whether all messages of the plan have ended."""
+    consumption: Consumption | None = None
+    """With `consume`: what was received."""
 
     @property
     def all_ok(self) -> bool:
-        """Whether every message of the plan ended with PUT_OK."""
-        return self.complete and set(self.statuses) <= {PUT_OK}
+        """Whether every message of the plan ended with PUT_OK and, with `consume`, was received."""
+        is_received = self.consumption is None or not self.consumption.lost
+        return self.complete and set(self.statuses) <= {PUT_OK} and is_received
 
     def to_json(self) -> dict[str, object]:
         """The object that `--json` prints."""
+        consumed = {} if self.consumption is None else {"consumed": self.consumption.to_json()}
         return {
             "statuses": dict(self.statuses),
             "latencyMs": {name: round(value, 3) for name, value in self.latency_ms.items()},
@@ -117,6 +130,7 @@ class LoadResult:
             "reconnects": self.reconnects,
             "complete": self.complete,
             "remarks": dict(self.remarks),
+            **consumed,
         }
 
 
@@ -139,6 +153,7 @@ class Load:
         self._bytes = 0
         self._reconnects = 0
         self._start_s = self._end_s = 0.0
+        self._consumer = LoadConsumer(plan.count) if plan.consume else None
 
     @property
     def ended(self) -> int:
@@ -166,13 +181,27 @@ class Load:
             bytes=self._bytes,
             reconnects=self._reconnects,
             complete=self.ended == self._plan.count,
+            consumption=None if self._consumer is None else _consumption(self._consumer),
         )
 
     async def run(self) -> None:
-        """Send all messages; returns early if the broker is unreachable for `reconnect_timeout_s`.
+        """Send all messages, and receive them with `consume`; returns early if the broker is unreachable for
+        `reconnect_timeout_s`.
 
-        Raises PeerError if the first connection fails.
+        Raises PeerError if the first connection fails, or if the consumer does not start.
         """
+        consumer, plan = self._consumer, self._plan
+        if consumer is None:
+            await self._send_all()
+            return
+        address = str(plan.broker)
+        receive = partial(consumer.run, address, topic=plan.topic, queues=plan.queues)
+        async with in_background(receive):
+            await consumer.wait_started(address, timeout_s=plan.timeout_s)
+            await self._send_all()
+            await consumer.wait_all(timeout_s=plan.timeout_s)
+
+    async def _send_all(self) -> None:
         plan = self._plan
         self._start_s = trio.current_time()
         try:
@@ -236,12 +265,17 @@ class Load:
                 self._count(CONNECTION_LOST, body, error.reason)
             else:
                 self._latencies_ns.append(time.perf_counter_ns() - start_ns)
+                if self._consumer is not None and answer.code in _STORED_CODES:
+                    self._consumer.note_stored(number)
                 self._count(put_status_name(answer), body, answer.remark)
 
     def _header(self, number: int) -> SendMessageRequestHeader:
         assert self._keys is not None, "made with the first connection"
         now_ms = time.time_ns() // 1_000_000
-        properties = encode_properties({"UNIQ_KEY": self._keys.next_key(now_ms), "WAIT": "true"})
+        fields = {"UNIQ_KEY": self._keys.next_key(now_ms), "WAIT": "true"}
+        if self._consumer is not None:
+            fields[LOAD_PROPERTY] = self._consumer.property_of(number)
+        properties = encode_properties(fields)
         return SendMessageRequestHeader(
             producer_group="trioha-load",
             topic=self._plan.topic,
@@ -259,6 +293,15 @@ class Load:
         self._bytes += len(body)
         if status != PUT_OK and remark and status not in self._remarks:
             self._remarks[status] = remark.strip()
+
+
+def _consumption(consumer: LoadConsumer) -> Consumption:
+    return Consumption(
+        received=consumer.received,
+        duplicates=consumer.duplicates,
+        lost=consumer.lost,
+        latency_ms=percentiles_ms(consumer.latencies_ns),
+    )
 
 
 def percentiles_ms(latencies_ns: array[int]) -> dict[str, float]:
@@ -369,6 +412,7 @@ def load(
     timeout: float = 10.0,
     reconnect: float = 30.0,
     seed: int = 0,
+    consume: bool = False,
     json: bool = False,
 ) -> int:
     """Send messages to a broker and measure it.
@@ -403,6 +447,9 @@ def load(
         Seconds that the broker may be unreachable before the load ends.
     seed
         The same seed gives the same bodies.
+    consume
+        Receive the messages, too: prints percentiles of the latency from end to end, and how many stored
+        messages were not received, which is exit code 1.
     json
         Print one JSON object instead of tables.
     """
@@ -433,7 +480,11 @@ def load(
         timeout_s=timeout,
         reconnect_timeout_s=reconnect,
         seed=seed,
+        consume=consume,
     )
+    if consume:
+        # Consumers log what they retry.
+        configure_logs(as_json=False)
     result = _run_with_progress(plan)
     if json:
         print_json(result.to_json())
@@ -481,10 +532,25 @@ def _print_tables(result: LoadResult) -> None:
         for name, value in result.latency_ms.items():
             latencies.add_row(name, f"{value:,.3f}")
         out().print(latencies)
+    if result.consumption is not None:
+        _print_consumption(result.consumption)
     out().print(
         f"{result.count:,} messages, {result.bytes:,} bytes in {result.seconds:.2f} s: "
         f"{_per_second(result.count, result.seconds):,.0f} messages/s, "
         f"{_per_second(result.bytes, result.seconds) / 1e6:,.2f} MB/s"
+    )
+
+
+def _print_consumption(consumption: Consumption) -> None:
+    if consumption.latency_ms:
+        latencies = Table("end to end", box=None)
+        latencies.add_column("ms", justify="right")
+        for name, value in consumption.latency_ms.items():
+            latencies.add_row(name, f"{value:,.3f}")
+        out().print(latencies)
+    out().print(
+        f"{consumption.received:,} messages received, {consumption.duplicates:,} twice, "
+        f"{consumption.lost:,} lost"
     )
 
 

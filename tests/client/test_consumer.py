@@ -1,0 +1,286 @@
+"""The consumer: queues, offsets, members and their shares; in virtual time."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.client.fakes import NAME_SERVER, FakeNameServer, ServedBroker, fake_cluster, opened, route_body
+from trioha.client.consumer import COMMIT_INTERVAL_S, ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.routes import TopicNotFoundError
+from trioha.errors import PeerError
+from trioha.remoting.codes import RequestCode
+
+TOPIC = "Orders"
+FIRST = StartAt(Start.FIRST)
+
+
+@asynccontextmanager
+async def cluster_of(tmp_path):
+    """A broker with four queues behind a name server: the cluster and its broker."""
+    async with (
+        fake_cluster(ns=FakeNameServer(Orders=route_body({"broker-a": 4}))) as fake,
+        trio.open_nursery() as nursery,
+    ):
+        broker = ServedBroker(tmp_path)
+        broker.attach(fake, nursery)
+        yield fake, broker
+        nursery.cancel_scope.cancel()
+
+
+def settings(**changes):
+    return ConsumerSettings(TOPIC, **{"start_at": FIRST, **changes})
+
+
+async def receive(consumer, number, *, acknowledge=True):
+    """So many messages at least."""
+    messages = []
+    while len(messages) < number:
+        batch = await consumer.receive()
+        messages += batch
+        if acknowledge:
+            consumer.acknowledge(batch)
+    return messages
+
+
+def bodies(messages, queue_id=None):
+    return [message.body for message in messages if queue_id is None or message.queue.queue_id == queue_id]
+
+
+async def test_messages_that_are_there_and_those_that_come_are_received_in_order(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        for queue_id in range(4):
+            broker.put(*(b"%d-%d" % (queue_id, number) for number in range(50)), queue_id=queue_id)
+        async with opened(fake) as cluster, open_consumer(cluster, settings()) as consumer:
+            messages = await receive(consumer, 200)
+            for queue_id in range(4):
+                assert bodies(messages, queue_id) == [b"%d-%d" % (queue_id, number) for number in range(50)]
+            await trio.sleep(100)
+            broker.put(b"new", queue_id=2)
+            (message,) = await receive(consumer, 1)
+            assert (message.body, message.queue.queue_id, message.queue_offset) == (b"new", 2, 50)
+        # No member of any group, nothing committed.
+        assert broker.count(RequestCode.HEART_BEAT) == 0
+        assert broker.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 0
+
+
+async def test_waiting_takes_one_pull_in_15_virtual_seconds_for_each_queue(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        async with opened(fake) as cluster, open_consumer(cluster, settings()):
+            await trio.sleep(151)
+        assert broker.count(RequestCode.PULL_MESSAGE) == 4 * 11
+
+
+@pytest.mark.parametrize(("start", "expected"), [(Start.FIRST, 4), (Start.LAST, 1)])
+async def test_a_consumer_starts_at_the_first_or_the_last_message(tmp_path, autojump_clock, start, expected):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"a", b"b", b"c")
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(start_at=StartAt(start))) as consumer,
+        ):
+            await consumer.positioned.wait()
+            broker.put(b"d")
+            messages = await receive(consumer, expected)
+        assert bodies(messages) == [b"a", b"b", b"c", b"d"][-expected:]
+
+
+async def test_a_consumer_starts_at_a_time(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"old")
+        for body in (b"new-1", b"new-2"):
+            broker.put(body)
+        times = [broker.broker.store.reads.store_timestamp(TOPIC, 0, offset) for offset in range(3)]
+        start_at = StartAt(Start.TIME, times[1])
+        expected = [
+            body for body, at in zip((b"old", b"new-1", b"new-2"), times, strict=True) if at >= times[1]
+        ]
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(start_at=start_at)) as consumer,
+        ):
+            assert bodies(await receive(consumer, len(expected))) == expected
+        async with opened(fake) as cluster:
+            later = StartAt(Start.TIME, times[-1] + 60_000)
+            async with open_consumer(cluster, settings(start_at=later, follow=False)) as consumer:
+                with pytest.raises(trio.EndOfChannel):
+                    await consumer.receive()
+
+
+async def test_without_follow_a_consumer_ends_where_the_queues_end(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(*(b"%d" % number for number in range(100)), queue_id=1)
+        broker.put(b"x", queue_id=3)
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(follow=False)) as consumer,
+        ):
+            messages = [message async for batch in consumer for message in batch]
+        assert len(messages) == 101
+        assert bodies(messages, 1) == [b"%d" % number for number in range(100)]
+
+
+async def test_only_wanted_tags_are_received(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        for tag in ("a", "b", "c", "Aa", "BB"):
+            broker.put(tag.encode(), tag=tag)
+        async with opened(fake) as cluster:
+            # Aa and BB have one hash code: the broker sends both.
+            wanted = settings(expression="b || Aa", follow=False)
+            async with open_consumer(cluster, wanted) as consumer:
+                messages = [message async for batch in consumer for message in batch]
+        assert bodies(messages) == [b"b", b"Aa"]
+
+
+async def test_a_topic_that_does_not_exist_is_an_error_or_waited_for(tmp_path, autojump_clock):
+    name_server = FakeNameServer()
+    async with fake_cluster(ns=name_server) as fake, trio.open_nursery() as nursery:
+        broker = ServedBroker(tmp_path)
+        broker.attach(fake, nursery)
+        async with opened(fake) as cluster:
+            with pytest.raises(TopicNotFoundError):
+                async with open_consumer(cluster, settings(follow=False)):
+                    pass
+            async with open_consumer(cluster, settings(start_at=StartAt(Start.LAST))) as consumer:
+                await trio.sleep(10)
+                name_server.topics[TOPIC] = route_body({"broker-a": 4})
+                broker.put(b"first")
+                assert bodies(await receive(consumer, 1)) == [b"first"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_group_continues_at_what_it_acknowledged(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(*(b"%d" % number for number in range(10)))
+        member = settings(group="g")
+        async with opened(fake) as cluster, open_consumer(cluster, member) as consumer:
+            batch = await receive(consumer, 10, acknowledge=False)
+            # Not in order: the first one is missing.
+            consumer.acknowledge([*batch[:3], *batch[4:8]])
+        assert broker.committed("g", 0) == 3
+        async with opened(fake) as cluster, open_consumer(cluster, member) as consumer:
+            assert bodies(await receive(consumer, 7)) == [b"%d" % number for number in range(3, 10)]
+        assert broker.committed("g", 0) == 10
+
+
+async def test_a_new_group_starts_at_the_last_message_and_stays_there(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"before")
+        member = settings(group="g", start_at=StartAt(Start.LAST))
+        async with opened(fake) as cluster, open_consumer(cluster, member) as consumer:
+            await consumer.positioned.wait()
+        assert broker.committed("g", 0) == 1
+        broker.put(b"between")
+        async with opened(fake) as cluster, open_consumer(cluster, member) as consumer:
+            assert bodies(await receive(consumer, 1)) == [b"between"]
+
+
+async def test_offsets_are_committed_every_5_virtual_seconds_if_they_moved(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"a", b"b")
+        async with opened(fake) as cluster, open_consumer(cluster, settings(group="g")) as consumer:
+            await receive(consumer, 2)
+            await trio.sleep(COMMIT_INTERVAL_S + 1)
+            assert broker.committed("g", 0) == 2
+            commits = broker.count(RequestCode.UPDATE_CONSUMER_OFFSET)
+            await trio.sleep(10 * COMMIT_INTERVAL_S)
+            assert broker.count(RequestCode.UPDATE_CONSUMER_OFFSET) == commits
+
+
+async def test_members_share_the_queues_and_take_over_from_one_that_leaves(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        member = settings(group="g")
+        async with opened(fake) as first_cluster, open_consumer(first_cluster, member) as first:
+            await first.positioned.wait()
+            assert len(first.queues) == 4
+            async with opened(fake) as second_cluster, open_consumer(second_cluster, member) as second:
+                # The broker notifies both: no wait of 20 s.
+                await trio.sleep(1)
+                assert len(first.queues) == len(second.queues) == 2
+                assert {*first.queues, *second.queues} == {*first.queues, *second.queues}
+                for queue_id in range(4):
+                    broker.put(b"%d" % queue_id, queue_id=queue_id)
+                received = bodies(await receive(first, 2)) + bodies(await receive(second, 2))
+                assert sorted(received) == [b"0", b"1", b"2", b"3"]
+            await trio.sleep(1)
+            assert len(first.queues) == 4
+            # What the second member acknowledged was committed when it left.
+            for queue_id in range(4):
+                broker.put(b"new-%d" % queue_id, queue_id=queue_id)
+            assert sorted(bodies(await receive(first, 4))) == [b"new-%d" % number for number in range(4)]
+
+
+async def test_a_consumer_survives_the_end_of_its_connections(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"a")
+        async with opened(fake) as cluster, open_consumer(cluster, settings(group="g")) as consumer:
+            assert bodies(await receive(consumer, 1)) == [b"a"]
+            for address in (NAME_SERVER, "broker-a:10911"):
+                fake.down.add(address)
+                fake.cut(address)
+            await trio.sleep(60)
+            fake.down.clear()
+            broker.put(b"b")
+            assert bodies(await receive(consumer, 1)) == [b"b"]
+            await trio.sleep(30)
+            assert broker.broker.room.clients.consumers["g"].client_ids == [cluster.client_id]
+
+
+async def test_an_application_that_does_not_acknowledge_stops_the_pulls(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        for queue_id in range(4):
+            broker.put(*(b"%d" % number for number in range(200)), queue_id=queue_id)
+        limited = settings(unacknowledged_max=50, pull_messages_max=10)
+        async with opened(fake) as cluster, open_consumer(cluster, limited) as consumer:
+            batches = []
+            with trio.move_on_after(100):
+                while True:
+                    batches.append(await consumer.receive())
+            received = sum(map(len, batches))
+            assert 50 <= received <= 50 + 4 * 10
+            for batch in batches:
+                consumer.acknowledge(batch)
+            await receive(consumer, 800 - received)
+
+
+async def test_pulls_that_are_refused_end_a_consumer_that_does_not_follow(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"a", b"b")
+        groups = broker.broker.metadata.groups
+        groups.put(evolve(groups.find_or_create("g"), consume_enable=False))
+        with pytest.raises(PeerError, match="NO_PERMISSION"):
+            async with (
+                opened(fake) as cluster,
+                open_consumer(cluster, settings(group="g", follow=False)) as consumer,
+            ):
+                await consumer.receive()
+
+
+async def test_an_offset_beyond_the_queue_is_moved_into_it(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"a", b"b")
+        broker.broker.metadata.groups.find_or_create("g")
+        broker.broker.metadata.consumer_offsets.commit("g", TOPIC, 0, 77)
+        async with opened(fake) as cluster, open_consumer(cluster, settings(group="g")) as consumer:
+            await consumer.positioned.wait()
+            await trio.sleep(1)
+            broker.put(b"c")
+            assert bodies(await receive(consumer, 1)) == [b"c"]
+
+
+async def test_queues_that_a_topic_gets_later_are_read_from_their_start(tmp_path, autojump_clock):
+    name_server = FakeNameServer(Orders=route_body({"broker-a": 2}))
+    async with fake_cluster(ns=name_server) as fake, trio.open_nursery() as nursery:
+        broker = ServedBroker(tmp_path)
+        broker.attach(fake, nursery)
+        broker.put(b"old", queue_id=0)
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(start_at=StartAt(Start.LAST))) as consumer,
+        ):
+            await consumer.positioned.wait()
+            broker.put(b"new", queue_id=3)
+            name_server.topics[TOPIC] = route_body({"broker-a": 4})
+            assert bodies(await receive(consumer, 1)) == [b"new"]
+        nursery.cancel_scope.cancel()

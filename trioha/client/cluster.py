@@ -1,0 +1,189 @@
+"""A client of a cluster: its connections, its route table and its memberships.
+
+```
+open_cluster
++- connections          a task each
++- route table          fetches the routes of the topics in use
++- heartbeats           to the brokers of these routes
+```
+
+Producers and consumers share one `Cluster`: one connection to each broker, one heartbeat for all groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from trioha.client.connections import Connections, Open
+from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client_id, unregistration
+from trioha.client.routes import NameServers, RouteTable, SingleBroker
+from trioha.errors import PeerError
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.subscriptions import Subscription
+
+log = structlog.get_logger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 3.0
+LEAVE_TIMEOUT_S: Final = 1.0
+"""How long the end of a membership may take: a broker notices the end of the connection, too."""
+
+
+class Cluster:
+    """What producers and consumers of one client share. Made by `open_cluster`."""
+
+    def __init__(self, connections: Connections, routes: RouteTable, *, client_id: str) -> None:
+        self.connections = connections
+        self.routes = routes
+        self.client_id = client_id
+        self._producers: Counter[str] = Counter()
+        self._consumers: dict[str, Subscription] = {}
+        self._on_members_changed: dict[str, Callable[[], None]] = {}
+        self._heartbeat_due = trio.Event()
+        connections.on_request = self._receive_request
+        # The old connection's end was the end of the memberships at that broker.
+        connections.on_opened = lambda _address: self._heartbeat_due.set()
+
+    async def request(
+        self, address: str, command: RemotingCommand, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> RemotingCommand:
+        """Send `command` to the broker at `address`; its response, of any code. Raises PeerError."""
+        return await self.connections.request(address, command, timeout_s=timeout_s)
+
+    @asynccontextmanager
+    async def producing(self, group: str) -> AsyncIterator[None]:
+        """Be a member of a group of producers."""
+        self._producers[group] += 1
+        self._heartbeat_due.set()
+        try:
+            yield
+        finally:
+            self._producers[group] -= 1
+            if not self._producers[group]:
+                del self._producers[group]
+                await self._leave(unregistration(self.client_id, producer_group=group), masters_only=True)
+
+    @asynccontextmanager
+    async def consuming(
+        self, group: str, subscription: Subscription, *, on_members_changed: Callable[[], None]
+    ) -> AsyncIterator[None]:
+        """Be a member of a group of consumers; all brokers of the known routes know it when this returns.
+
+        `on_members_changed` is called when a broker reports a change of the group's members.
+        """
+        assert group not in self._consumers, "a client consumes once for each group"
+        self._consumers[group] = subscription
+        self._on_members_changed[group] = on_members_changed
+        try:
+            await self.send_heartbeats()
+            yield
+        finally:
+            del self._consumers[group], self._on_members_changed[group]
+            await self._leave(unregistration(self.client_id, consumer_group=group), masters_only=False)
+
+    async def run(self) -> None:
+        """Send heartbeats every `HEARTBEAT_INTERVAL_S` and over new connections, until cancelled."""
+        while True:
+            with trio.move_on_after(HEARTBEAT_INTERVAL_S):
+                await self._heartbeat_due.wait()
+            self._heartbeat_due = trio.Event()
+            await self.send_heartbeats()
+
+    async def send_heartbeats(self) -> None:
+        """Tell the brokers of all known routes the groups of this client, now."""
+        if not (self._producers or self._consumers):
+            return
+        command = heartbeat(self.client_id, producers=self._producers, consumers=self._consumers)
+        await self._send_to_all(command, masters_only=not self._consumers, timeout_s=REQUEST_TIMEOUT_S)
+
+    async def _leave(self, command: RemotingCommand, *, masters_only: bool) -> None:
+        with trio.CancelScope(shield=True):
+            await self._send_to_all(command, masters_only=masters_only, timeout_s=LEAVE_TIMEOUT_S)
+
+    async def _send_to_all(self, command: RemotingCommand, *, masters_only: bool, timeout_s: float) -> None:
+        addresses = {
+            address for route in self.routes.routes for address in route.addresses(masters_only=masters_only)
+        }
+
+        async def send(address: str) -> None:
+            try:
+                answer = await self.request(address, command, timeout_s=timeout_s)
+            except PeerError as error:
+                log.debug("broker not reached", address=address, code=command.code, reason=error.reason)
+                return
+            if answer.code != ResponseCode.SUCCESS:
+                log.warning(
+                    "request refused",
+                    address=address,
+                    request=command.code,
+                    answer=response_code_name(answer.code),
+                    remark=answer.remark,
+                )
+
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(send, address)
+
+    def _receive_request(self, _address: str, command: RemotingCommand) -> None:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            changed = self._on_members_changed.get(command.ext_fields.get("consumerGroup", ""))
+            if changed is not None:
+                changed()
+
+
+@asynccontextmanager
+async def open_cluster(
+    *,
+    name_servers: Sequence[str] = (),
+    broker: SingleBroker | None = None,
+    default_topic_queues: int = 4,
+    connect_timeout_s: float = 3.0,
+    client_id: str | None = None,
+    open_connection: Open | None = None,
+) -> AsyncIterator[Cluster]:
+    """A client of the cluster of `name_servers` (`host:port` each), or of one `broker` without any.
+
+    Errors of the block are not wrapped in a group. Nothing is connected before it is needed.
+    """
+    assert bool(name_servers) != (broker is not None), "name servers or a broker"
+    # Connections end after everything else: memberships end by them.
+    async with trio.open_nursery() as nursery:
+        connections = Connections(
+            nursery, connect_timeout_s=connect_timeout_s, open_connection=open_connection
+        )
+        source = broker or NameServers(connections, name_servers)
+        routes = RouteTable(source, default_topic_queues=default_topic_queues)
+        cluster = Cluster(connections, routes, client_id=client_id or new_client_id())
+        block_error: Exception | None = None
+        nursery.start_soon(routes.run)
+        nursery.start_soon(cluster.run)
+        try:
+            yield cluster
+        except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
+            block_error = error
+        nursery.cancel_scope.cancel()
+    if block_error is not None:
+        raise block_error
+
+
+@asynccontextmanager
+async def in_background(*services: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Run `services` until the end of the block. Errors of the block are not wrapped in a group."""
+    block_error: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        for service in services:
+            nursery.start_soon(service)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - as in open_cluster
+            block_error = error
+        nursery.cancel_scope.cancel()
+    if block_error is not None:
+        raise block_error

@@ -1,0 +1,114 @@
+"""Connections to brokers and name servers, one for each address, made when they are needed.
+
+Theory of operation. Each connection has a task of its own, which opens it, keeps it until it is lost, and
+then removes it: the next request to that address opens a new one. Requests that need a connection at the same
+time share one attempt; each of them gets its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final
+
+import trio
+
+from trioha.errors import ConfigError, PeerError
+from trioha.remoting.client import ConnectionLostError, RemotingClient, open_client
+from trioha.remoting.command import RemotingCommand
+
+CONNECTIONS_MAX: Final = 1024
+
+Open = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
+"""Connects to an address."""
+
+
+class _Connection:
+    """One connection, which is being opened at first."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+        """Set when `client` or `error` is set."""
+        self.client: RemotingClient | None = None
+        self.error: str | None = None
+
+
+class Connections:
+    """All connections of a client."""
+
+    def __init__(
+        self, nursery: trio.Nursery, *, connect_timeout_s: float = 3.0, open_connection: Open | None = None
+    ) -> None:
+        """Connections live in `nursery`, until it is cancelled."""
+        self._nursery = nursery
+        self._open = open_connection or partial(open_client, connect_timeout_s=connect_timeout_s)
+        self._connections: dict[str, _Connection] = {}
+        self.on_request: Callable[[str, RemotingCommand], None] | None = None
+        """Called with the address and each request of a server; must not block. The body is valid during the
+        call only."""
+        self.on_opened: Callable[[str], None] | None = None
+        """Called with the address of each new connection."""
+
+    @property
+    def open_addresses(self) -> tuple[str, ...]:
+        """Addresses with a connection."""
+        return tuple(
+            address
+            for address, connection in self._connections.items()
+            if connection.client is not None and connection.client.is_connected
+        )
+
+    async def get(self, address: str) -> RemotingClient:
+        """A connection to `address`, opened if there is none. Raises PeerError if none can be made."""
+        while True:
+            connection = self._connections.get(address)
+            if connection is None:
+                if len(self._connections) >= CONNECTIONS_MAX:
+                    raise ConnectionLostError(
+                        f"not connected: there are {CONNECTIONS_MAX} connections", address=address
+                    )
+                connection = self._connections[address] = _Connection()
+                self._nursery.start_soon(self._keep, address, connection)
+            await connection.opened.wait()
+            if connection.error is not None:
+                raise ConnectionLostError(connection.error, address=address)
+            assert connection.client is not None, "without an error there is a client"
+            if connection.client.is_connected:
+                return connection.client
+            self._remove(address, connection)
+
+    async def request(
+        self, address: str, command: RemotingCommand, *, timeout_s: float = 3.0
+    ) -> RemotingCommand:
+        """Send `command` to `address`; its response, of any code. Raises PeerError without a response."""
+        client = await self.get(address)
+        return await client.request(command, timeout_s=timeout_s)
+
+    async def _keep(self, address: str, connection: _Connection) -> None:
+        try:
+            async with self._open(address) as client:
+                client.on_request = partial(self._receive_request, address)
+                connection.client = client
+                connection.opened.set()
+                if self.on_opened is not None:
+                    self.on_opened(address)
+                await client.wait_lost()
+        except PeerError as error:
+            connection.error = error.reason
+        except ConfigError as error:
+            # The address came from a name server.
+            connection.error = str(error)
+        finally:
+            if connection.client is None and connection.error is None:
+                connection.error = "the client is closed"
+            connection.opened.set()
+            self._remove(address, connection)
+
+    def _remove(self, address: str, connection: _Connection) -> None:
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+
+    def _receive_request(self, address: str, command: RemotingCommand) -> None:
+        if self.on_request is not None:
+            self.on_request(address, command)

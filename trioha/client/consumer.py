@@ -1,0 +1,563 @@
+"""Receives the messages of a topic: a push consumer over pulls (spec remoting 4.2 to 4.4, 6.2).
+
+```
+open_consumer
++- assignment           chooses queues: all, or this member's share of them
+|  +- pull loops        one for each assigned queue
++- commits              every `COMMIT_INTERVAL_S`, and at the end
+```
+
+A consumer of a group is a member of it: members share the queues by averaging, and continue where the group
+was. Queues are assigned anew when a broker reports a change of members, and every `REBALANCE_INTERVAL_S`. A
+consumer without a group receives all queues and commits nothing.
+
+A pull loop pulls one queue with long polling and hands over batches in order. It waits while messages beyond
+`unacknowledged_max` or `unacknowledged_bytes_max` are not acknowledged, so a slow application holds at most
+these and one pull for each queue. What was acknowledged is committed; what was not is delivered again, to the
+member that has the queue next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Self
+
+import structlog
+import trio
+from attrs import define, evolve, field, frozen
+from attrs.validators import ge
+
+from trioha.client.allocation import allocate
+from trioha.client.cluster import Cluster, in_background
+from trioha.client.messages import ReceivedMessage, received_messages
+from trioha.client.progress import QueueProgress
+from trioha.client.route import MASTER_ID, MessageQueue, TopicRoute
+from trioha.client.routes import TopicNotFoundError
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.numbers import I64, NATURAL64, parse_int
+from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.pull_message import PullFlag
+from trioha.remoting.subscriptions import Subscription
+
+log = structlog.get_logger(__name__)
+
+COMMIT_INTERVAL_S: Final = 5.0
+REBALANCE_INTERVAL_S: Final = 20.0
+RETRY_PAUSE_S: Final = 1.0
+"""After a request that failed."""
+TOPIC_PAUSE_S: Final = 0.1
+"""Until a topic that does not exist yet is asked for again; doubled up to RETRY_PAUSE_S."""
+EMPTY_PAUSE_S: Final = 0.1
+"""The least time between pulls for a broker that does not hold pulls without messages."""
+FAILURES_MAX: Final = 5
+"""Without `follow`, so many failed pulls of a queue in a row end the consumer."""
+ANSWER_MARGIN_S: Final = 15.0
+"""How much longer than its suspension the answer to a pull may take."""
+BATCHES_MAX: Final = 16
+"""Batches that were pulled and wait for `receive`."""
+MEMBERS_MAX: Final = 65536
+END_TIMEOUT_S: Final = 2.0
+"""How long the last commits may take."""
+REQUEST_TIMEOUT_S: Final = 3.0
+
+
+class Start(Enum):
+    """Where a consumer starts in a queue without a committed offset."""
+
+    FIRST = "first"
+    LAST = "last"
+    TIME = "time"
+
+
+@frozen
+class StartAt:
+    """Start, and its time."""
+
+    start: Start
+    timestamp_ms: int = 0
+    """With TIME: messages stored from then on, ms since 1970."""
+
+
+@frozen
+class ConsumerSettings:
+    """How a topic is consumed."""
+
+    topic: str
+    expression: str = "*"
+    """`*`, or tags with `||` between them."""
+    group: str | None = None
+    """None: all queues, without commits."""
+    start_at: StartAt = StartAt(Start.LAST)
+    follow: bool = True
+    """Wait for new messages; else end where the queues ended when they were first pulled."""
+    pull_messages_max: int = field(default=32, validator=ge(1))
+    suspend_s: float = field(default=15.0, validator=ge(0))
+    """How long a broker holds a pull without messages."""
+    unacknowledged_max: int = field(default=4096, validator=ge(1))
+    unacknowledged_bytes_max: int = field(default=64 * 1024 * 1024, validator=ge(1))
+
+    @property
+    def group_name(self) -> str:
+        """The group in requests: each of them must have one."""
+        return self.group or "trioha-consume"
+
+
+@define(eq=False)
+class _Assigned:
+    """A queue that this consumer has."""
+
+    queue: MessageQueue
+    scope: trio.CancelScope
+    is_new: bool
+    """Whether the queue came to the topic after the consumer started."""
+    progress: QueueProgress | None = None
+    """None until the start offset is known."""
+    is_finished: bool = False
+    """Whether its end was reached, without `follow`."""
+    failures: int = 0
+    """Pulls that failed since the last answer."""
+
+
+class Consumer:
+    """Receives messages. Made by `open_consumer`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        subscription: Subscription,
+        *,
+        is_topic_new: bool = False,
+    ) -> None:
+        """`is_topic_new`: the topic does not exist yet; all its messages come after the start."""
+        self._cluster = cluster
+        self._is_topic_new = is_topic_new
+        self._settings = settings
+        self._subscription = subscription
+        self._assigned: dict[MessageQueue, _Assigned] = {}
+        self._known_queues: frozenset[MessageQueue] = frozenset()
+        """Queues of the topic that were there at the last assignment."""
+        self._rebalance_due = trio.Event()
+        self._less_unacknowledged = trio.Event()
+        self._failure: PeerError | RemoteProtocolError | None = None
+        """Why a queue cannot be pulled, without `follow`."""
+        self._send, self._receive = trio.open_memory_channel[tuple[ReceivedMessage, ...]](BATCHES_MAX)
+        self.positioned = trio.Event()
+        """Set when the queues that were there first have their start offsets."""
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer has now."""
+        return tuple(self._assigned)
+
+    async def receive(self) -> tuple[ReceivedMessage, ...]:
+        """The next messages of some queue, in their order; at least one.
+
+        Without `follow`: raises trio.EndOfChannel when all queues are at their ends, and PeerError or
+        RemoteProtocolError for a queue that cannot be pulled.
+        """
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[ReceivedMessage, ...]:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    def acknowledge(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Note that these messages were handled, in any order: they need not be delivered again."""
+        for message in messages:
+            assigned = self._assigned.get(message.queue)
+            if assigned is not None and assigned.progress is not None:
+                assigned.progress.acknowledge(message.queue_offset)
+        self._wake_pulls()
+
+    def _wake_pulls(self) -> None:
+        """Fewer messages are unacknowledged: loops that wait for room look again."""
+        self._less_unacknowledged.set()
+        self._less_unacknowledged = trio.Event()
+
+    def rebalance(self) -> None:
+        """Assign the queues anew, soon."""
+        self._rebalance_due.set()
+
+    # -- assignment ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Assign queues and pull them, until cancelled or, without `follow`, finished or failed."""
+        async with self._send, trio.open_nursery() as loops:
+            pause_s = TOPIC_PAUSE_S
+            while True:
+                self._rebalance_due = trio.Event()
+                if self._failure is not None:
+                    loops.cancel_scope.cancel()
+                    return
+                try:
+                    await self._assign(loops)
+                except TopicNotFoundError as error:
+                    # A topic that is not there yet: its first message must not wait for long.
+                    if not self._settings.follow:
+                        return
+                    log.debug("topic not found", topic=self._settings.topic, reason=error.reason)
+                    wait_s, pause_s = pause_s, min(2 * pause_s, RETRY_PAUSE_S)
+                except PeerError as error:
+                    log.warning("queues not assigned", topic=self._settings.topic, reason=str(error))
+                    wait_s = RETRY_PAUSE_S
+                else:
+                    wait_s = REBALANCE_INTERVAL_S
+                    if self._is_finished():
+                        return
+                with trio.move_on_after(wait_s):
+                    await self._rebalance_due.wait()
+
+    def _is_finished(self) -> bool:
+        return not self._settings.follow and all(assigned.is_finished for assigned in self._assigned.values())
+
+    async def _assign(self, loops: trio.Nursery) -> None:
+        """Start loops for queues that are assigned now, end those of others. Raises PeerError."""
+        route = await self._cluster.routes.fetch(self._settings.topic)
+        queues = route.read_queues(self._settings.topic)
+        wanted = set(queues)
+        if self._settings.group is not None:
+            if self._is_topic_new and not self._known_queues:
+                # Its brokers are known only now.
+                await self._cluster.send_heartbeats()
+            wanted = set(await self._share(route, queues, self._settings.group))
+        for queue in self._assigned.keys() - wanted:
+            assigned = self._assigned.pop(queue)
+            assigned.scope.cancel()
+            self._wake_pulls()
+            await self._commit(assigned)
+        for queue in sorted(wanted - self._assigned.keys()):
+            is_new = self._is_topic_new or (bool(self._known_queues) and queue not in self._known_queues)
+            assigned = self._assigned[queue] = _Assigned(queue, trio.CancelScope(), is_new)
+            loops.start_soon(self._pull_queue, assigned)
+        self._known_queues |= set(queues)
+        self._note_positions()
+
+    async def _share(
+        self, route: TopicRoute, queues: Iterable[MessageQueue], group: str
+    ) -> tuple[MessageQueue, ...]:
+        """The queues of this member. Raises PeerError if the members are not known."""
+        failure: PeerError | None = None
+        asked = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={"consumerGroup": group})
+        for address in route.addresses():
+            try:
+                answer = await self._cluster.request(address, asked, timeout_s=REQUEST_TIMEOUT_S)
+                _check(answer, address, "the members of the group")
+                return allocate(queues, _members(answer.body, address), member=self._cluster.client_id)
+            except PeerError as error:
+                failure = error
+            except ValueError:
+                failure = PeerError(f"this client is not a member of {group} there", address=address)
+        raise failure or PeerError("the topic has no broker", address=self._cluster.routes.source)
+
+    # -- pulling ---------------------------------------------------------------------------------------
+
+    async def _pull_queue(self, assigned: _Assigned) -> None:
+        with assigned.scope:
+            pause_s = TOPIC_PAUSE_S
+            while True:
+                try:
+                    await self._pull_until_finished(assigned)
+                except (PeerError, RemoteProtocolError) as error:
+                    assigned.failures += 1
+                    if assigned.failures == 2:
+                        # The first one may be the end of a connection, which is made again.
+                        log.warning("pulls fail", queue=str(assigned.queue), reason=str(error))
+                    if not self._settings.follow and assigned.failures >= FAILURES_MAX:
+                        self._failure = error
+                        self._rebalance_due.set()
+                        return
+                    if isinstance(error, PeerError) and error.code == ResponseCode.TOPIC_NOT_EXIST:
+                        await trio.sleep(pause_s)
+                        pause_s = min(2 * pause_s, RETRY_PAUSE_S)
+                    else:
+                        await trio.sleep(RETRY_PAUSE_S)
+                        # The broker may have been replaced.
+                        self._rebalance_due.set()
+                else:
+                    assigned.is_finished = True
+                    self._rebalance_due.set()
+                    return
+
+    async def _pull_until_finished(self, assigned: _Assigned) -> None:
+        """Pull one queue; returns at its end, without `follow`. Raises PeerError, RemoteProtocolError."""
+        settings = self._settings
+        if assigned.progress is None:
+            offset = await self._start_offset(assigned)
+            assigned.progress = QueueProgress(offset)
+            self._note_positions()
+        progress = assigned.progress
+        broker_id = MASTER_ID
+        end_offset: int | None = None
+        while True:
+            await self._wait_for_room()
+            asked_offset = progress.next_offset
+            address = await self._address_of(assigned.queue, broker_id=broker_id)
+            asked_s = trio.current_time()
+            answer = await self._cluster.request(
+                address,
+                self._pull_request(assigned.queue, progress),
+                timeout_s=settings.suspend_s + ANSWER_MARGIN_S,
+            )
+            if answer.code not in _PULL_CODES:
+                raise _refusal(answer, address, f"the pull of {assigned.queue}")
+            assigned.failures = 0
+            next_offset = _field(answer, "nextBeginOffset", address)
+            max_offset = _field(answer, "maxOffset", address)
+            broker_id = _field(answer, "suggestWhichBrokerId", address)
+            if end_offset is None:
+                end_offset = max_offset
+            if answer.code == ResponseCode.SUCCESS:
+                await self._deliver(assigned, answer, next_offset)
+            elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                if next_offset != progress.next_offset:
+                    log.warning(
+                        "offset is not in the queue",
+                        queue=str(assigned.queue),
+                        offset=progress.next_offset,
+                        continued_at=next_offset,
+                    )
+                progress.skip_to(next_offset)
+            elif next_offset > progress.next_offset:
+                progress.skip_to(next_offset)
+            if not settings.follow and progress.next_offset >= end_offset:
+                return
+            if answer.code != ResponseCode.SUCCESS and next_offset == asked_offset:
+                await trio.sleep_until(asked_s + EMPTY_PAUSE_S)
+
+    def _pull_request(self, queue: MessageQueue, progress: QueueProgress) -> RemotingCommand:
+        settings = self._settings
+        flags = PullFlag.SUBSCRIPTION
+        if settings.follow:
+            flags |= PullFlag.SUSPEND
+        return request(
+            RequestCode.PULL_MESSAGE,
+            ext_fields={
+                "consumerGroup": settings.group_name,
+                "topic": queue.topic,
+                "queueId": str(queue.queue_id),
+                "queueOffset": str(progress.next_offset),
+                "maxMsgNums": str(settings.pull_messages_max),
+                "sysFlag": str(int(flags)),
+                "commitOffset": "0",
+                "suspendTimeoutMillis": str(round(settings.suspend_s * 1000)),
+                "subscription": self._subscription.expression,
+                "subVersion": str(self._subscription.version),
+                "expressionType": self._subscription.expression_type,
+            },
+        )
+
+    async def _deliver(self, assigned: _Assigned, answer: RemotingCommand, next_offset: int) -> None:
+        """Hand over the messages of a pull that are wanted."""
+        progress = assigned.progress
+        assert progress is not None, "it is pulled"
+        start_at = self._settings.start_at
+        tags = frozenset(self._subscription.tags)
+        batch = []
+        for message in received_messages(answer.body, assigned.queue):
+            if message.queue_offset < progress.next_offset or (tags and message.tag not in tags):
+                continue
+            if start_at.start is Start.TIME and message.store_timestamp_ms < start_at.timestamp_ms:
+                # 4.9 starts at the last message if none is late enough.
+                continue
+            progress.deliver(message.queue_offset, message.size_bytes)
+            batch.append(message)
+        if next_offset > progress.next_offset:
+            progress.skip_to(next_offset)
+        if batch:
+            await self._send.send(tuple(batch))
+
+    async def _wait_for_room(self) -> None:
+        settings = self._settings
+        while True:
+            known = [assigned.progress for assigned in self._assigned.values() if assigned.progress]
+            if (
+                sum(progress.unacknowledged for progress in known) < settings.unacknowledged_max
+                and sum(progress.unacknowledged_bytes for progress in known)
+                < settings.unacknowledged_bytes_max
+            ):
+                return
+            await self._less_unacknowledged.wait()
+
+    async def _address_of(self, queue: MessageQueue, *, broker_id: int = MASTER_ID) -> str:
+        route = await self._cluster.routes.find(queue.topic)
+        address = route.pull_address(queue.broker_name, broker_id=broker_id)
+        if address is None:
+            raise PeerError(f"{queue} has no broker", address=self._cluster.routes.source)
+        return address
+
+    # -- offsets ---------------------------------------------------------------------------------------
+
+    async def _start_offset(self, assigned: _Assigned) -> int:
+        """Where to start in a queue: the group's offset, else as the settings say. Raises PeerError."""
+        queue, settings = assigned.queue, self._settings
+        if settings.group is not None:
+            committed = await self._committed_offset(queue, settings.group)
+            if committed is not None:
+                return committed
+        start = Start.FIRST if assigned.is_new else settings.start_at.start
+        if start is Start.FIRST:
+            return await self._offset(RequestCode.GET_MIN_OFFSET, queue)
+        if start is Start.LAST:
+            return await self._offset(RequestCode.GET_MAX_OFFSET, queue)
+        return await self._offset(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=str(settings.start_at.timestamp_ms)
+        )
+
+    async def _committed_offset(self, queue: MessageQueue, group: str) -> int | None:
+        """The group's offset; None if it has none. 4.9 answers 0 for a new group in a young queue."""
+        fields = {**_queue_fields(queue), "consumerGroup": group, "setZeroIfNotFound": "false"}
+        address = await self._address_of(queue)
+        answer = await self._cluster.request(
+            address,
+            # The field is one of 5.x.
+            evolve(
+                request(RequestCode.QUERY_CONSUMER_OFFSET, ext_fields=fields), version=int(Version.V5_3_3)
+            ),
+        )
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        _check(answer, address, f"the offset of {group} in {queue}")
+        return _field(answer, "offset", address)
+
+    async def _offset(self, code: RequestCode, queue: MessageQueue, **fields: str) -> int:
+        address = await self._address_of(queue)
+        answer = await self._cluster.request(
+            address, request(code, ext_fields={**_queue_fields(queue), **fields})
+        )
+        _check(answer, address, f"an offset of {queue}")
+        return _field(answer, "offset", address)
+
+    async def run_commits(self) -> None:
+        """Commit offsets every `COMMIT_INTERVAL_S`, until cancelled."""
+        while True:
+            await trio.sleep(COMMIT_INTERVAL_S)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit the offsets of all queues that have moved; a broker that is not reached gets them later."""
+        for assigned in list(self._assigned.values()):
+            await self._commit(assigned)
+
+    async def _commit(self, assigned: _Assigned) -> None:
+        progress, group = assigned.progress, self._settings.group
+        if group is None or progress is None or progress.committable_offset == progress.committed_offset:
+            return
+        offset = progress.committable_offset
+        fields = {
+            **_queue_fields(assigned.queue),
+            "consumerGroup": group,
+            "commitOffset": str(offset),
+        }
+        try:
+            address = await self._address_of(assigned.queue)
+            answer = await self._cluster.request(
+                address,
+                request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=fields),
+                timeout_s=REQUEST_TIMEOUT_S,
+            )
+            _check(answer, address, f"the commit of {assigned.queue}")
+        except PeerError as error:
+            log.warning("offset not committed", queue=str(assigned.queue), reason=str(error))
+        else:
+            progress.committed_offset = offset
+
+    def _note_positions(self) -> None:
+        if self._known_queues and all(assigned.progress for assigned in self._assigned.values()):
+            self.positioned.set()
+
+
+_PULL_CODES: Final = frozenset(
+    (
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    )
+)
+
+
+def _queue_fields(queue: MessageQueue) -> Mapping[str, str]:
+    return MappingProxyType({"topic": queue.topic, "queueId": str(queue.queue_id)})
+
+
+def _refusal(answer: RemotingCommand, address: str, what: str) -> PeerError:
+    return PeerError(
+        f"{what} was answered with {response_code_name(answer.code)} ({answer.code}): "
+        f"{(answer.remark or '').strip()[:300]}",
+        address=address,
+        code=answer.code,
+    )
+
+
+def _check(answer: RemotingCommand, address: str, what: str) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        raise _refusal(answer, address, what)
+
+
+def _field(answer: RemotingCommand, name: str, address: str) -> int:
+    try:
+        return parse_int(answer.ext_fields[name], I64 if name == "offset" else NATURAL64)
+    except (KeyError, ValueError) as error:
+        raise PeerError(f"an answer without a usable {name}: {error}", address=address) from None
+
+
+def _members(body: bytes | memoryview, address: str) -> list[str]:
+    try:
+        value = parse_json(body)
+    except RemoteProtocolError as error:
+        raise PeerError(str(error), address=address) from None
+    ids = value.get("consumerIdList") if isinstance(value, dict) else None
+    if (
+        not isinstance(ids, list)
+        or len(ids) > MEMBERS_MAX
+        or not all(isinstance(member, str) for member in ids)
+    ):
+        raise PeerError("an answer without a usable consumerIdList", address=address)
+    return ids
+
+
+@asynccontextmanager
+async def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> AsyncIterator[Consumer]:
+    """A consumer, which receives until the end of the block; acknowledged messages are committed then.
+
+    Raises PeerError if no name server answers, or if the topic does not exist, without `follow`; ValueError
+    for an expression without a tag.
+    """
+    subscription = Subscription.parse(
+        settings.topic, settings.expression, version=round(trio.current_time() * 1000) & I64.high
+    )
+    is_topic_new = False
+    try:
+        await cluster.routes.fetch(settings.topic)
+    except TopicNotFoundError:
+        if not settings.follow:
+            raise
+        is_topic_new = True
+    consumer = Consumer(cluster, settings, subscription, is_topic_new=is_topic_new)
+    async with AsyncExitStack() as membership:
+        if settings.group is not None:
+            await membership.enter_async_context(
+                cluster.consuming(settings.group, subscription, on_members_changed=consumer.rebalance)
+            )
+        try:
+            async with in_background(consumer.run, consumer.run_commits):
+                yield consumer
+        finally:
+            with trio.move_on_after(END_TIMEOUT_S, shield=True):
+                await consumer.commit()

@@ -1,0 +1,188 @@
+"""Messages as producers send them and consumers receive them (spec remoting 4.1, store 2).
+
+Compression (sysFlag): bit 0 says that the body is compressed, bits 8 to 10 how: 0 and 3 zlib, 1 lz4, 2 zstd.
+Bodies that were compressed by zlib are decompressed here; others are received as they are, with the name of
+their compression.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from attrs import Factory, field, frozen
+
+from trioha.client.route import MessageQueue
+from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.store.message_properties import PROPERTIES_BYTES_MAX, encode_properties, parse_properties
+from trioha.store.record import Blank, Record, RecordError, decode_record
+
+COMPRESSED: Final = 1
+ZLIB: Final = 3 << 8
+DECOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A larger body stays compressed: a small one must not fill the memory."""
+ZLIB_LEVEL: Final = 5
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024 - 64 * 1024
+"""Largest body that fits a frame with its header."""
+
+_COMPRESSIONS: Final = ("zlib", "lz4", "zstd", "zlib")
+_OWN_PROPERTIES: Final = frozenset(("KEYS", "TAGS", "WAIT", "DELAY", "UNIQ_KEY"))
+
+
+def _bytes_shown(body: bytes) -> str:
+    return f"<{len(body)} bytes>"
+
+
+@frozen
+class Message:
+    """A message to send."""
+
+    topic: str
+    body: bytes = field(repr=_bytes_shown)
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    """For queries; without blanks."""
+    properties: Mapping[str, str] = Factory(dict)
+    """The user's own."""
+    delay_level: int = 0
+    """Index, from 1, of the broker's delay levels; 0 for no delay."""
+    wait_store_ok: bool = True
+    """Wait for the disk and the slaves where the broker is configured to."""
+    flag: int = 0
+    """The user's own number."""
+
+    def encoded_properties(self, *, unique_key: str) -> str:
+        """The properties string of a send. Raises LocalProtocolError for what it cannot hold."""
+        properties: dict[str, str] = {}
+        if self.keys:
+            if any(not key or any(map(str.isspace, key)) for key in self.keys):
+                raise LocalProtocolError("a key of a message is empty or has a blank in it")
+            properties["KEYS"] = " ".join(self.keys)
+        if self.tag is not None:
+            properties["TAGS"] = self.tag
+        properties["UNIQ_KEY"] = unique_key
+        properties["WAIT"] = "true" if self.wait_store_ok else "false"
+        if self.delay_level:
+            properties["DELAY"] = str(self.delay_level)
+        if reserved := _OWN_PROPERTIES & self.properties.keys():
+            raise LocalProtocolError(f"property {min(reserved)} is RocketMQ's own: it has a field of its own")
+        properties |= self.properties
+        try:
+            encoded = encode_properties(properties)
+        except (ValueError, UnicodeEncodeError) as error:
+            raise LocalProtocolError(f"a property of a message cannot be sent: {error}") from None
+        if len(encoded) > PROPERTIES_BYTES_MAX:
+            raise LocalProtocolError(
+                f"the properties of a message have {len(encoded)} bytes; at most {PROPERTIES_BYTES_MAX} are "
+                "allowed"
+            )
+        return encoded.decode()
+
+    def encoded_body(self, *, compress_bytes_min: int | None) -> tuple[bytes, int]:
+        """The body to send and its sysFlag; compressed from `compress_bytes_min` bytes on.
+
+        Raises LocalProtocolError for a body that no frame can hold.
+        """
+        if len(self.body) > BODY_BYTES_MAX:
+            raise LocalProtocolError(
+                f"a message of {len(self.body)} bytes does not fit a frame; at most {BODY_BYTES_MAX} do"
+            )
+        if not self.body:
+            raise LocalProtocolError("a message without a body cannot be sent")
+        if compress_bytes_min is None or len(self.body) < compress_bytes_min:
+            return self.body, 0
+        return zlib.compress(self.body, ZLIB_LEVEL), COMPRESSED | ZLIB
+
+
+@frozen
+class ReceivedMessage:
+    """A message of a queue."""
+
+    queue: MessageQueue
+    queue_offset: int
+    body: bytes = field(repr=_bytes_shown)
+    properties: Mapping[str, str]
+    """All of them, RocketMQ's own included."""
+    offset_message_id: str
+    """Store host and physical offset in hex."""
+    born_timestamp_ms: int
+    """Of the producer's clock, ms since 1970."""
+    store_timestamp_ms: int
+    """Of the broker's clock."""
+    flag: int = 0
+    reconsume_times: int = 0
+    """How often it was sent back by consumers of the group."""
+    compression: str | None = None
+    """How the body is still compressed; None if it is not."""
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id; of a message without one, the offset message id."""
+        return self.properties.get("UNIQ_KEY", self.offset_message_id)
+
+    @property
+    def tag(self) -> str | None:
+        """Its tag."""
+        return self.properties.get("TAGS")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its keys."""
+        return tuple(self.properties.get("KEYS", "").split())
+
+    @property
+    def size_bytes(self) -> int:
+        """About its memory."""
+        return len(self.body) + 1024
+
+
+def received_messages(body: bytes | memoryview, queue: MessageQueue) -> Iterator[ReceivedMessage]:
+    """The messages in the answer to a pull of `queue`.
+
+    Raises RemoteProtocolError for bytes that are not whole records with valid checksums.
+    """
+    view = memoryview(body)
+    at = 0
+    while at < len(view):
+        try:
+            record = decode_record(view, at)
+        except RecordError as error:
+            raise RemoteProtocolError(f"a message of {queue} in a pull is damaged: {error}") from error
+        if isinstance(record, Blank):
+            raise RemoteProtocolError(f"a pull of {queue} has something other than messages")
+        yield _received(record, queue)
+        at += int.from_bytes(view[at : at + 4], "big")
+
+
+def _received(record: Record, queue: MessageQueue) -> ReceivedMessage:
+    body, compression = decompressed(record.body, record.sys_flag)
+    return ReceivedMessage(
+        queue,
+        record.queue_offset,
+        body,
+        MappingProxyType(parse_properties(record.properties_raw)),
+        record.message_id,
+        record.born_timestamp_ms,
+        record.store_timestamp_ms,
+        record.flag,
+        record.reconsume_times,
+        compression,
+    )
+
+
+def decompressed(body: bytes, sys_flag: int) -> tuple[bytes, str | None]:
+    """The body, and how it is still compressed if it could not be decompressed; None if it is not."""
+    if not sys_flag & COMPRESSED:
+        return body, None
+    kind = sys_flag >> 8 & 7
+    name = _COMPRESSIONS[kind] if kind < len(_COMPRESSIONS) else f"compression-{kind}"
+    if name != "zlib":
+        return body, name
+    decompressor = zlib.decompressobj()
+    try:
+        whole = decompressor.decompress(body, DECOMPRESSED_BYTES_MAX)
+    except zlib.error:
+        return body, name
+    return (whole, None) if decompressor.eof else (body, name)
