@@ -1,0 +1,156 @@
+"""trioha's own producer and consumer beside RocketMQ's clients, over a trioha node and over a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.interop.java import JavaDriver
+from tests.interop.name_server import name_server
+from tests.interop.node import TriohaNode
+from tests.interop.test_consumers import free_port
+from trioha.client.cluster import open_cluster
+from trioha.client.routes import TopicNotFoundError
+from trioha.remoting.send_message import DEFAULT_TOPIC
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+StartNode = Callable[..., TriohaNode]
+TRIOHA = [sys.executable, "-m", "trioha"]
+TOPIC = "TopicOfBoth"
+
+
+def produce(name_servers: str, messages: list[dict[str, Any]], *arguments: str) -> list[dict[str, Any]]:
+    """The results of `trioha produce`."""
+    done = subprocess.run(
+        [*TRIOHA, "produce", "--namesrv", name_servers, "--topic", TOPIC, "--ndjson", "--json", *arguments],
+        input="".join(json.dumps(message) + "\n" for message in messages),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def consume(name_servers: str, *arguments: str) -> list[dict[str, Any]]:
+    """The messages that `trioha consume` prints."""
+    done = subprocess.run(
+        [*TRIOHA, "consume", TOPIC, "--namesrv", name_servers, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def wait_registered(name_server_address: str) -> None:
+    """Wait until a broker has registered; one of 5.x may do that 10 s after its start."""
+    with trio.fail_after(60):
+        async with open_cluster(name_servers=(name_server_address,)) as cluster:
+            while True:
+                try:
+                    await cluster.routes.fetch(DEFAULT_TOPIC)
+                except TopicNotFoundError:
+                    await trio.sleep(0.1)
+                else:
+                    return
+
+
+MESSAGES = [
+    {"body": f"m{number}", "tags": "tag", "keys": [f"key-{number}"], "properties": {"own": "x"}}
+    for number in range(40)
+]
+
+
+@pytest.fixture(params=["trioha", "rocketmq"])
+def cluster(request: pytest.FixtureRequest, java: JavaDriver, start_node: StartNode, tmp_path: Path) -> Any:
+    """A name server with a broker, all of trioha or all of RocketMQ: its address."""
+    if request.param == "trioha":
+        address = f"127.0.0.1:{free_port()}"
+        start_node("broker", role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"})
+        yield address
+        return
+    with name_server(java.version, folder=tmp_path / "namesrv") as address:
+        java.open_broker(tmp_path / "store", role="ASYNC_MASTER", namesrvAddr=address)
+        trio.run(wait_registered, address)
+        yield address
+
+
+def test_a_java_consumer_gets_what_trioha_produces(java: JavaDriver, cluster: str) -> None:
+    # A large body is compressed on its way.
+    large = {"body": "y" * 20_000, "tags": "tag"}
+    results = produce(cluster, [*MESSAGES, large])
+    assert {result["status"] for result in results} == {"PUT_OK"}
+    consumer = java.consume(cluster, group="java", topic=TOPIC)
+    received = consumer.received(41)
+    consumer.end()
+    assert Counter(message["body"] for message in received) == Counter(
+        [*(message["body"] for message in MESSAGES), large["body"]]
+    )
+    by_body = {message["body"]: message for message in received}
+    assert by_body["m7"]["tags"] == "tag"
+    assert by_body["m7"]["keys"] == "key-7"
+
+
+def test_trioha_consumes_what_a_java_producer_sends(java: JavaDriver, cluster: str) -> None:
+    assert java.produce(cluster, 60, topic=TOPIC, tags="a") == {"SEND_OK": 60}
+    assert java.produce(cluster, 20, topic=TOPIC, tags="b", prefix="other") == {"SEND_OK": 20}
+    messages = consume(cluster, "--from", "first", "--tags", "a")
+    assert Counter(message["body"] for message in messages) == Counter(f"m{number}" for number in range(60))
+    # As a group, in two parts.
+    first = consume(cluster, "--group", "g", "--from", "first", "--limit", "30")
+    rest = consume(cluster, "--group", "g", "--from", "first")
+    places = [(message["brokerName"], message["queueId"], message["queueOffset"]) for message in first + rest]
+    assert len(places) == len(set(places)) == 80
+
+
+def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, tmp_path: Path) -> None:
+    """Both allocate queues by the same rule: no queue is left out, and none is consumed twice for long."""
+    assert java.produce(cluster, 4, topic=TOPIC, prefix="before") == {"SEND_OK": 4}
+    member = java.consume(cluster, group="shared", topic=TOPIC)
+    member.received(4)
+    output = tmp_path / "trioha.ndjson"
+    with output.open("w") as stdout:
+        process = subprocess.Popen(
+            [*TRIOHA, "consume", TOPIC, "--namesrv", cluster, "--group", "shared", "--follow"],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        wanted: set[str] = set()
+        own: set[str] = set()
+        for batch in range(60):
+            assert process.poll() is None
+            java.produce(cluster, 8, topic=TOPIC, prefix=f"b{batch}-")
+            wanted |= {f"b{batch}-{number}" for number in range(8)}
+            theirs = {message["body"] for message in member.received(0, within_s=0.0)}
+            own = {json.loads(line)["body"] for line in output.read_text().splitlines()}
+            if own & wanted and batch >= 3:
+                break
+        assert own, "trioha was given no queue"
+        deadline = 60
+        while not wanted <= own | theirs and deadline:
+            theirs = {message["body"] for message in member.received(len(wanted), within_s=0.5)}
+            own = {json.loads(line)["body"] for line in output.read_text().splitlines()}
+            deadline -= 1
+        assert wanted <= own | theirs
+    finally:
+        process.terminate()
+        _, stderr = process.communicate(timeout=30)
+        member.end()
+    assert process.returncode == 0, stderr
