@@ -1,0 +1,662 @@
+"""RocketMQ's own clients on a SYNC pair of trioha and on one of real RocketMQ 5.x, in turn, in one run.
+
+| work | what is measured |
+|---|---|
+| send-1, send-16 | Java producer, sync sends of 1 KiB from 1 and 16 threads |
+| batch-16 | batches of 32, from 16 threads |
+| drain | Java push consumer, a backlog of 1 KiB messages; from the first message to the last |
+| latency | producer at 1,000 msg/s to a waiting push consumer, from before the send to the listener |
+| idle | 10,000 pulls that wait: private memory of the master, and its CPU time |
+
+Only the ratios count. CPU seconds of master and slave stand beside each figure: they depend less on other
+load than the clock does. Both pairs and both name servers run all the time, and only one is given work at a
+time; an idle broker of RocketMQ takes some percent of a core, which the column `others` shows. The machine
+should be idle. Needs Maven and a JDK; takes some fifteen minutes (`--quick`: three).
+
+Run it with `python tests/benchmarks/bench_clients.py [--quick] [--json] [--works WORK,...]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import Factory, define, evolve, frozen
+from rich.console import Console
+from rich.table import Table
+
+# The rivals are modules of the tests, which are not installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, Driver, DriverError, environment_of_ours
+from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
+from tests.benchmarks.rivals.sides import JVM_FLAGS
+from tests.interop.java import LOGBACK
+from tests.interop.name_server import name_server
+from tests.interop.rocketmq import ALL_VERSIONS, class_path, is_5, java_tool, missing_tools
+from tests.node.wire import Wire
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+
+RIVALS: Final = tuple(filter(is_5, ALL_VERSIONS))
+JAVA_SOURCE: Final = Path(__file__).parent / "java" / "ClientBench.java"
+BODY_BYTES: Final = 1024
+QUEUES: Final = 4
+BATCH: Final = 32
+LATENCY_RATE: Final = 1000
+IDLE_PULLS: Final = 10_000
+IDLE_CONNECTIONS: Final = 10
+IDLE_S: Final = 10.0
+READY_WITHIN_S: Final = 90.0
+CALL_WITHIN_S: Final = 700.0
+
+_COMMON: Final[dict[str, object]] = {
+    "brokerClusterName": "bench",
+    "brokerName": "bench",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+    "haHousekeepingInterval": 60000,
+    # How full the disk is must not matter.
+    "diskMaxUsedSpaceRatio": 99,
+    "cleanFileForciblyEnable": "false",
+    "fileReservedTime": 720,
+    "defaultTopicQueueNums": QUEUES,
+}
+
+
+@frozen
+class Sizes:
+    """How much work there is."""
+
+    rounds: int
+    send_s: float
+    backlog_bytes: int
+    latency_s: int
+
+
+@frozen
+class Pair:
+    """A master, its slave and their name server."""
+
+    name: str
+    name_server: str
+    master: subprocess.Popen[bytes]
+    slave: subprocess.Popen[bytes]
+    address: str
+    """The master's listen address."""
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Of the brokers."""
+        return self.master.pid, self.slave.pid
+
+    def cpu_s(self) -> float:
+        """CPU time of both brokers so far."""
+        return sum(map(cpu_s, self.pids))
+
+
+@define
+class Series:
+    """One figure of one side: a value, CPU seconds and cores of others for each round."""
+
+    values: list[float] = Factory(list)
+    cpu_s: list[float] = Factory(list)
+    others_cores: list[float] = Factory(list)
+
+    @property
+    def median(self) -> float:
+        """Of all rounds."""
+        return statistics.median(self.values)
+
+
+@frozen
+class Figure:
+    """What a line of the table is about."""
+
+    key: str
+    name: str
+    unit: str
+    cpu_unit: str
+    """What the CPU seconds are for."""
+    lower_is_better: bool = False
+    limit: float | None = None
+    """A value that trioha must not exceed; None: the ratio to reach is 1."""
+
+
+FIGURES: Final = (
+    Figure("send-1", "sync sends, 1 thread", "msg/s", "1,000 msg"),
+    Figure("send-16", "sync sends, 16 threads", "msg/s", "1,000 msg"),
+    Figure("batch-16", f"batches of {BATCH}, 16 threads", "msg/s", "1,000 msg"),
+    Figure("drain", "push consumer drains a backlog", "MB/s", "GB"),
+    Figure("latency-p50", "end to end at 1,000 msg/s, p50", "us", "1,000 msg", lower_is_better=True),
+    Figure("latency-p99", "end to end at 1,000 msg/s, p99", "us", "1,000 msg", lower_is_better=True),
+    Figure("idle", f"{IDLE_PULLS:,} idle long polls, memory", "MiB", "10 s", lower_is_better=True, limit=64),
+)
+
+
+@define
+class Bench:
+    """Both pairs, the client, and what came out."""
+
+    pairs: tuple[Pair, ...]
+    client: Driver
+    sizes: Sizes
+    idle_timeout_s: float
+    on_step: Callable[[str], None]
+    results: dict[tuple[str, str], Series] = Factory(lambda: defaultdict(Series))
+    """By figure and pair."""
+    _ids: Iterator[int] = Factory(lambda: count(1))
+
+    def call(self, pair: Pair, command: str, **fields: object) -> dict[str, Any]:
+        """Have the clients work on a pair."""
+        return self.client.call(command, namesrv=pair.name_server, within_s=CALL_WITHIN_S, **fields)
+
+    def new_name(self, what: str) -> str:
+        """Of a topic or group that was not used before."""
+        return f"{what}_{next(self._ids)}"
+
+    @contextmanager
+    def measured(self, pair: Pair) -> Iterator[Callable[[], tuple[float, float]]]:
+        """Gives a function for after the work: CPU seconds of the brokers, and cores of others."""
+        await_calm(self.idle_timeout_s)
+        meter = LoadMeter()
+        meter.count([*pair.pids, self.client.pid])
+        before_s = pair.cpu_s()
+        with meter:
+            yield lambda: (pair.cpu_s() - before_s, meter.load.others_cores or 0.0)
+
+    def note(self, key: str, pair: Pair, value: float, cpu_s: float, others_cores: float) -> None:
+        """One more value of a figure."""
+        series = self.results[key, pair.name]
+        series.values.append(value)
+        series.cpu_s.append(cpu_s)
+        series.others_cores.append(others_cores)
+
+    def rounds(self) -> Iterator[tuple[Pair, bool]]:
+        """The pairs in turn, and whether the round counts: the first one warms up. The order alternates."""
+        for number in range(self.sizes.rounds + 1):
+            for pair in self.pairs if number % 2 else self.pairs[::-1]:
+                yield pair, number > 0
+
+
+def sends(bench: Bench, *, threads: int, batch: int = 1) -> None:
+    """Sync sends for a time."""
+    key = f"batch-{threads}" if batch > 1 else f"send-{threads}"
+    topics = {pair.name: bench.new_name("send") for pair in bench.pairs}
+    for pair, counts in bench.rounds():
+        bench.on_step(f"{key}, {pair.name}")
+        with bench.measured(pair) as after:
+            said = bench.call(
+                pair, "send", topic=topics[pair.name], threads=threads, batch=batch, size=BODY_BYTES,
+                millis=round(bench.sizes.send_s * 1000),
+            )  # fmt: skip
+        if said["notOk"]:
+            raise DriverError(f"{pair.name}: {said['notOk']} messages did not end with SEND_OK")
+        if counts:
+            cpu, others = after()
+            messages = said["messages"]
+            bench.note(key, pair, messages / said["seconds"], cpu / messages * 1000, others)
+
+
+def drain(bench: Bench) -> None:
+    """A new group consumes a backlog from its start, the same one in each round."""
+    number = bench.sizes.backlog_bytes // BODY_BYTES
+    topics = {}
+    for pair in bench.pairs:
+        bench.on_step(f"backlog of {number:,} messages, {pair.name}")
+        topics[pair.name] = bench.new_name("backlog")
+        said = bench.call(
+            pair, "send", topic=topics[pair.name], threads=16, batch=BATCH, size=BODY_BYTES, millis=600_000,
+            count=number,
+        )  # fmt: skip
+        if said["messages"] < number:
+            raise DriverError(f"{pair.name}: {said['messages']} of {number} messages in ten minutes")
+    for pair, counts in bench.rounds():
+        bench.on_step(f"drain, {pair.name}")
+        with bench.measured(pair) as after:
+            said = bench.call(
+                pair, "drain", topic=topics[pair.name], group=bench.new_name("drain"), count=number
+            )
+        if counts:
+            cpu, others = after()
+            bench.note(
+                "drain", pair, said["bytes"] / said["seconds"] / 1e6, cpu / said["bytes"] * 1e9, others
+            )
+
+
+def latency(bench: Bench) -> None:
+    """End to end at a rate."""
+    for pair, counts in bench.rounds():
+        bench.on_step(f"latency, {pair.name}")
+        with bench.measured(pair) as after:
+            said = bench.call(
+                pair, "latency", topic=bench.new_name("latency"), group=bench.new_name("latency"),
+                rate=LATENCY_RATE, seconds=bench.sizes.latency_s, size=BODY_BYTES,
+            )  # fmt: skip
+        if counts:
+            cpu, others = after()
+            for metric in ("p50", "p99"):
+                cpu_per_1000 = cpu / said["messages"] * 1000
+                bench.note(f"latency-{metric}", pair, said[f"{metric}Micros"], cpu_per_1000, others)
+
+
+def idle(bench: Bench) -> None:
+    """Pulls that wait at the end of a queue: what they add to the master's memory, and what it computes."""
+    for pair, counts in bench.rounds():
+        bench.on_step(f"{IDLE_PULLS:,} idle pulls, {pair.name}")
+        topic = bench.new_name("idle")
+        bench.call(pair, "send", topic=topic, threads=1, batch=1, size=BODY_BYTES, millis=1)
+        # The route and the queue may be some moments behind the answer.
+        time.sleep(1)
+        before = anonymous_bytes(pair.master.pid)
+        with idle_pulls(pair.address, topic):
+            time.sleep(1)
+            added = anonymous_bytes(pair.master.pid) - before
+            with bench.measured(pair) as after:
+                cpu_before_s = cpu_s(pair.master.pid)
+                time.sleep(IDLE_S)
+                used_s = cpu_s(pair.master.pid) - cpu_before_s
+        if counts:
+            bench.note("idle", pair, max(added, 0) / 2**20, used_s, after()[1])
+
+
+@contextmanager
+def idle_pulls(address: str, topic: str) -> Iterator[None]:
+    """Pulls at the ends of a topic's queues, all of which wait; over several connections."""
+    with ExitStack() as connections:
+        with Wire(address) as asking:
+            ends = [
+                asking.ask(
+                    request(RequestCode.GET_MAX_OFFSET, ext_fields={"topic": topic, "queueId": str(queue_id)})
+                ).ext_fields["offset"]
+                for queue_id in range(QUEUES)
+            ]
+        opened = []
+        for _ in range(IDLE_CONNECTIONS):
+            host, _, port = address.rpartition(":")
+            connection = connections.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            opened.append(connection)
+            pulls = bytearray()
+            for number in range(IDLE_PULLS // IDLE_CONNECTIONS):
+                queue_id = number % QUEUES
+                fields = {
+                    "consumerGroup": "bench-idle", "topic": topic, "queueId": str(queue_id),
+                    "queueOffset": ends[queue_id], "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0",
+                    "suspendTimeoutMillis": "60000", "subscription": "*", "subVersion": "0",
+                    "expressionType": "TAG",
+                }  # fmt: skip
+                command = request(RequestCode.PULL_MESSAGE, ext_fields=fields)
+                pulls += encode(evolve(command, opaque=number))
+            connection.sendall(pulls)
+        yield
+        for connection in opened:
+            # None of them was answered, as a refusal would be.
+            connection.setblocking(False)
+            try:
+                data = connection.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            decoder = FrameDecoder()
+            decoder.feed(data)
+            raise DriverError(
+                f"an idle pull was answered, or its connection closed: {decoder.next_command()}"
+            )
+
+
+WORKS: Final[dict[str, Callable[[Bench], None]]] = {
+    "send-1": lambda bench: sends(bench, threads=1),
+    "send-16": lambda bench: sends(bench, threads=16),
+    "batch-16": lambda bench: sends(bench, threads=16, batch=BATCH),
+    "drain": drain,
+    "latency": latency,
+    "idle": idle,
+}
+
+
+# -- the pairs -----------------------------------------------------------------------------------------------
+
+
+def free_ports() -> tuple[int, int]:
+    """A port whose VIP port, two below it, is free as well, and one for slaves."""
+    while True:
+        with ExitStack() as probes:
+            first = probes.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            ha = probes.enter_context(socket.socket())
+            ha.bind(("127.0.0.1", 0))
+            try:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port, ha.getsockname()[1]
+
+
+@contextmanager
+def process(command: list[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process until the end of the block; killed, since its store is not needed any more."""
+    with log_path.open("wb") as log:
+        started = subprocess.Popen(
+            [*DIE_WITH_PARENT, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=log_path.parent,
+            env=environment_of_ours(),
+        )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def await_listening(address: str, started: subprocess.Popen[bytes], log_path: Path) -> None:
+    """Wait until a process accepts connections."""
+    host, _, port = address.rpartition(":")
+    deadline_s = time.monotonic() + READY_WITHIN_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            if started.poll() is not None or time.monotonic() > deadline_s:
+                raise DriverError(
+                    f"nothing listens on {address}\n{log_path.read_text(errors='replace')[-4000:]}"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+@contextmanager
+def pair_of(
+    name: str, folder: Path, name_server_address: str, command: Callable[[Path], list[str]], **more: object
+) -> Iterator[Pair]:
+    """A SYNC pair; `command` starts a broker with a configuration file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as running:
+        brokers = []
+        (listen, ha), (slave_listen, slave_ha) = free_ports(), free_ports()
+        for role, broker_id, port, ha_port in (
+            ("SYNC_MASTER", 0, listen, ha),
+            ("SLAVE", 1, slave_listen, slave_ha),
+        ):
+            root = folder / role.lower()
+            settings = {
+                **_COMMON,
+                "brokerRole": role,
+                "brokerId": broker_id,
+                "listenPort": port,
+                "haListenPort": ha_port,
+                "storePathRootDir": root,
+                "storePathCommitLog": root / "commitlog",
+                "namesrvAddr": name_server_address,
+                **more,
+            }
+            if role == "SLAVE":
+                settings["haMasterAddress"] = f"127.0.0.1:{ha}"
+            config = folder / f"{role.lower()}.conf"
+            config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+            log_path = folder / f"{role.lower()}.log"
+            started = running.enter_context(process(command(config), log_path))
+            await_listening(f"127.0.0.1:{port}", started, log_path)
+            brokers.append(started)
+        yield Pair(name, name_server_address, brokers[0], brokers[1], f"127.0.0.1:{listen}")
+
+
+@contextmanager
+def trioha_pair(folder: Path) -> Iterator[Pair]:
+    """A pair of trioha nodes and a trioha name server."""
+    folder.mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    log_path = folder / "namesrv.log"
+    trioha = [sys.executable, "-m", "trioha"]
+    store = f"kvConfigPath={folder / 'kvConfig.json'}"
+    command = [*trioha, "namesrv", "--port", address.rpartition(":")[2], "--set", store]
+    with process(command, log_path) as started:
+        await_listening(address, started, log_path)
+        with pair_of(
+            "trioha", folder, address, lambda config: [*trioha, "node", "-c", str(config)],
+            **{"trioha.bindAddress": "127.0.0.1"},
+        ) as pair:  # fmt: skip
+            yield pair
+
+
+@contextmanager
+def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
+    """A pair of real brokers and a real name server, with the flags of a server."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    logback = folder / "logback.xml"
+    logback.write_text(LOGBACK)
+    jars = class_path(version)
+
+    def command(config: Path) -> list[str]:
+        return [
+            java_tool("java"), *JVM_FLAGS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+            f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
+            "-Drocketmq.client.logUseSlf4j=true",
+            "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(config),
+        ]  # fmt: skip
+
+    with name_server(version, folder=folder / "namesrv") as address:
+        # With its default of one replica, SYNC_MASTER of 5.x waits for no slave.
+        more = {"inSyncReplicas": 2, "timerWheelEnable": "false", "enableCompaction": "false"}
+        with pair_of(f"RocketMQ {version}", folder, address, command, **more) as pair:
+            yield pair
+
+
+@contextmanager
+def java_clients(folder: Path, version: str) -> Iterator[Driver]:
+    """A JVM with the clients of a version, the same for both pairs."""
+    classes, base = folder / "classes", class_path(version)
+    classes.mkdir(parents=True)
+    done = subprocess.run(
+        [
+            java_tool("javac"), "-proc:none", "-encoding", "UTF-8", "-cp", base, "-d", str(classes),
+            str(JAVA_SOURCE),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise DriverError(f"javac: {done.stdout}{done.stderr}")
+    logback = folder / "logback.xml"
+    logback.write_text(LOGBACK)
+    driver = Driver(
+        [
+            java_tool("java"), *JVM_FLAGS, f"-Duser.home={folder}",
+            f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
+            "-Drocketmq.client.logUseSlf4j=true",
+            "-cp", f"{classes}{os.pathsep}{base}", "interop.ClientBench",
+        ],
+        name="clients",
+        folder=folder,
+    )  # fmt: skip
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+# -- what came out -------------------------------------------------------------------------------------------
+
+
+@frozen
+class Line:
+    """One figure of both pairs."""
+
+    figure: Figure
+    trioha: Series
+    rocketmq: Series
+
+    @property
+    def ratio(self) -> float:
+        """How many times better trioha is: 2 means twice the speed, or half the time or memory."""
+        ours, theirs = self.trioha.median, self.rocketmq.median
+        if self.figure.lower_is_better:
+            return theirs / ours if ours else float("inf")
+        return ours / theirs
+
+    @property
+    def cpu_ratio(self) -> float:
+        """How many times less CPU time trioha's brokers take."""
+        ours = statistics.median(self.trioha.cpu_s)
+        return statistics.median(self.rocketmq.cpu_s) / ours if ours else float("inf")
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether trioha is at least as good, or below the limit."""
+        limit = self.figure.limit
+        return self.ratio >= 1 if limit is None else self.trioha.median <= limit
+
+
+def lines(bench: Bench) -> list[Line]:
+    """The figures that were measured."""
+    ours, theirs = (pair.name for pair in bench.pairs)
+    return [
+        Line(figure, bench.results[figure.key, ours], bench.results[figure.key, theirs])
+        for figure in FIGURES
+        if (figure.key, ours) in bench.results and (figure.key, theirs) in bench.results
+    ]
+
+
+def table(found: list[Line]) -> Table:
+    """For a terminal."""
+    shown = Table(title="RocketMQ's clients on a SYNC pair of trioha and of RocketMQ, medians")
+    shown.add_column("work")
+    for heading in (
+        "unit",
+        "trioha",
+        "RocketMQ",
+        "times better",
+        "CPU s for",
+        "trioha",
+        "RocketMQ",
+        "others",
+    ):
+        shown.add_column(heading, justify="right")
+    for line in found:
+        others = max(statistics.median(series.others_cores) for series in (line.trioha, line.rocketmq))
+        shown.add_row(
+            line.figure.name,
+            line.figure.unit,
+            f"{line.trioha.median:,.5g}",
+            f"{line.rocketmq.median:,.5g}",
+            f"{line.ratio:.2f}",
+            line.figure.cpu_unit,
+            f"{statistics.median(line.trioha.cpu_s):.3f}",
+            f"{statistics.median(line.rocketmq.cpu_s):.3f}",
+            f"{others:.2f}",
+            style=None if line.is_reached else "yellow",
+        )
+    return shown
+
+
+def as_json(found: list[Line]) -> list[dict[str, object]]:
+    """For a machine: medians, and the values of every round."""
+    return [
+        {
+            "work": line.figure.key,
+            "unit": line.figure.unit,
+            "trioha": line.trioha.median,
+            "rocketmq": line.rocketmq.median,
+            "timesBetter": line.ratio,
+            "reached": line.is_reached,
+            "cpuFor": line.figure.cpu_unit,
+            "cpuTimesLess": line.cpu_ratio,
+            "rounds": {
+                side: {"values": series.values, "cpuS": series.cpu_s, "othersCores": series.others_cores}
+                for side, series in (("trioha", line.trioha), ("rocketmq", line.rocketmq))
+            },
+        }
+        for line in found
+    ]
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for; an unknown work is an error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--quick", action="store_true", help="one round of small works")
+    parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up")
+    parser.add_argument("--megabytes", type=int, help="backlog that a consumer drains")
+    parser.add_argument("--seconds", type=float, help="how long producers send, each time")
+    parser.add_argument(
+        "--wait-idle", type=float, default=0.0,
+        help="seconds to wait at most, before each measurement, for others to leave the machine alone",
+    )  # fmt: skip
+    parser.add_argument("--rocketmq", metavar="VERSION", default=RIVALS[-1], choices=RIVALS)
+    parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
+    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
+    options = parser.parse_args(arguments)
+    options.works = options.works.split(",")
+    if unknown := [work for work in options.works if work not in WORKS]:
+        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    return options
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """What was asked for, and for the rest the defaults of a whole or a quick run."""
+    quick = options.quick
+    return Sizes(
+        rounds=options.rounds or (1 if quick else 3),
+        send_s=options.seconds or (2.0 if quick else 10.0),
+        backlog_bytes=(options.megabytes or (50 if quick else 1000)) * 10**6,
+        latency_s=3 if quick else 15,
+    )
+
+
+def main() -> None:
+    """Run the works and print what came out."""
+    options = options_of()
+    if (missing := missing_tools()) is not None:
+        print(f"not measured against RocketMQ: {missing}", file=sys.stderr)
+        return
+    began = time.monotonic()
+    with ExitStack() as running:
+        base = Path(
+            running.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=options.folder))
+        )
+        client = running.enter_context(java_clients(base / "clients", options.rocketmq))
+        pairs = (
+            running.enter_context(trioha_pair(base / "trioha")),
+            running.enter_context(rocketmq_pair(base / "rocketmq", options.rocketmq)),
+        )
+        bench = Bench(
+            pairs=pairs,
+            client=client,
+            sizes=sizes_of(options),
+            idle_timeout_s=options.wait_idle,
+            on_step=lambda step: print(step, file=sys.stderr),
+        )
+        for work in options.works:
+            WORKS[work](bench)
+        found = lines(bench)
+    took_s = time.monotonic() - began
+    if options.json:
+        print(json.dumps({"cores": os.cpu_count(), "seconds": round(took_s, 1), "works": as_json(found)}))
+        return
+    Console(width=150 if not sys.stdout.isatty() else None).print(table(found))
+    print(f"{os.cpu_count()} cores, {took_s:.0f} s. others: cores busy with other processes.")
+
+
+if __name__ == "__main__":
+    main()

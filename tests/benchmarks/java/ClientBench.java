@@ -1,0 +1,284 @@
+package interop;
+
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONObject;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.AtomicReference;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/**
+ * RocketMQ's own clients as a load on any broker, measured inside the JVM.
+ *
+ * <p>Each line on stdin is {@code {"id": n, "do": COMMAND, ...}}; each gets one line {@code {"id": n, "result": ...}}
+ * or {@code {"id": n, "error": "..."}} on stdout, in order.
+ */
+public final class ClientBench {
+    private static final int WITHIN_MINUTES = 10;
+
+    private ClientBench() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        PrintStream answers = System.out;
+        System.setOut(System.err);
+        BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = commands.readLine(); line != null; line = commands.readLine()) {
+            JSONObject request = JSON.parseObject(line);
+            Map<String, Object> answer = new LinkedHashMap<>();
+            answer.put("id", request.getIntValue("id"));
+            try {
+                answer.put("result", carryOut(request));
+            } catch (Throwable problem) {
+                StringWriter trace = new StringWriter();
+                problem.printStackTrace(new PrintWriter(trace));
+                answer.put("error", trace.toString());
+            }
+            answers.println(JSON.toJSONString(answer));
+            answers.flush();
+        }
+        System.exit(0);
+    }
+
+    private static Map<String, Object> carryOut(JSONObject request) throws Exception {
+        switch (request.getString("do")) {
+            case "send":
+                return send(request);
+            case "drain":
+                return drain(request);
+            case "latency":
+                return latency(request);
+            default:
+                throw new IllegalArgumentException("unknown command " + request);
+        }
+    }
+
+    /** Sends synchronously from several threads, single messages or batches, for a time or up to a count. */
+    private static Map<String, Object> send(JSONObject request) throws Exception {
+        String topic = request.getString("topic");
+        int threads = request.getIntValue("threads");
+        int batch = request.getIntValue("batch");
+        long end = System.nanoTime() + request.getLongValue("millis") * 1_000_000;
+        long count = request.containsKey("count") ? request.getLongValue("count") : Long.MAX_VALUE;
+        byte[] body = new byte[request.getIntValue("size")];
+        Arrays.fill(body, (byte) 'x');
+        DefaultMQProducer producer = producer(request);
+        AtomicLong taken = new AtomicLong();
+        AtomicLong sent = new AtomicLong();
+        AtomicLong notOk = new AtomicLong();
+        List<long[]> latencies = new ArrayList<>();
+        AtomicReference<Throwable> failure = new AtomicReference<>();
+        try {
+            producer.send(new Message(topic, body));
+            List<Thread> running = new ArrayList<>();
+            long began = System.nanoTime();
+            for (int number = 0; number < threads; number++) {
+                Thread thread = new Thread(() -> {
+                    LongList own = new LongList();
+                    try {
+                        while (System.nanoTime() < end && taken.getAndAdd(batch) < count) {
+                            long start = System.nanoTime();
+                            SendResult result = batch == 1
+                                ? producer.send(new Message(topic, body)) : producer.send(batchOf(topic, body, batch));
+                            own.add(System.nanoTime() - start);
+                            sent.addAndGet(batch);
+                            if (result.getSendStatus() != SendStatus.SEND_OK) {
+                                notOk.addAndGet(batch);
+                            }
+                        }
+                    } catch (Throwable problem) {
+                        failure.compareAndSet(null, problem);
+                    }
+                    synchronized (latencies) {
+                        latencies.add(own.values());
+                    }
+                });
+                running.add(thread);
+                thread.start();
+            }
+            for (Thread thread : running) {
+                thread.join();
+            }
+            double seconds = (System.nanoTime() - began) / 1e9;
+            if (failure.get() != null) {
+                throw new IllegalStateException(failure.get());
+            }
+            Map<String, Object> result = new LinkedHashMap<>();
+            result.put("messages", sent.get());
+            result.put("notOk", notOk.get());
+            result.put("seconds", seconds);
+            putPercentiles(result, latencies);
+            return result;
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    private static List<Message> batchOf(String topic, byte[] body, int number) {
+        List<Message> messages = new ArrayList<>(number);
+        for (int index = 0; index < number; index++) {
+            messages.add(new Message(topic, body));
+        }
+        return messages;
+    }
+
+    /** Consumes a backlog from its start: the time from the first message to the last. */
+    private static Map<String, Object> drain(JSONObject request) throws Exception {
+        int count = request.getIntValue("count");
+        CountDownLatch left = new CountDownLatch(count);
+        AtomicLong bytes = new AtomicLong();
+        AtomicLong first = new AtomicLong();
+        AtomicInteger seen = new AtomicInteger();
+        DefaultMQPushConsumer consumer = consumer(request, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            first.compareAndSet(0, System.nanoTime());
+            for (MessageExt message : messages) {
+                bytes.addAndGet(message.getBody().length);
+                seen.incrementAndGet();
+                left.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        try {
+            if (!left.await(WITHIN_MINUTES, TimeUnit.MINUTES)) {
+                throw new IllegalStateException(seen.get() + " of " + count + " messages");
+            }
+            Map<String, Object> result = new LinkedHashMap<>();
+            result.put("seconds", (System.nanoTime() - first.get()) / 1e9);
+            result.put("bytes", bytes.get());
+            return result;
+        } finally {
+            consumer.shutdown();
+        }
+    }
+
+    /** Sends at a rate to a consumer that waits: the time from before the send to the listener. */
+    private static Map<String, Object> latency(JSONObject request) throws Exception {
+        String topic = request.getString("topic");
+        int rate = request.getIntValue("rate");
+        int number = rate * request.getIntValue("seconds");
+        CountDownLatch left = new CountDownLatch(number);
+        CountDownLatch ready = new CountDownLatch(1);
+        LongList latencies = new LongList();
+        DefaultMQPushConsumer consumer = consumer(request, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            long now = System.nanoTime();
+            for (MessageExt message : messages) {
+                if (message.getBody().length < Long.BYTES) {
+                    ready.countDown();
+                    continue;
+                }
+                long sent = ByteBuffer.wrap(message.getBody()).getLong();
+                synchronized (latencies) {
+                    latencies.add(now - sent);
+                }
+                left.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        DefaultMQProducer producer = producer(request);
+        try {
+            producer.send(new Message(topic, new byte[1]));
+            consumer.start();
+            // Until it pulls all queues, also those that came by the first send.
+            do {
+                for (int queue = 0; queue < 16; queue++) {
+                    producer.send(new Message(topic, new byte[1]));
+                }
+            } while (!ready.await(100, TimeUnit.MILLISECONDS));
+            Thread.sleep(2000);
+            byte[] filling = new byte[request.getIntValue("size")];
+            long began = System.nanoTime();
+            for (int index = 0; index < number; index++) {
+                long due = began + index * 1_000_000_000L / rate;
+                for (long wait = due - System.nanoTime(); wait > 0; wait = due - System.nanoTime()) {
+                    TimeUnit.NANOSECONDS.sleep(wait);
+                }
+                byte[] body = filling.clone();
+                ByteBuffer.wrap(body).putLong(System.nanoTime());
+                producer.sendOneway(new Message(topic, body));
+            }
+            double seconds = (System.nanoTime() - began) / 1e9;
+            if (!left.await(1, TimeUnit.MINUTES)) {
+                throw new IllegalStateException(left.getCount() + " of " + number + " messages did not come");
+            }
+            Map<String, Object> result = new LinkedHashMap<>();
+            result.put("messages", number);
+            result.put("seconds", seconds);
+            synchronized (latencies) {
+                putPercentiles(result, List.of(latencies.values()));
+            }
+            return result;
+        } finally {
+            producer.shutdown();
+            consumer.shutdown();
+        }
+    }
+
+    private static DefaultMQProducer producer(JSONObject request) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("bench-producer");
+        producer.setNamesrvAddr(request.getString("namesrv"));
+        producer.setInstanceName(String.valueOf(System.nanoTime()));
+        producer.setSendMsgTimeout(10_000);
+        producer.start();
+        return producer;
+    }
+
+    private static DefaultMQPushConsumer consumer(JSONObject request, ConsumeFromWhere from) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+        consumer.setNamesrvAddr(request.getString("namesrv"));
+        consumer.setInstanceName(String.valueOf(System.nanoTime()));
+        consumer.setConsumeFromWhere(from);
+        consumer.subscribe(request.getString("topic"), "*");
+        return consumer;
+    }
+
+    private static void putPercentiles(Map<String, Object> result, List<long[]> parts) {
+        long[] all = parts.stream().flatMapToLong(Arrays::stream).sorted().toArray();
+        if (all.length > 0) {
+            result.put("p50Micros", all[(all.length - 1) / 2] / 1e3);
+            result.put("p99Micros", all[(int) Math.ceil(all.length * 0.99) - 1] / 1e3);
+        }
+    }
+
+    /** A growing array without boxes. */
+    private static final class LongList {
+        private long[] values = new long[1024];
+        private int size;
+
+        void add(long value) {
+            if (size == values.length) {
+                values = Arrays.copyOf(values, 2 * size);
+            }
+            values[size++] = value;
+        }
+
+        long[] values() {
+            return Arrays.copyOf(values, size);
+        }
+    }
+}
