@@ -12,6 +12,7 @@ from tests.store.support import message, open_store
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
+from trioha.node.admin_room import AdminRoom
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.metadata_room import metadata_settings
 from trioha.remoting.address import Address
@@ -29,7 +30,7 @@ TOPIC = "Orders"
 class Broker:
     """Store, metadata and the room of consumers."""
 
-    def __init__(self, tmp_path, **settings):
+    def __init__(self, tmp_path, *, config_file=None, **settings):
         self.config = BrokerConfig(
             store_path_root_dir=tmp_path, broker_name="broker-a", broker_id=1 if "role" in settings else 0,
             **({"broker_role": BrokerRole.SLAVE} if settings.pop("role", None) else {}), **settings,
@@ -38,6 +39,11 @@ class Broker:
         self.metadata = MetadataStore.open(metadata_settings(self.config))
         self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
         self.room = ConsumerRoom.build(self.config, self.store, self.metadata)
+        self.admin = AdminRoom.build(
+            self.config, self.store, self.metadata, self.room, config_file=config_file
+        )
+        self.admin.offsets.address = "127.0.0.1:10911"
+        self.handlers = {**self.room.handlers, **self.admin.handlers}
         self.notified = []
         self.room.clients.notify = lambda connection, group: self.notified.append((connection, group))
 
@@ -56,7 +62,7 @@ class Broker:
         """The answer of the handler, or an awaitable of it."""
         command = RemotingCommand(code, 7, 2 if oneway else 0, None, fields or {}, body, version=version)
         try:
-            answer = self.room.handlers[code](command, peer)
+            answer = self.handlers[code](command, peer)
         except BadRequestError as error:
             return response_to(command, error.code, remark=error.reason)
         if isinstance(answer, RemotingCommand) and answer.slices:
@@ -66,7 +72,12 @@ class Broker:
     async def ask(self, code, fields=None, **options):
         """The answer, waited for."""
         answer = self.start(code, fields, **options)
-        return await answer if inspect.isawaitable(answer) else answer
+        if not inspect.isawaitable(answer):
+            return answer
+        try:
+            return await answer
+        except BadRequestError as error:
+            return RemotingCommand(error.code, 7, 1, error.reason)
 
     def pull(self, **changes):
         """A pull with its expression, of all tags, that does not wait; the answer or an awaitable."""

@@ -255,3 +255,21 @@ async def test_topics_have_no_permission_that_the_broker_lacks(
     sent = parse_registration(server.requests[0].body, compressed=False, version=407)
     assert sent.topics["V"].perm == perm
     assert sent.data_version.counter == 3
+
+
+async def test_a_changed_permission_is_registered_for_all_topics_with_a_new_version(
+    world: World, autojump_clock: MockClock
+) -> None:
+    server = world.add("ns:1")
+    registration = world.start()
+    await trio.sleep(10)
+    registration.set_permission(4)
+    await trio.sleep(1)
+    assert server.asked == [(0.0, 103, ("T", "U")), (10.0, 103, ("T", "U"))]
+    before, after = (
+        parse_registration(request.body, compressed=False, version=request.version)
+        for request in server.requests
+    )
+    # Name servers ignore the queues of a broker whose version they know.
+    assert after.data_version != before.data_version
+    assert {topic.perm for topic in after.topics.values()} == {4}

@@ -129,6 +129,7 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "consumers_max": 10_000,
         "long_polls_max": 16_384,
         "queue_locks_max": 100_000,
+        "statistics_max": 20_000,
         "connections_max": 1024,
         "connections_per_peer": 512,
         "requests_in_flight_max": 4096,
@@ -230,6 +231,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.consumersMax=74
         trioha.longPollsMax=75
         trioha.queueLocksMax=76
+        trioha.statisticsMax=77
         trioha.connectionsMax=9
         trioha.connectionsPerPeer=4
         trioha.requestsInFlightMax=11
@@ -326,6 +328,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "consumers_max": 74,
         "long_polls_max": 75,
         "queue_locks_max": 76,
+        "statistics_max": 77,
         "connections_max": 9,
         "connections_per_peer": 4,
         "requests_in_flight_max": 11,

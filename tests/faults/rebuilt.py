@@ -52,6 +52,8 @@ class Shape:
     index: IndexShape
     is_batch_topic: Callable[[str], bool] = lambda _topic: False
     dispatch: DispatchSettings = Factory(DispatchSettings)
+    deleted_topics: frozenset[str] = frozenset()
+    """Topics whose queues are not compared: their deletion is not in the log."""
 
 
 def check_rebuilt(
@@ -135,7 +137,10 @@ def _compare_queues(store: Path, scratch: Path, starts: dict[Path, int], shape: 
         queue.relative_to(store)
         for folder in QUEUE_FOLDERS
         for queue in (store / folder).glob("*/*")
-        if any(queue.iterdir())
+        if any(queue.iterdir()) and queue.parent.name not in shape.deleted_topics
+    }
+    starts = {
+        queue: start for queue, start in starts.items() if queue.parent.name not in shape.deleted_topics
     }
     problems += [f"{queue} is missing" for queue in sorted(starts.keys() - there)]
     problems += [

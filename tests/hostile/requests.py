@@ -35,6 +35,9 @@ class Type(StrEnum):
     BOOLEAN = "boolean"
     TEXT = "text"
     TOPIC = "topic"
+    DELETED_TOPIC = "deleted topic"
+    """As TOPIC, but never one that messages are sent to: the check of the queues builds them from the log,
+    where no deletion is."""
     PROPERTIES = "properties"
 
 
@@ -55,13 +58,15 @@ class Field:
         value = text_value(chance)
         if self.type is Type.MILLIS and _is_number(value, 1001, 2**63 - 1):
             return "1000"
+        if self.type is Type.DELETED_TOPIC and _TOPIC.fullmatch(value):
+            return f"Gone{value}"
         return value
 
     def must_be_refused(self, value: str) -> bool:
         """Whether no node may take this value. False says nothing."""
         if not value:
             # The binary header cannot say it: there it is as if the field were missing.
-            return self.required and self.type in {Type.I32, Type.I64, Type.TOPIC}
+            return self.required and self.type in {Type.I32, Type.I64, Type.TOPIC, Type.DELETED_TOPIC}
         match self.type:
             case Type.I32:
                 return not _is_number(value, -(2**31), 2**31 - 1)
@@ -71,7 +76,7 @@ class Field:
                 return not _is_number(value, -(2**63), 2**63 - 1)
             case Type.COUNT:
                 return not _is_number(value, 0, 2**63 - 1)
-            case Type.TOPIC:
+            case Type.TOPIC | Type.DELETED_TOPIC:
                 return len(value) > 255 or not _TOPIC.fullmatch(value)
             case _:
                 return False
@@ -158,6 +163,19 @@ def _locks(chance: random.Random) -> bytes:
 def _client_config(chance: random.Random) -> bytes:
     data = {"topic": "TopicHostile", "subString": "a", "expressionType": chance.choice(("TAG", "SQL92"))}
     return _damaged(json.dumps({"clientId": "c", "group": "g", "subscriptionData": data}).encode(), chance)
+
+
+def _subscription_group(chance: random.Random) -> bytes:
+    body = {"groupName": f"group-admin-{chance.randrange(9)}", "retryMaxTimes": chance.randrange(20)}
+    return _damaged(json.dumps(body).encode(), chance)
+
+
+def _broker_config(chance: random.Random) -> bytes:
+    """Changes that no honest peer notices, or that are refused."""
+    key, value = chance.choice(
+        (("fileReservedTime", "72"), ("fileReservedTime", "71"), ("flushDiskType", "SYNC_FLUSH"), ("x", "y"))
+    )
+    return _damaged(f"{key}={value}\n".encode(), chance)
 
 
 def _damaged(body: bytes, chance: random.Random) -> bytes:
@@ -252,6 +270,69 @@ REQUESTS: Final = (
     Request(RequestCode.CHECK_CLIENT_CONFIG, body=_client_config),
     Request(RequestCode.LOCK_BATCH_MQ, body=_locks),
     Request(RequestCode.UNLOCK_BATCH_MQ, body=_locks),
+    Request(
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        (
+            Field("topic", Type.TOPIC, ("TopicAdmin", "TopicAdmin-2")),
+            Field("defaultTopic", Type.TEXT, ("TBW102",), required=False),
+            Field("readQueueNums", Type.COUNT, ("1", "4")),
+            Field("writeQueueNums", Type.COUNT, ("1", "4")),
+            Field("perm", Type.COUNT, ("6", "4")),
+            Field("topicFilterType", Type.TEXT, ("SINGLE_TAG",), required=False),
+            Field("topicSysFlag", Type.I32, ("0",), required=False),
+            Field("order", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("attributes", Type.TEXT, ("", "+message.type=FIFO", "-message.type"), required=False),
+        ),
+    ),
+    Request(
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        (Field("topic", Type.DELETED_TOPIC, ("TopicAdmin", "NoSuchTopic")),),
+    ),
+    Request(RequestCode.GET_TOPIC_CONFIG, (_TOPIC_FIELD,)),
+    Request(RequestCode.GET_TOPIC_STATS_INFO, (_TOPIC_FIELD,)),
+    Request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, (_TOPIC_FIELD,)),
+    Request(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+    Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=_subscription_group),
+    Request(
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        (
+            Field("groupName", Type.TEXT, ("group-admin", "group-admin-2")),
+            Field("removeOffset", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("cleanOffset", Type.BOOLEAN, ("false", "true"), required=False),
+        ),
+    ),
+    Request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, (Field("group", Type.TEXT, ("group", "group-2")),)),
+    Request(RequestCode.GET_CONSUMER_CONNECTION_LIST, (_GROUP,)),
+    Request(RequestCode.GET_PRODUCER_CONNECTION_LIST, (Field("producerGroup", Type.TEXT, ("group",)),)),
+    Request(
+        RequestCode.GET_CONSUME_STATS,
+        (
+            _GROUP,
+            Field("topic", Type.TEXT, ("TopicHostile", "NoSuchTopic"), required=False),
+            Field("topicList", Type.TEXT, ("TopicHostile;NoSuchTopic", ";"), required=False),
+        ),
+    ),
+    Request(RequestCode.GET_BROKER_CONSUME_STATS, (Field("isOrder", Type.BOOLEAN, ("false", "true")),)),
+    Request(
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        (
+            _TOPIC_FIELD,
+            Field("group", Type.TEXT, ("group", "group-2")),
+            Field("timestamp", Type.I64, ("0", "-1", "1700000000000")),
+            Field("isForce", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("queueId", Type.I32, ("-1", "0"), required=False),
+            Field("offset", Type.I64, ("-1", "0"), required=False),
+        ),
+    ),
+    Request(
+        RequestCode.VIEW_BROKER_STATS_DATA,
+        (
+            Field("statsName", Type.TEXT, ("TOPIC_PUT_NUMS", "GROUP_GET_NUMS", "NO_SUCH")),
+            Field("statsKey", Type.TEXT, ("TopicHostile", "TopicHostile@group")),
+        ),
+    ),
+    Request(RequestCode.GET_BROKER_CONFIG),
+    Request(RequestCode.UPDATE_BROKER_CONFIG, body=_broker_config),
     Request(RequestCode.GET_BROKER_RUNTIME_INFO),
     Request(
         RequestCode.GET_BROKER_HA_STATUS,

@@ -70,6 +70,7 @@ WORKERS: Final = {
 }
 """Strangers on each lane. A master admits eight HA connections of a host; the honest slave has one."""
 _CLOSED_REASON = re.compile(r"remoting connection closed.*reason=(?:\"([^\"]*)\"|'([^']*)'|(\S+))")
+_DELETED_TOPIC = re.compile(r"topic deleted.*topic=(\S+)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|-?\d+")
 
 
@@ -491,7 +492,8 @@ class _World:
         result.violations += check_logs_equal(
             [self._hostile_master.root, folder / "misled"], end_offset=true_end
         )
-        shape = Shape(log_file_bytes=FILE_BYTES, queues=QUEUES, index=INDEX)
+        deleted_topics = frozenset(_DELETED_TOPIC.findall(self._nodes.log_file("master").read_text()))
+        shape = Shape(log_file_bytes=FILE_BYTES, queues=QUEUES, index=INDEX, deleted_topics=deleted_topics)
         for name, end_offset in (("master", self._end_offset), ("misled", true_end)):
             result.violations += check_rebuilt(folder / name, shape)
             result.violations += check_clean_store(

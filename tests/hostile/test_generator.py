@@ -16,7 +16,7 @@ from trioha.errors import RemoteProtocolError
 from trioha.remoting.codec import FrameDecoder
 from trioha.store.messages import Message
 
-FRAMES = 6000
+FRAMES = 10_000
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,18 @@ class RocketClients:
         """Consume with DefaultMQPushConsumer from the start: bodies of the first `count` messages or more."""
         return self._call("consume", name_servers, topic, str(count)).splitlines()
 
+    def join(self, name_servers: str, topic: str, group: str) -> str:
+        """Connect a producer of `GROUP-producer` and a consumer; the offset id of the producer's message."""
+        return self._call("join", name_servers, topic, group)
+
+    def received(self) -> list[str]:
+        """Bodies that the consumer of `join` has received so far."""
+        return self._call("received").splitlines()
+
+    def leave(self) -> None:
+        """Disconnect the clients of `join`."""
+        self._call("leave")
+
     def close(self) -> None:
         """End the JVM."""
         stdin, stdout = self._process.stdin, self._process.stdout

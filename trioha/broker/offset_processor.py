@@ -23,7 +23,7 @@ class OffsetProcessor:
     def __init__(self, store: MessageStore, metadata: MetadataStore, *, settings: PullSettings) -> None:
         self._store = store
         self._metadata = metadata
-        self._settings = settings
+        self.settings = settings
 
     def query(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """QUERY_CONSUMER_OFFSET: the committed offset of the group.
@@ -54,7 +54,7 @@ class OffsetProcessor:
             raise BadRequestError(str(error)) from error
         if at is None:
             return version < Version.V5_0_0
-        return self._store.commit_log.max_offset - at <= self._settings.recent_bytes
+        return self._store.commit_log.max_offset - at <= self.settings.recent_bytes
 
     def update(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """UPDATE_CONSUMER_OFFSET: commit an offset of the group. Raises BadRequestError."""

@@ -17,7 +17,8 @@ from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.long_polls import LongPoll, LongPolls
-from trioha.broker.stats import RateWindows
+from trioha.broker.stats import MidnightTotals, RateWindows, local_date
+from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
@@ -79,6 +80,10 @@ class PullStatistics:
 
     messages: int = 0
     """Messages given to consumers."""
+    messages_until_today: int = 0
+    """Those given before the last local midnight."""
+    messages_until_yesterday: int = 0
+    """Those given before the midnight before that."""
     found_per_s: tuple[float, ...] = ()
     """Pulls that were given messages."""
     missed_per_s: tuple[float, ...] = ()
@@ -114,8 +119,11 @@ class PullProcessor:
         self._clients = clients
         self._polls = polls
         self.settings = settings or PullSettings()
+        self.traffic: BrokerTraffic | None = None
+        """Where pulls are counted by group and topic."""
         now_s = trio.current_time()
         self._messages = 0
+        self._midnights = MidnightTotals(local_date())
         self._found_rates = RateWindows(now_s)
         self._missed_rates = RateWindows(now_s)
         self._message_rates = RateWindows(now_s)
@@ -157,8 +165,11 @@ class PullProcessor:
     def statistics(self) -> PullStatistics:
         """Pulls up to now."""
         now_s = trio.current_time()
+        self._midnights.turn(local_date(), self._messages)
         return PullStatistics(
             messages=self._messages,
+            messages_until_today=self._midnights.until_today,
+            messages_until_yesterday=self._midnights.until_yesterday,
             found_per_s=self._found_rates.rates_per_s(now_s),
             missed_per_s=self._missed_rates.rates_per_s(now_s),
             messages_per_s=self._message_rates.rates_per_s(now_s),
@@ -303,6 +314,15 @@ class PullProcessor:
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
         header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
         now_s = trio.current_time()
+        if self.traffic is not None:
+            self.traffic.note_pull(
+                pull.header.group,
+                pull.header.topic,
+                pull.header.queue_id,
+                next_offset=next_offset,
+                messages=result.messages,
+                total_bytes=sum(map(len, result.records)),
+            )
         if result.records:
             self._messages += result.messages
             self._found_rates.add(1, now_s)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from datetime import date, datetime, timedelta
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import trio
 from attrs import define, field, frozen
 
-from trioha.broker.stats import RateWindows
+from trioha.broker.stats import MidnightTotals, RateWindows, local_date
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog
@@ -18,6 +17,14 @@ from trioha.store.put_status import PutStatus
 
 _PUT = int(Kind.PUT)
 _NAMES = tuple(status.name for status in PutStatus)
+
+
+OnStored = Callable[[str, int, int], None]
+"""Gets topic, number of messages and bytes of a put."""
+
+
+def _not_counted(_topic: str, _messages: int, _total_bytes: int) -> None:
+    """For a service whose puts are not counted by topic."""
 
 
 @frozen
@@ -66,14 +73,14 @@ class PutService:
         self._sink = sink
         self.is_slave = is_slave
         """Whether every put is refused."""
+        self.on_stored: OnStored = _not_counted
+        """Called for each put that was stored."""
         self._request_ids = count(1)
         self._statuses = [0] * len(PutStatus)
         self._stored = 0
         self._refused = 0
         self._bytes = 0
-        self._today = datetime.now().astimezone().date()
-        self._stored_until_today = 0
-        self._stored_until_yesterday = 0
+        self._midnights = MidnightTotals(local_date())
         self._rates = RateWindows(trio.current_time())
 
     def put(
@@ -99,6 +106,7 @@ class PutService:
         size = appended.size
         self._stored += appended.messages
         self._bytes += size
+        self.on_stored(message.topic, appended.messages, size)
         self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
         if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
             return self._counted(PutStatus.PUT_OK, appended)
@@ -122,22 +130,13 @@ class PutService:
 
     def statistics(self) -> PutStatistics:
         """Results of the puts up to now; takes 60 us, for the rates."""
-        self._turn_day(datetime.now().astimezone().date())
+        self._midnights.turn(local_date(), self._stored)
         return PutStatistics(
             messages_stored=self._stored,
             messages_refused=self._refused,
-            stored_until_today=self._stored_until_today,
-            stored_until_yesterday=self._stored_until_yesterday,
+            stored_until_today=self._midnights.until_today,
+            stored_until_yesterday=self._midnights.until_yesterday,
             statuses=self.statuses,
             bytes_appended=self._bytes,
             messages_per_s=self._rates.rates_per_s(trio.current_time()),
         )
-
-    def _turn_day(self, today: date) -> None:
-        """Store the figures of midnight, exact to the first call after it."""
-        if today == self._today:
-            return
-        one_day_later = today - self._today == timedelta(days=1)
-        self._stored_until_yesterday = self._stored_until_today if one_day_later else self._stored
-        self._stored_until_today = self._stored
-        self._today = today

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.metadata.registration import body_crc, encode_registration
@@ -90,8 +90,15 @@ class BrokerRegistration:
         self._timeout_s = timeout_s
         self._on_master = on_master
         self._connect = connect
+        self._entry_changes = 0
         self._stopping = trio.Event()
         self._stopped = trio.Event()
+
+    def set_permission(self, permission: int) -> None:
+        """Register all topics again, with another brokerPermission."""
+        self._entry = evolve(self._entry, permission=permission)
+        self._entry_changes += 1
+        self._topics.note_all_changed()
 
     async def run(self) -> None:
         """Stay registered until `stop`. Cancelled, it closes the connections without unregistering."""
@@ -132,10 +139,10 @@ class BrokerRegistration:
     async def _use(self, client: RemotingClient, link: _Link) -> None:
         """Register over one connection until the broker stops. Raises PeerError when the connection ends."""
         while not self._stopping.is_set():
-            changes = self._topics.changes.offset
+            changes, entry_changes = self._topics.changes.offset, self._entry_changes
             await self._register(client, link)
-            if not await self._changed(client, changes):
-                # The period is over: everything again.
+            if not await self._changed(client, changes) or entry_changes != self._entry_changes:
+                # The period is over, or the entry has changed: everything again.
                 link.topics = {}
         await client.request(
             request(RequestCode.UNREGISTER_BROKER, ext_fields=self._entry.to_fields()),

@@ -14,7 +14,7 @@ topic, or in its dead-letter topic, with these properties:
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from trioha.broker.delayed_messages import DELAY, scheduled
@@ -38,6 +38,13 @@ from trioha.store.tags import DelayLevels
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry."""
 
+OnStored = Callable[[str, str], None]
+"""Gets the group, and the topic that a message was sent to first."""
+
+
+def _not_counted(_group: str, _topic: str) -> None:
+    """For messages that are not counted by group."""
+
 
 class SendBackProcessor:
     """Stores messages again that consumers could not consume."""
@@ -58,6 +65,12 @@ class SendBackProcessor:
         self._topics = topics
         self._delay_levels = delay_levels
         self._is_writable = broker_permission & Perm.WRITE != 0
+        self.on_stored: OnStored = _not_counted
+        """Called for each message that was sent back."""
+
+    def configure(self, *, broker_permission: int) -> None:
+        """Accept or refuse further messages by brokerPermission."""
+        self._is_writable = broker_permission & Perm.WRITE != 0
 
     def answer(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response, or an awaitable of it where a new topic is not in its file yet.
@@ -73,11 +86,12 @@ class SendBackProcessor:
             raise BadRequestError("the broker sending message is forbidden", code=ResponseCode.NO_PERMISSION)
         if group.retry_queue_nums <= 0:
             return response_to(request, ResponseCode.SUCCESS)
-        topic, message = self._message(header, group, version=request.version)
+        origin, topic, message = self._message(header, group, version=request.version)
         result = self._puts.put(scheduled(message, self._delay_levels), wait_store_ok=False)
         assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
         if result.status is not PutStatus.PUT_OK:
             raise BadRequestError(result.status.name)
+        self.on_stored(group.name, origin)
         answer = response_to(request, ResponseCode.SUCCESS)
         if (change := self._topics.changed_at.get(topic)) is not None:
             return self._when_written(answer, change)
@@ -89,8 +103,8 @@ class SendBackProcessor:
 
     def _message(
         self, header: SendBackRequest, group: SubscriptionGroup, *, version: int
-    ) -> tuple[str, Message]:
-        """The topic that the message goes to, and the message. Raises BadRequestError."""
+    ) -> tuple[str, str, Message]:
+        """The topics that the message was sent to and goes to, and the message. Raises BadRequestError."""
         topic = self._retries.retry_topic(group, unit_mode=header.unit_mode)
         record = self._record(header.offset)
         properties = parse_properties(record.properties_raw)
@@ -116,7 +130,7 @@ class SendBackProcessor:
             born_host=record.born_host,
             reconsume_times=min(record.reconsume_times + 1, I32.high),
         )
-        return topic.name, message
+        return properties["RETRY_TOPIC"], topic.name, message
 
     def _record(self, offset: int) -> Record:
         try:

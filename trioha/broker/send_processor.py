@@ -74,6 +74,10 @@ class SendProcessor:
         self._delay_levels = delay_levels
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
+    def configure(self, *, broker_permission: int) -> None:
+        """Accept or refuse further sends by brokerPermission."""
+        self._is_writable = broker_permission & Perm.WRITE != 0
+
     def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to a send, or an awaitable of it if the put waits for slaves or the disk.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, timedelta
+
 WINDOWS_S = (10, 60, 600)
 _SLOTS = WINDOWS_S[-1] + 1
 
@@ -38,3 +40,28 @@ class RateWindows:
         for passed in range(self._second + 1, min(second, self._second + _SLOTS) + 1):
             self._counts[passed % _SLOTS] = self._count
         self._second = max(self._second, second)
+
+
+def local_date() -> date:
+    """Today, in local time."""
+    return datetime.now().astimezone().date()
+
+
+class MidnightTotals:
+    """A growing total at the last two local midnights, exact to the first call of `turn` after each."""
+
+    def __init__(self, today: date) -> None:
+        self._today = today
+        self.until_today = 0
+        """At the last midnight."""
+        self.until_yesterday = 0
+        """At the midnight before that."""
+
+    def turn(self, today: date, total: int) -> None:
+        """Note `total` if a midnight has passed since the last call."""
+        if today == self._today:
+            return
+        one_day_later = today - self._today == timedelta(days=1)
+        self.until_yesterday = self.until_today if one_day_later else total
+        self.until_today = total
+        self._today = today

@@ -14,6 +14,7 @@ import trio
 from cyclopts import Parameter
 
 from trioha.config.broker import LoadedConfig, LogFormat, load_config
+from trioha.config.update import ConfigFile
 from trioha.errors import TriohaError, leaves_of
 from trioha.net.border import is_shortage
 from trioha.net.descriptors import raise_descriptor_limit
@@ -48,13 +49,14 @@ def node(
     with_namesrv
         Run a name server in the node, too: at the address of namesrvAddr, 127.0.0.1:9876 by default.
     """
-    loaded = load_config(config, (*set_, "trioha.withNamesrv=true") if with_namesrv else set_)
+    file = ConfigFile(config, (*set_, "trioha.withNamesrv=true") if with_namesrv else set_)
+    loaded = load_config(file.path, file.overrides)
     configure_logs(as_json=loaded.config.log_format is LogFormat.JSON)
     for warning in loaded.warnings:
         log.warning(warning)
     raise_descriptor_limit()
     try:
-        return trio.run(_run, loaded)
+        return trio.run(_run, loaded, file)
     except Exception as error:
         faults = [leaf for leaf in leaves_of(error) if not isinstance(leaf, TriohaError)]
         if not faults:
@@ -62,14 +64,20 @@ def node(
         return _report_faults(error, faults)
 
 
-async def _run(loaded: LoadedConfig) -> int:
+async def _run(loaded: LoadedConfig, file: ConfigFile) -> int:
     """Run the node until a signal stops it; returns exit code 0."""
     stopping = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             stop = _Stop(stopping, nursery.cancel_scope)
             nursery.start_soon(stop.on_signals, signals)
-            await run_node(loaded.config, on_ready=stop.on_ready, warnings=loaded.warnings, stopping=stopping)
+            await run_node(
+                loaded.config,
+                on_ready=stop.on_ready,
+                warnings=loaded.warnings,
+                config_file=file,
+                stopping=stopping,
+            )
             nursery.cancel_scope.cancel()
     return 0
 

@@ -75,8 +75,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
     Raises `ConfigError`: the problem itself, or an `InvalidConfig` with all of them where there are several.
     """
-    loading = _Loading(file=str(path))
-    loading.read_file(_read(Path(path)))
+    return check_config(read_config_file(Path(path)), file=path, overrides=overrides)
+
+
+def check_config(data: bytes, *, file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """The configuration of a broker.conf with the content `data`, which errors name `file`.
+
+    Raises `ConfigError` as `load_config`.
+    """
+    loading = _Loading(file=str(file))
+    loading.read_file(data)
     for override in overrides:
         loading.read_override(override)
     loading.read_environment(environ)
@@ -88,7 +96,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     raise problems[0] if len(problems) == 1 else InvalidConfig(problems)
 
 
-def _read(path: Path) -> bytes:
+def find_setting(key: str) -> tuple[str, Setting] | None:
+    """Attribute and setting of a key or of another name of it; None for a key that is not used."""
+    return _BY_KEY.get(key)
+
+
+def read_config_file(path: Path) -> bytes:
+    """The content of a broker.conf. Blocks. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

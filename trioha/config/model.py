@@ -555,6 +555,12 @@ class BrokerConfig:
     queue_locks_max: int = _setting("trioha.queueLocksMax", values.integer(low=1), default=100_000)
     """Locks of queues for ordered consumption at a time: one more is not given."""
 
+    statistics_max: int = _setting("trioha.statisticsMax", values.integer(low=1), default=20_000)
+    """Topics, and pairs of topic and group, whose messages are counted over the last minute, hour and day.
+
+    One more is not counted. Each takes some 5 KiB.
+    """
+
     connections_max: int = _setting("trioha.connectionsMax", values.integer(low=1), default=1024)
     """Connections of clients at a time: one more is closed as soon as it is accepted, and counted.
 

@@ -100,6 +100,11 @@ class GroupTable(MetadataTable):
         self._auto_create = auto_create
         self._groups_max = groups_max
 
+    def configure(self, *, auto_create: bool, groups_max: int) -> None:
+        """Change the settings that `__init__` has set."""
+        self._auto_create = auto_create
+        self._groups_max = groups_max
+
     def _load(self, fields: dict[str, object]) -> None:
         table = members(fields.pop("subscriptionGroupTable", {}), "subscriptionGroupTable")
         self.groups = {name: evolve(SubscriptionGroup.of(value), name=name) for name, value in table.items()}

@@ -75,6 +75,14 @@ class ConsumerOffsets(MetadataTable):
         start = topic + _SEPARATOR
         return [key[len(start) :] for key in self._offsets if key.startswith(start)]
 
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """Topics of all groups: one pass over the table, where `topics_of` needs one for each group."""
+        topics: dict[str, list[str]] = {}
+        for key in self._offsets:
+            topic, _, group = key.partition(_SEPARATOR)
+            topics.setdefault(group, []).append(topic)
+        return topics
+
     def delete(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Delete all offsets of a group, of a topic, or of a group in a topic."""
         gone = []

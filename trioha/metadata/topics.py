@@ -220,6 +220,10 @@ class TopicTable(MetadataTable):
         self._note_change()
         return True
 
+    def note_all_changed(self) -> None:
+        """All topics are to be registered again: name servers accept them only with a new version."""
+        self._note_change()
+
     def replace_all(self, topics: Iterable[TopicConfig], version: DataVersion) -> None:
         """Be a copy of another broker's table."""
         self.topics = {topic.name: topic for topic in topics}

@@ -15,7 +15,9 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.node.admin_room import AdminRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
@@ -24,6 +26,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.store.message_store import MessageStore
+from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels
 
 
@@ -37,6 +40,7 @@ class BrokerRoom:
     consumers: ConsumerRoom
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
+    admin: AdminRoom
 
     @classmethod
     def build(
@@ -50,6 +54,8 @@ class BrokerRoom:
         sink: EventSink,
         budget: DescriptorBudget,
         warnings: tuple[str, ...],
+        retention: Retention,
+        config_file: ConfigFile | None,
     ) -> BrokerRoom:
         """`ha_address` and `warnings` are part of the node's status."""
         puts = PutService(
@@ -92,17 +98,27 @@ class BrokerRoom:
             delivery = DelayedDelivery(store, puts, metadata.delay_offsets, delay_levels=delay_levels)
             store.dispatcher.on_written.append(delivery.arrived)
             info.delay_progress = delivery.progress
+        admin = AdminRoom.build(config, store, metadata, consumers, config_file=config_file)
+        admin.count_traffic(puts, send_back)
+        admin.set_run_time_settings(
+            consumers=consumers, metadata=metadata, retention=retention, send=send, send_back=send_back
+        )
         processor = BrokerProcessor(
             send=send,
             info=info,
             updates=updates,
-            handlers={**consumers.handlers, RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer},
+            handlers={
+                **consumers.handlers,
+                **admin.handlers,
+                RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
+            },
         )
         server = RemotingServer(processor, limits=server_limits(config, budget))
         consumers.attach(server)
+        admin.attach(server)
         info.pull_statistics = consumers.pulls.statistics
         info.client_statistics = lambda: server.statistics
-        return cls(server, updates, consumers, delivery)
+        return cls(server, updates, consumers, delivery, admin)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

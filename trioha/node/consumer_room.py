@@ -24,6 +24,20 @@ from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 
 
+def pull_settings(config: BrokerConfig) -> PullSettings:
+    """How the configuration lets pulls be answered."""
+    return PullSettings(
+        is_slave=config.broker_role is BrokerRole.SLAVE,
+        broker_permission=config.broker_permission,
+        messages_max=config.max_transfer_count_on_message_in_memory,
+        bytes_max=config.max_transfer_bytes_on_message_in_memory,
+        long_polling=config.long_polling_enable,
+        short_polling_s=config.short_polling_time_mills / 1000,
+        slave_read=config.slave_read_enable,
+        recent_bytes=memory_bytes(config.access_message_in_memory_max_ratio),
+    )
+
+
 @frozen
 class ConsumerRoom:
     """The parts that serve consumers."""
@@ -35,6 +49,7 @@ class ConsumerRoom:
     locks: QueueLocks
     """Queues that are consumed in order."""
     pulls: PullProcessor
+    offsets: OffsetProcessor
     handlers: Mapping[int, Handler]
     """By request code."""
 
@@ -42,16 +57,7 @@ class ConsumerRoom:
     def build(cls, config: BrokerConfig, store: MessageStore, metadata: MetadataStore) -> ConsumerRoom:
         """Dispatch of `store` wakes the pulls from now on."""
         is_slave = config.broker_role is BrokerRole.SLAVE
-        settings = PullSettings(
-            is_slave=is_slave,
-            broker_permission=config.broker_permission,
-            messages_max=config.max_transfer_count_on_message_in_memory,
-            bytes_max=config.max_transfer_bytes_on_message_in_memory,
-            long_polling=config.long_polling_enable,
-            short_polling_s=config.short_polling_time_mills / 1000,
-            slave_read=config.slave_read_enable,
-            recent_bytes=memory_bytes(config.access_message_in_memory_max_ratio),
-        )
+        settings = pull_settings(config)
 
         def notifies(name: str) -> bool:
             group = metadata.groups.find(name)
@@ -80,6 +86,7 @@ class ConsumerRoom:
             polls,
             locks,
             pulls,
+            offsets,
             {
                 RequestCode.PULL_MESSAGE: pulls.answer,
                 RequestCode.LITE_PULL_MESSAGE: pulls.answer,
@@ -99,6 +106,10 @@ class ConsumerRoom:
                 RequestCode.UNLOCK_BATCH_MQ: locks.answer_unlock,
             },
         )
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Answer further pulls and queries of offsets as `config` says."""
+        self.pulls.settings = self.offsets.settings = pull_settings(config)
 
     def attach(self, server: RemotingServer) -> None:
         """Notify members by `server`, and remove those whose connections have ended."""

@@ -13,6 +13,7 @@ run_node
          +- status updates
          +- consumers             ends pulls in time, lets silent members go
          +- delayed messages      delivers them when they are due; not on a slave
+         +- administration        samples the statistics of topics and groups
          +- remoting server       a nursery per client
 ```
 
@@ -36,6 +37,7 @@ import trio
 from attrs import frozen
 
 from trioha.config.broker import BrokerConfig
+from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.addresses import announced
 from trioha.node.broker_room import BrokerRoom
@@ -93,12 +95,13 @@ async def run_node(
     *,
     on_ready: Callable[[Ready], None],
     warnings: tuple[str, ...] = (),
+    config_file: ConfigFile | None = None,
     stopping: trio.Event | None = None,
 ) -> None:
     """Run one node until `stopping` is set, or until cancelled; calls `on_ready` once, when it is ready.
 
-    `warnings` of the configuration are part of the node's status. Cancellation while the store is being
-    opened takes effect within a second.
+    `warnings` of the configuration are part of the node's status; administrators change `config_file`.
+    Cancellation while the store is being opened takes effect within a second.
 
     Raises StoreError if the store cannot be opened or its disk fails later; ConfigError if the node cannot
     listen on its addresses or may not open the files that it needs.
@@ -119,6 +122,7 @@ async def run_node(
                 budget=budget,
                 on_ready=on_ready,
                 warnings=warnings,
+                config_file=config_file,
                 stopping=trio.Event() if stopping is None else stopping,
             )
     finally:
@@ -135,6 +139,7 @@ async def _serve(
     budget: DescriptorBudget,
     on_ready: Callable[[Ready], None],
     warnings: tuple[str, ...],
+    config_file: ConfigFile | None,
     stopping: trio.Event,
 ) -> None:
     """Run the rooms of a node, whose store is open, until `stopping` is set; then drain."""
@@ -151,6 +156,8 @@ async def _serve(
         sink=sink,
         budget=budget,
         warnings=warnings,
+        retention=store_room.retention,
+        config_file=config_file,
     )
     name_server_address: Address | None = None
     async with trio.open_nursery() as services:
@@ -162,6 +169,7 @@ async def _serve(
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
             clients.start_soon(broker.consumers.run)
+            clients.start_soon(broker.admin.run)
             listening = await clients.start(
                 partial(
                     broker.server.serve,
@@ -176,6 +184,7 @@ async def _serve(
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
             listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
+            broker.admin.offsets.address = str(listen)
             registration = registration_of(
                 config,
                 metadata.topics,
@@ -184,6 +193,7 @@ async def _serve(
                 on_master=ha.master_location.receive,
             )
             if registration is not None:
+                broker.admin.set_registration(registration)
                 services.start_soon(registration.run)
             on_ready(
                 Ready(

@@ -114,6 +114,19 @@ async def close_store(store: MessageStore) -> None:
     log.info("store closed", flushed_offset=store.commit_log.flushed.offset)
 
 
+def retention_settings(config: BrokerConfig) -> RetentionSettings:
+    """Age of files and use of the disk that the configuration allows."""
+    return RetentionSettings(
+        file_reserved_s=config.file_reserved_time * 3600.0,
+        delete_when=config.delete_when,
+        disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
+        force_ratio=config.disk_space_clean_forcibly_ratio / 100,
+        full_ratio=config.disk_space_warning_level_ratio / 100,
+        clean_forcibly=config.clean_file_forcibly_enable,
+        interval_s=config.clean_resource_interval / 1000,
+    )
+
+
 @frozen
 class StoreRoom:
     """The tasks of an open store."""
@@ -151,15 +164,7 @@ class StoreRoom:
             ),
             Retention(
                 store.commit_log,
-                RetentionSettings(
-                    file_reserved_s=config.file_reserved_time * 3600.0,
-                    delete_when=config.delete_when,
-                    disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
-                    force_ratio=config.disk_space_clean_forcibly_ratio / 100,
-                    full_ratio=config.disk_space_warning_level_ratio / 100,
-                    clean_forcibly=config.clean_file_forcibly_enable,
-                    interval_s=config.clean_resource_interval / 1000,
-                ),
+                retention_settings(config),
                 retention_floor=retention_floor,
                 on_deleted=store.head_deleted,
             ),

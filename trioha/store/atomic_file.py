@@ -6,6 +6,7 @@ them, with `.bak` after the name, and so have these.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,11 @@ def backup_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.bak")
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Make `data` the content of `path`, on disk; what it had before becomes its backup.
 
-    Makes the directory if need be. Blocks. Raises OSError; the file has then its old content.
+    Both get the permissions `mode`, by default those of new files. Makes the directory if need be. Blocks.
+    Raises OSError; the file has then its old content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -33,9 +35,13 @@ def replace_file(path: Path, data: bytes) -> None:
     except FileNotFoundError:
         pass
     else:
+        if mode is not None:
+            temporary.chmod(mode)
         _sync(temporary)
         temporary.replace(backup_of(path))
     with temporary.open("wb") as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
         sync_whole(file.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import nlargest
 from pathlib import Path
 
@@ -216,6 +217,16 @@ class ConsumeQueues:
         self.deletions += 1
         for key in [key for key in self._queues if key[0] == topic]:
             self._queues.pop(key).destroy()
+
+    def delete_one(self, topic: str, queue_id: int) -> None:
+        """Delete one queue, which exists, and its topic's folder after the last one. Raises StoreError."""
+        self.deletions += 1
+        queue = self._queues.pop((topic, queue_id))
+        queue.destroy()
+        folder = BATCH_CONSUME_QUEUE_FOLDER if isinstance(queue, BatchConsumeQueue) else CONSUME_QUEUE_FOLDER
+        with suppress(OSError):
+            # Other queues are in it, or files of others: an empty folder has no effect on the next start.
+            (self.root / folder / topic).rmdir()
 
     def sync_work(self) -> SyncWork:
         """All writes since the last call, for a worker thread to put on disk."""

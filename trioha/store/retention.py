@@ -115,6 +115,10 @@ class Retention:
         self._cleaned_offset = commit_log.min_offset
         """Start of the log when `on_deleted` last completed."""
 
+    def configure(self, settings: RetentionSettings) -> None:
+        """Use other settings from the next check on."""
+        self._settings = settings
+
     async def run(self) -> None:
         """Check the disk until cancelled. Failed deletions are tried again at the next check."""
         while True:

@@ -6,9 +6,11 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Base64;
+import java.util.List;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -61,6 +63,12 @@ public final class ClientDriver {
                 return send(arguments[0], arguments[1], Integer.parseInt(arguments[2]));
             case "consume":
                 return consume(arguments[0], arguments[1], Integer.parseInt(arguments[2]));
+            case "join":
+                return LiveClients.join(arguments[0], arguments[1], arguments[2]);
+            case "received":
+                return LiveClients.received();
+            case "leave":
+                return LiveClients.leave();
             default:
                 throw new IllegalArgumentException("unknown command " + command);
         }
@@ -71,6 +79,13 @@ public final class ClientDriver {
         PrintStream before = System.out;
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         System.setOut(new PrintStream(printed, true, "UTF-8"));
+        // As in a new process: a command may keep what it has shut down, as brokerConsumeStats does.
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {
+            if (List.class.isAssignableFrom(field.getType())) {
+                field.setAccessible(true);
+                ((List<?>) field.get(null)).clear();
+            }
+        }
         try {
             MQAdminStartup.main0(arguments, null);
         } finally {

@@ -1,0 +1,241 @@
+"""Requests of real mqadmins to a master get answers of the same code and shape as the real broker's.
+
+The differences, each on purpose:
+
+- STATS_SINCE: windows of statistics reach up to now; the real broker's end at its last sample, up to an hour
+  ago, so that its hour and day are 0 in a young broker.
+- SUCCESS_REMARK: the real broker's answer to UPDATE_AND_CREATE_TOPIC says "not set any response code".
+- HEARTBEAT_V2: brokers of 5.x offer the second form of heartbeats; here it is not offered.
+- TRANSACTION_ID: brokers of 5.x answer each send with one; no mqadmin reads it.
+- CONFIG_KEYS: the configuration has trioha's settings instead of the real broker's.
+- RUNTIME_KEYS, HA_KEYS: status tables have more keys, and not all of the real broker's; `test_processor.py`
+  has those that mqadmin needs.
+"""
+
+import inspect
+import json
+from functools import partial
+
+import pytest
+import trio
+
+from tests.broker.consuming import PEER, records_of
+from tests.ha.support import Events
+from tests.remoting.recorded import VECTORS, commands
+from tests.store.support import message, open_store
+from trioha.broker.clients import ConsumerData, Heartbeat
+from trioha.config.broker import BrokerConfig
+from trioha.config.update import ConfigFile
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.topics import TopicConfig
+from trioha.node.broker_room import BrokerRoom
+from trioha.node.budget import descriptor_budget
+from trioha.node.ha_room import HaRoom
+from trioha.node.metadata_room import metadata_settings
+from trioha.node.store_room import StoreRoom
+from trioha.remoting.address import Address
+from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from trioha.remoting.command import BadRequestError, response_to
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.subscriptions import Subscription
+from trioha.store.message_properties import encode_properties
+
+TOPIC = "TopicSpec"
+SESSIONS = sorted(
+    str(path.relative_to(VECTORS)).removesuffix(".c2s.bin")
+    for path in VECTORS.glob("remoting-*/*-adm-*--master.c2s.bin")
+)
+MAPS = {"subscriptionTable", "offsetTable", "attributes", "consumeStatsList[]"}
+"""Members that are maps: their keys are not part of a shape."""
+
+
+class Master:
+    """All rooms of a master that serve clients, without sockets."""
+
+    def __init__(self, tmp_path):
+        path = tmp_path / "broker.conf"
+        path.write_text("")
+        self.config = BrokerConfig(
+            store_path_root_dir=tmp_path,
+            broker_cluster_name="SpecCluster",
+            broker_name="broker-a",
+            broker_ip1="127.0.0.1",
+        )
+        self.store = open_store(tmp_path)
+        self.metadata = MetadataStore.open(metadata_settings(self.config))
+        budget = descriptor_budget(self.config)
+        ha = HaRoom.build(self.config, self.store, sink=Events(), budget=budget)
+        room = StoreRoom.build(self.config, self.store, sink=Events(), retention_floor=lambda: 0)
+        self.room = BrokerRoom.build(
+            self.config,
+            self.store,
+            metadata=self.metadata,
+            ha=ha,
+            ha_address=Address("127.0.0.1", 10912),
+            sink=Events(),
+            budget=budget,
+            warnings=(),
+            retention=room.retention,
+            config_file=ConfigFile(path),
+        )
+        self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
+
+    async def answer(self, command):
+        try:
+            answer = self.room.server.handler(command, PEER)
+            return await answer if inspect.isawaitable(answer) else answer
+        except BadRequestError as error:
+            return response_to(command, error.code, remark=error.reason)
+
+    def prepare(self, command, real):
+        """Bring the broker into the state that the real answer shows."""
+        if real.code != ResponseCode.SUCCESS:
+            return
+        fields = command.ext_fields
+        match command.code:
+            case RequestCode.GET_TOPIC_STATS_INFO:
+                self._fill(parse_json(bytes(real.body))["offsetTable"], "maxOffset")
+            case RequestCode.GET_CONSUME_STATS:
+                self._commit(fields["consumerGroup"], parse_json(bytes(real.body))["offsetTable"])
+            case RequestCode.GET_BROKER_CONSUME_STATS:
+                for groups in parse_json(bytes(real.body))["consumeStatsList"]:
+                    for group, stats in groups.items():
+                        for one in stats:
+                            self._commit(group, one["offsetTable"])
+            case RequestCode.QUERY_TOPIC_CONSUME_BY_WHO:
+                for group in json.loads(bytes(real.body))["groupList"]:
+                    self.metadata.consumer_offsets.commit(group, fields["topic"], 0, 0)
+            case RequestCode.GET_CONSUMER_CONNECTION_LIST:
+                self._connect(fields["consumerGroup"], json.loads(bytes(real.body)))
+            case RequestCode.VIEW_BROKER_STATS_DATA if fields["statsName"] == "TOPIC_PUT_NUMS":
+                self.room.admin.traffic.note_put(fields["statsKey"], 1, 1)
+            case RequestCode.VIEW_BROKER_STATS_DATA:
+                self.room.admin.traffic.pulls.count(fields["statsKey"], 1, 1)
+            case RequestCode.GET_TOPIC_CONFIG:
+                self.metadata.topics.put(TopicConfig.of(json.loads(bytes(real.body))))
+
+    def _fill(self, table, name):
+        for key, value in table.items():
+            queue = dict(key)
+            if queue["topic"].startswith("%RETRY%"):
+                self.metadata.topics.put(TopicConfig(queue["topic"], 1, 1))
+            while (
+                self.store.commit_log.queue_offsets.get((queue["topic"], queue["queueId"]), 0) < value[name]
+            ):
+                self.put(queue["topic"], queue["queueId"])
+
+    def _commit(self, group, table):
+        self._fill(table, "brokerOffset")
+        self.metadata.groups.find_or_create(group)
+        for key, value in table.items():
+            queue = dict(key)
+            self.metadata.consumer_offsets.commit(
+                group, queue["topic"], queue["queueId"], value["consumerOffset"]
+            )
+
+    def _connect(self, group, connection):
+        subscriptions = {
+            topic: Subscription.of_json(value) for topic, value in connection["subscriptionTable"].items()
+        }
+        data = ConsumerData(
+            group,
+            connection["consumeType"],
+            connection["messageModel"],
+            connection["consumeFromWhere"],
+            subscriptions,
+        )
+        for number, member in enumerate(connection["connectionSet"], 100):
+            self.room.consumers.clients.heartbeat(
+                Heartbeat(member["clientId"], (), (data,)),
+                connection=number,
+                address=PEER.address,
+                language=LanguageCode[member["language"]],
+                version=member["version"],
+            )
+
+    def put(self, topic, queue_id=0, **properties):
+        """Store and dispatch a message; its physical offset."""
+        result = self.store.commit_log.append(
+            message(b"hello", topic=topic, queue_id=queue_id, properties=encode_properties(properties))
+        )
+        while self.store.dispatcher.dispatch(self.store.commit_log.max_offset):
+            pass
+        return result.physical_offset
+
+
+def shape(value, name=""):
+    """The types in a JSON value: one of each list and map, all members of objects."""
+    if isinstance(value, dict):
+        if name in MAPS or any(not isinstance(key, str) for key in value):
+            kinds = {shape(dict(key) if isinstance(key, tuple) else key) for key in value}
+            return ("map", frozenset(kinds), frozenset(shape(one) for one in value.values()))
+        return tuple(sorted((key, shape(one, key)) for key, one in value.items()))
+    if isinstance(value, list):
+        return ("list", frozenset(shape(one, f"{name}[]") for one in value))
+    return type(value).__name__
+
+
+def recorded(session):
+    asked = [command for command in commands(VECTORS / f"{session}.c2s.bin") if not command.is_response]
+    answers = commands(VECTORS / f"{session}.s2c.bin")
+    return asked, {command.opaque: command for command in answers if command.is_response}
+
+
+async def here(call):
+    return call()
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+async def test_answers_have_the_code_and_shape_of_the_real_brokers(tmp_path, nursery, session):
+    asked, real = recorded(session)
+    master = Master(tmp_path)
+    nursery.start_soon(partial(master.metadata.run, in_thread=here))
+    first = master.put(TOPIC, KEYS="key1")
+    for command in asked:
+        master.prepare(command, real[command.opaque])
+    await trio.testing.wait_all_tasks_blocked()
+    for command in asked:
+        theirs = real[command.opaque]
+        if command.code == RequestCode.VIEW_MESSAGE_BY_ID:
+            # The message is elsewhere in this log.
+            command.ext_fields["offset"] = str(first)
+        ours = await master.answer(command)
+        assert ours.code == theirs.code, (command, theirs, ours)
+        assert ours.serialize_type == command.serialize_type
+        if theirs.code:
+            assert ours.remark == theirs.remark
+        assert_same_fields(command, theirs, ours)
+        assert_same_body(command, theirs, ours)
+    assert asked
+
+
+def assert_same_fields(command, theirs, ours):
+    if command.code == RequestCode.HEART_BEAT:
+        return  # HEARTBEAT_V2
+    names = theirs.ext_fields.keys() - {"transactionId"}
+    assert ours.ext_fields.keys() - {"transactionId"} == names, (command, theirs, ours)
+    if "version" in names:
+        assert shape(json.loads(ours.ext_fields["version"])) == shape(
+            json.loads(theirs.ext_fields["version"])
+        )
+
+
+def assert_same_body(command, theirs, ours):
+    match command.code:
+        case RequestCode.GET_BROKER_CONFIG:
+            assert b"\nbrokerName=broker-a\n" in bytes(theirs.body)
+            assert b"\nbrokerName=broker-a\n" in bytes(ours.body)
+        case RequestCode.GET_BROKER_RUNTIME_INFO:
+            tables = [json.loads(bytes(answer.body)) for answer in (theirs, ours)]
+            assert all(set(map(type, table["table"].values())) == {str} for table in tables)
+        case RequestCode.GET_BROKER_HA_STATUS:
+            members = json.loads(bytes(theirs.body)).keys()
+            assert members <= json.loads(bytes(ours.body)).keys()
+        case RequestCode.VIEW_MESSAGE_BY_ID | RequestCode.QUERY_MESSAGE:
+            assert records_of(theirs.body)
+            assert {record.topic for record in records_of(ours.body)} == {TOPIC}
+        case _ if theirs.body:
+            value, other = (parse_json(bytes(answer.body)) for answer in (theirs, ours))
+            assert shape(other) == shape(value), (command, value, other)
+        case _:
+            assert not ours.body

@@ -1,0 +1,167 @@
+"""The parts of a node for administrators, and the settings that they can change while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import trio
+from attrs import evolve, frozen
+
+from trioha.broker.admin_config import AdminConfig
+from trioha.broker.admin_groups import AdminGroups
+from trioha.broker.admin_offsets import AdminOffsets
+from trioha.broker.admin_statistics import AdminStatistics
+from trioha.broker.admin_topics import AdminTopics
+from trioha.broker.puts import PutService
+from trioha.broker.registration import BrokerRegistration
+from trioha.broker.send_back_processor import SendBackProcessor
+from trioha.broker.send_processor import SendProcessor
+from trioha.broker.traffic import BrokerTraffic
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.update import ConfigFile
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.node.consumer_room import ConsumerRoom
+from trioha.node.store_room import retention_settings
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.server import RemotingServer
+from trioha.remoting.serving import Handler
+from trioha.store.message_store import MessageStore
+from trioha.store.retention import Retention
+
+
+@frozen
+class AdminRoom:
+    """The parts that serve administrators."""
+
+    traffic: BrokerTraffic
+    """Messages by topic and group."""
+    config: AdminConfig
+    offsets: AdminOffsets
+    handlers: Mapping[int, Handler]
+    """By request code."""
+
+    @classmethod
+    def build(
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        metadata: MetadataStore,
+        consumers: ConsumerRoom,
+        *,
+        config_file: ConfigFile | None,
+    ) -> AdminRoom:
+        """`config_file` is where changes of the configuration are written; None refuses them."""
+        is_slave = config.broker_role is BrokerRole.SLAVE
+        clients = consumers.clients
+        traffic = BrokerTraffic(cluster_name=config.broker_cluster_name, keys_max=config.statistics_max)
+        consumers.pulls.traffic = traffic
+        admin_config = AdminConfig(config, config_file)
+        turn = trio.Lock()
+        topics = AdminTopics(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
+        groups = AdminGroups(metadata, clients, traffic, is_slave=is_slave)
+        offsets = AdminOffsets(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
+        statistics = AdminStatistics(traffic)
+        return cls(
+            traffic,
+            admin_config,
+            offsets,
+            {
+                RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
+                RequestCode.UPDATE_BROKER_CONFIG: admin_config.update,
+                RequestCode.GET_BROKER_CONFIG: admin_config.read,
+                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update,
+                RequestCode.GET_TOPIC_STATS_INFO: topics.stats,
+                RequestCode.GET_CONSUMER_CONNECTION_LIST: groups.consumer_connections,
+                RequestCode.GET_PRODUCER_CONNECTION_LIST: groups.producer_connections,
+                RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+                RequestCode.GET_CONSUME_STATS: offsets.consume_stats,
+                RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset,
+                RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.consumed_by,
+                RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_list,
+                RequestCode.VIEW_BROKER_STATS_DATA: statistics.view,
+                RequestCode.GET_BROKER_CONSUME_STATS: offsets.broker_consume_stats,
+                RequestCode.GET_TOPIC_CONFIG: topics.config,
+                RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groups.config,
+            },
+        )
+
+    def attach(self, server: RemotingServer) -> None:
+        """Reach consumers by `server`."""
+
+        def push(connection: int, frame: bytes) -> None:
+            server.push(connection, frame, may_wait=True)
+
+        self.offsets.push = push
+
+    def count_traffic(self, puts: PutService, send_back: SendBackProcessor) -> None:
+        """Count puts by topic, and messages that consumers send back by topic and group."""
+        puts.on_stored = self.traffic.note_put
+        send_back.on_stored = self.traffic.note_send_back
+
+    def set_run_time_settings(
+        self,
+        *,
+        consumers: ConsumerRoom,
+        metadata: MetadataStore,
+        retention: Retention,
+        send: SendProcessor,
+        send_back: SendBackProcessor,
+    ) -> None:
+        """Let changes of the configuration take effect in these parts."""
+        at_run_time = self.config.at_run_time
+        at_run_time(
+            "broker_permission",
+            "max_transfer_count_on_message_in_memory",
+            "max_transfer_bytes_on_message_in_memory",
+            "long_polling_enable",
+            "short_polling_time_mills",
+            "slave_read_enable",
+            "access_message_in_memory_max_ratio",
+            apply=consumers.configure,
+        )
+        for processor in (send, send_back):
+            at_run_time("broker_permission", apply=partial(_set_permission, processor))
+
+        def set_topics(config: BrokerConfig) -> None:
+            topics = metadata.topics
+            topics.settings = evolve(
+                topics.settings, auto_create=config.auto_create_topic_enable, topics_max=config.topics_max
+            )
+            if metadata.settings.adds_system_entries:
+                # The topic that stands model for others is only there with auto-creation.
+                topics.add_system_topics()
+
+        at_run_time("auto_create_topic_enable", "topics_max", apply=set_topics)
+        at_run_time(
+            "auto_create_subscription_group",
+            "groups_max",
+            apply=lambda config: metadata.groups.configure(
+                auto_create=config.auto_create_subscription_group, groups_max=config.groups_max
+            ),
+        )
+        at_run_time(
+            "file_reserved_time",
+            "delete_when",
+            "disk_max_used_space_ratio",
+            "disk_space_clean_forcibly_ratio",
+            "disk_space_warning_level_ratio",
+            "clean_file_forcibly_enable",
+            "clean_resource_interval",
+            apply=lambda config: retention.configure(retention_settings(config)),
+        )
+
+    def set_registration(self, registration: BrokerRegistration) -> None:
+        """Register a changed brokerPermission with the name servers."""
+        self.config.at_run_time(
+            "broker_permission", apply=lambda config: registration.set_permission(config.broker_permission)
+        )
+
+    async def run(self) -> None:
+        """Sample the statistics until cancelled."""
+        await self.traffic.run()
+
+
+def _set_permission(processor: SendProcessor | SendBackProcessor, config: BrokerConfig) -> None:
+    processor.configure(broker_permission=config.broker_permission)
