@@ -123,6 +123,13 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "access_message_in_memory_max_ratio": 40,
         "slave_read_enable": False,
         "notify_consumer_ids_changed_enable": True,
+        "transaction_time_out": 6000,
+        "transaction_check_interval": 30_000,
+        "transaction_check_max": 15,
+        "reject_transaction_message": False,
+        "transaction_op_batch_interval": 0,
+        "transaction_op_msg_max_size": 4096,
+        "open_transactions_max": 100_000,
         "topics_max": 10_000,
         "groups_max": 10_000,
         "consumer_offsets_max": 500_000,
@@ -225,6 +232,13 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         accessMessageInMemoryMaxRatio=33
         slaveReadEnable=true
         notifyConsumerIdsChangedEnable=false
+        transactionTimeOut=61
+        transactionCheckInterval=62
+        transactionCheckMax=63
+        rejectTransactionMessage=true
+        transactionOpBatchInterval=64
+        transactionOpMsgMaxSize=65
+        trioha.openTransactionsMax=66
         trioha.topicsMax=71
         trioha.groupsMax=72
         trioha.consumerOffsetsMax=73
@@ -322,6 +336,13 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "access_message_in_memory_max_ratio": 33,
         "slave_read_enable": True,
         "notify_consumer_ids_changed_enable": False,
+        "transaction_time_out": 61,
+        "transaction_check_interval": 62,
+        "transaction_check_max": 63,
+        "reject_transaction_message": True,
+        "transaction_op_batch_interval": 64,
+        "transaction_op_msg_max_size": 65,
+        "open_transactions_max": 66,
         "topics_max": 71,
         "groups_max": 72,
         "consumer_offsets_max": 73,

@@ -266,6 +266,18 @@ REQUESTS: Final = (
             Field("consumerGroup", Type.TEXT, ("group-1", "group-2"), required=False),
         ),
     ),
+    Request(
+        RequestCode.END_TRANSACTION,
+        (
+            Field("producerGroup", Type.TEXT, ("group", "group-2")),
+            Field("tranStateTableOffset", Type.I64, ("0", "1", "100")),
+            Field("commitLogOffset", Type.I64, ("0", "1", "100000")),
+            Field("commitOrRollback", Type.I32, ("0", "8", "12")),
+            Field("fromTransactionCheck", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("msgId", Type.TEXT, ("7F00000100002A9F0000000000000000",)),
+            Field("transactionId", Type.TEXT, ("7F00000100002A9F",), required=False),
+        ),
+    ),
     Request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, (_GROUP,)),
     Request(RequestCode.CHECK_CLIENT_CONFIG, body=_client_config),
     Request(RequestCode.LOCK_BATCH_MQ, body=_locks),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Final
 
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
+from trioha.broker.half_messages import HALF_TOPIC, is_half_message
 from trioha.broker.puts import PutResult, PutService
 from trioha.broker.retries import Retries
 from trioha.errors import RemoteProtocolError
@@ -52,6 +53,9 @@ BATCH_BITS: Final = 0xC0
 _WAIT_FALSE = b"WAIT\x01false"
 _INNER_NUM = b"INNER_NUM\x01"
 
+Prepare = Callable[[Message], Message]
+"""How a message that begins a transaction is kept. Raises BadRequestError."""
+
 
 class SendProcessor:
     """Handles sends."""
@@ -65,13 +69,16 @@ class SendProcessor:
         cluster_name: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
+        prepare: Prepare | None = None,
     ) -> None:
-        """`delay_levels`: those of messageDelayLevel, which the dispatcher uses for due times."""
+        """`delay_levels`: those of messageDelayLevel, which the dispatcher uses for due times; `prepare`:
+        None refuses transactions."""
         self._puts = puts
         self._topics = topics
         self._retries = retries
         self._is_writable = broker_permission & Perm.WRITE != 0
         self._delay_levels = delay_levels
+        self._prepare = prepare
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
     def configure(self, *, broker_permission: int) -> None:
@@ -119,7 +126,10 @@ class SendProcessor:
             )
         if header.batch:
             return self._batch(header, properties, request, peer)
-        if header.sys_flag & TRANSACTION_MASK:
+        prepare = self._prepare
+        if not is_half_message(properties, reconsume_times=header.reconsume_times):
+            prepare = None
+        if header.sys_flag & TRANSACTION_MASK and prepare is None:
             raise BadRequestError(
                 "transactional messages are not taken by this broker", code=ResponseCode.MESSAGE_ILLEGAL
             )
@@ -139,7 +149,8 @@ class SendProcessor:
             born_host=_born_host(peer.address.host, peer.address.port),
             reconsume_times=header.reconsume_times,
         )
-        return scheduled(message, self._delay_levels), queue_id, wait_store_ok
+        kept = scheduled(message, self._delay_levels) if prepare is None else prepare(message)
+        return kept, queue_id, wait_store_ok
 
     def _retried(
         self, header: SendMessageRequestHeader, properties: bytes, *, version: int
@@ -284,13 +295,17 @@ def _respond(
     """The response. Of a delayed message, the queue is the real one, the offset that in the level's queue."""
     if result.status not in STORED_STATUSES:
         return send_response(request, result.status, header=None, remark=result.append.reason or None)
-    batch_unique_id = None
-    if isinstance(message, Message) and message.sys_flag & BATCH_BITS:
-        batch_unique_id = parse_properties(message.properties).get("UNIQ_KEY")
+    batch_unique_id = transaction_id = None
+    if isinstance(message, Message):
+        if message.sys_flag & BATCH_BITS:
+            batch_unique_id = parse_properties(message.properties).get("UNIQ_KEY")
+        elif message.topic == HALF_TOPIC:
+            transaction_id = parse_properties(message.properties).get("UNIQ_KEY")
     header = SendMessageResponseHeader(
         msg_id=result.append.message_id,
         queue_id=queue_id,
         queue_offset=result.append.queue_offset,
         batch_unique_id=batch_unique_id,
+        transaction_id=transaction_id,
     )
     return send_response(request, result.status, header=header)

@@ -21,6 +21,7 @@ from trioha.node.admin_room import AdminRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
+from trioha.node.transaction_room import TransactionRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
@@ -41,6 +42,7 @@ class BrokerRoom:
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
     admin: AdminRoom
+    transactions: TransactionRoom
 
     @classmethod
     def build(
@@ -77,6 +79,9 @@ class BrokerRoom:
         consumers = ConsumerRoom.build(config, store, metadata)
         delay_levels = DelayLevels(config.message_delay_level)
         retries = Retries(metadata.topics, metadata.groups, consumes_in_order=consumers.locks.has_locks)
+        transactions = TransactionRoom.build(
+            config, store, metadata=metadata, clients=consumers.clients, puts=puts
+        )
         send = SendProcessor(
             puts,
             topics=metadata.topics,
@@ -84,6 +89,7 @@ class BrokerRoom:
             broker_permission=config.broker_permission,
             cluster_name=config.broker_cluster_name,
             delay_levels=delay_levels,
+            prepare=transactions.prepare,
         )
         send_back = SendBackProcessor(
             store.reads,
@@ -111,14 +117,16 @@ class BrokerRoom:
                 **consumers.handlers,
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
+                **transactions.handlers,
             },
         )
         server = RemotingServer(processor, limits=server_limits(config, budget))
         consumers.attach(server)
         admin.attach(server)
+        transactions.attach(server)
         info.pull_statistics = consumers.pulls.statistics
         info.client_statistics = lambda: server.statistics
-        return cls(server, updates, consumers, delivery, admin)
+        return cls(server, updates, consumers, delivery, admin, transactions)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

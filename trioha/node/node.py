@@ -14,6 +14,7 @@ run_node
          +- consumers             ends pulls in time, lets silent members go
          +- delayed messages      delivers them when they are due; not on a slave
          +- administration        samples the statistics of topics and groups
+         +- transactions          checks those that are not decided; not on a slave
          +- remoting server       a nursery per client
 ```
 
@@ -183,6 +184,7 @@ async def _serve(
             store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
+            clients.start_soon(broker.transactions.run)
             listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
             broker.admin.offsets.address = str(listen)
             registration = registration_of(

@@ -79,6 +79,7 @@ public final class StoreDriver {
     private final Map<String, Opened> opened = new ConcurrentHashMap<>();
     private final PrintStream answers;
     private final Clients clients = new Clients();
+    private final Transactions transactions = new Transactions();
     private MQClientAPIImpl client;
 
     private StoreDriver(PrintStream answers) {
@@ -138,6 +139,9 @@ public final class StoreDriver {
         if (command.equals("produce") || command.equals("consume") || command.equals("received")
             || command.equals("endConsumer")) {
             return clients.perform(command, request);
+        }
+        if (command.startsWith("transaction")) {
+            return transactions.perform(command, request);
         }
         if (command.equals("ask")) {
             return ask(request.getString("address"));

@@ -1,0 +1,189 @@
+"""RocketMQ's own TransactionMQProducer on trioha nodes: decisions, checks, a kill, a promoted slave."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.interop.java import JavaConsumer, JavaDriver
+from tests.interop.node import TriohaNode
+from tests.interop.test_consumers import bodies, expected, free_port
+from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
+from tests.interop.transactions import TransactionProducer
+from trioha.remoting.codes import RequestCode
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+StartNode = Callable[..., TriohaNode]
+TOPIC = "TopicTransactions"
+FAST_CHECKS = {"transactionTimeOut": 200, "transactionCheckInterval": 500, "transactionCheckMax": 60}
+SLOW_CHECKS = {"transactionTimeOut": 200, "transactionCheckInterval": 3_600_000}
+COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
+
+
+def settings_of(ports: dict[str, object], **more: object) -> dict[str, object]:
+    return {"role": "ASYNC_MASTER", **ports, "trioha.withNamesrv": "true", **more}
+
+
+@pytest.fixture
+def ports() -> dict[str, object]:
+    """Of a node that is started more than once."""
+    return {"namesrvAddr": f"127.0.0.1:{free_port()}", "listenPort": free_port()}
+
+
+def wait_for_route(name_server: str, topic: str) -> None:
+    """Wait until the name server knows the topic."""
+    code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    wait_until(lambda: ask(name_server, code, topic=topic).code == 0, f"{topic} is registered")
+
+
+def received_exactly(consumer: JavaConsumer, wanted: Counter[str], node: TriohaNode) -> None:
+    """Exactly these messages come: none is delivered twice, and none that was rolled back or given up."""
+    number = wanted.total()
+    assert bodies(consumer.received(number)) == wanted, node.log()
+    assert bodies(consumer.received(number + 1, within_s=1.5)) == wanted
+
+
+def test_transactions_are_committed_rolled_back_and_decided_by_checks(
+    java: JavaDriver, start_node: StartNode, ports: dict[str, object]
+) -> None:
+    node = start_node("broker", **settings_of(ports, **FAST_CHECKS))
+    name_server = str(ports["namesrvAddr"])
+    producer = TransactionProducer.start(java, name_server)
+    sent = producer.send(5, topic=TOPIC, prefix="committed", decision=COMMIT)
+    assert [each["status"] for each in sent] == ["SEND_OK"] * 5
+    assert all(each["transactionId"] == each["msgId"] for each in sent)
+    producer.send(5, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
+    unknown = producer.send(5, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
+    producer.send(5, topic=TOPIC, prefix="dropped", decision=UNKNOWN, decision_of_check=ROLLBACK)
+    producer.checks(10)
+    consumer = java.consume(name_server, group="consumers", topic=TOPIC)
+    received_exactly(consumer, expected(5, "committed") + expected(5, "late"), node)
+    checks = producer.checks(11, within_s=0.5)
+    assert bodies(checks) == expected(5, "late") + expected(5, "dropped")
+    assert {check["topic"] for check in checks} == {TOPIC}
+    asked = {check["body"]: (check["queueId"], check["transactionId"]) for check in checks}
+    for number, each in enumerate(unknown):
+        assert asked[f"late{number}"] == (each["queueId"], each["transactionId"])
+    producer.end()
+    consumer.end()
+
+
+def test_what_nobody_decides_is_given_up_after_the_last_check(
+    java: JavaDriver, start_node: StartNode, ports: dict[str, object]
+) -> None:
+    node = start_node("broker", **settings_of(ports, **{**FAST_CHECKS, "transactionCheckMax": 12}))
+    name_server = str(ports["namesrvAddr"])
+    producer = TransactionProducer.start(java, name_server)
+    producer.send(1, topic=TOPIC, prefix="undecided", decision=UNKNOWN)
+    # Before the producer's first heartbeat nobody can be asked.
+    times = [int(check["times"]) for check in producer.checks(12, within_s=8.0)]
+    assert times == list(range(13 - len(times), 13)), node.log()
+    assert times, node.log()
+    given_up = "TRANS_CHECK_MAX_TIME_TOPIC"
+    wait_for_route(name_server, given_up)
+    consumer = java.consume(name_server, group="consumers", topic=given_up)
+    received_exactly(consumer, Counter(["undecided0"]), node)
+    assert len(producer.checks(13, within_s=1.5)) == len(times)
+    consumer.end()
+    producer.end()
+
+
+@pytest.mark.parametrize("op_interval_ms", [0, 300])
+def test_open_transactions_go_on_after_a_kill(
+    java: JavaDriver, start_node: StartNode, ports: dict[str, object], op_interval_ms: int
+) -> None:
+    more = {"transactionOpBatchInterval": op_interval_ms, "flushConsumerOffsetInterval": 100}
+    node = start_node("broker", **settings_of(ports, **SLOW_CHECKS, **more))
+    name_server = str(ports["namesrvAddr"])
+    producer = TransactionProducer.start(java, name_server)
+    producer.send(3, topic=TOPIC, prefix="committed", decision=COMMIT)
+    producer.send(3, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
+    producer.send(4, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
+    # Decisions are one-way: wait until they are in the log, and on disk.
+    time.sleep(2.5)
+    node.kill()
+    node = start_node("broker", **settings_of(ports, **FAST_CHECKS, **more))
+    assert bodies(producer.checks(4)) == expected(4, "late"), node.log()
+    consumer = java.consume(name_server, group="consumers", topic=TOPIC)
+    received_exactly(consumer, expected(3, "committed") + expected(4, "late"), node)
+    assert len(producer.checks(5, within_s=1.0)) == 4
+    consumer.end()
+    producer.end()
+
+
+def test_a_promoted_slave_checks_the_open_transactions_of_its_master(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    with trioha_name_server(tmp_path / "names") as names:
+        # The promoted slave takes its master's address: clients find it without the topic's route.
+        common = {"namesrvAddr": names, "listenPort": free_port()}
+        master = start_node("master", role="SYNC_MASTER", **common, **SLOW_CHECKS)
+        slave = start_node(
+            "slave", role="SLAVE", ha_master_address=master.ha_address, namesrvAddr=names, **SLOW_CHECKS
+        )
+        master.wait(connections=1)
+        producer = TransactionProducer.start(java, names)
+        producer.send(3, topic=TOPIC, prefix="committed", decision=COMMIT)
+        producer.send(4, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
+        # Decisions are one-way: wait until they are in the log.
+        time.sleep(1.0)
+        master.wait(ack_offset=master.max_offset)
+        master.kill()
+        slave.stop()
+        promoted = start_node("slave", role="ASYNC_MASTER", **common, **FAST_CHECKS)
+        # A first send makes the topic on the promoted slave, if it has not copied its master's.
+        producer.send(1, topic=TOPIC, prefix="after", decision=COMMIT)
+        assert set(bodies(producer.checks(4))) == set(expected(4, "late")), promoted.log()
+        consumer = java.consume(names, group="consumers", topic=TOPIC)
+        wanted = expected(3, "committed") + expected(4, "late") + expected(1, "after")
+        received_exactly(consumer, wanted, promoted)
+        consumer.end()
+        producer.end()
+
+
+def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_trioha(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    sent = expected(2, "committed") + expected(2, "theirs") + expected(2, "ours")
+    with trioha_name_server(tmp_path / "names") as names:
+        real = java.open_broker(
+            tmp_path / "broker", role="ASYNC_MASTER", namesrvAddr=names, transactionCheckInterval=3_600_000
+        )
+        wait_for_route(names, "TBW102")
+        producer = TransactionProducer.start(java, names)
+        producer.send(2, topic=TOPIC, prefix="committed", decision=COMMIT)
+        producer.send(2, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
+        producer.send(2, topic=TOPIC, prefix="theirs", decision=UNKNOWN, decision_of_check=COMMIT)
+        # 5.x gathers op records for 3 s.
+        time.sleep(5.0)
+        real.shutdown()
+        # Both nodes have one address: the producer may still have the first node's route.
+        common = {"role": "ASYNC_MASTER", "namesrvAddr": names, "listenPort": free_port()}
+        node = start_node("broker", **common, **FAST_CHECKS)
+        assert set(bodies(producer.checks(2))) == set(expected(2, "theirs")), node.log()
+        consumer = java.consume(names, group="consumers", topic=TOPIC)
+        received_exactly(consumer, expected(2, "committed") + expected(2, "theirs"), node)
+        consumer.end()
+        node.stop()
+        node = start_node("broker", **common, **SLOW_CHECKS)
+        producer.send(2, topic=TOPIC, prefix="ours", decision=UNKNOWN, decision_of_check=COMMIT)
+        time.sleep(2.5)
+        node.stop()
+        real = java.open_broker(
+            tmp_path / "broker",
+            role="ASYNC_MASTER",
+            namesrvAddr=names,
+            # Longer than 5.x gathers op records: until then its broker checks, and commits, again.
+            transactionCheckInterval=4000,
+            transactionTimeOut=200,
+        )
+        wait_for_route(names, TOPIC)
+        consumer = java.consume(names, group="others", topic=TOPIC)
+        assert bodies(consumer.received(6)) == sent
+        consumer.end()
+        producer.end()

@@ -1,0 +1,96 @@
+"""The parts of a node for transactions: none but a refusal on a slave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from trioha.broker.clients import ClientRegistry
+from trioha.broker.half_messages import HALF_TOPIC
+from trioha.broker.puts import PutService
+from trioha.broker.transaction_processor import TransactionProcessor
+from trioha.broker.transaction_service import TransactionService, TransactionSettings
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.server import RemotingServer
+from trioha.remoting.serving import Handler
+from trioha.store.consume_queues import Queue
+from trioha.store.message_store import MessageStore
+from trioha.store.messages import Message
+
+
+@frozen
+class TransactionRoom:
+    """The parts that serve producers of transactions."""
+
+    service: TransactionService | None
+    """None on a slave."""
+    handlers: Mapping[int, Handler]
+    """By request code."""
+
+    @classmethod
+    def build(
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        *,
+        metadata: MetadataStore,
+        clients: ClientRegistry,
+        puts: PutService,
+    ) -> TransactionRoom:
+        """Dispatch of `store` gives half messages to the service from now on."""
+        service = None
+        if config.broker_role is not BrokerRole.SLAVE:
+            service = TransactionService(
+                store, metadata, clients, puts, settings=transaction_settings(config)
+            )
+            _follow_dispatch(store, service)
+        processor = TransactionProcessor(service)
+        return cls(service, {RequestCode.END_TRANSACTION: processor.answer})
+
+    @property
+    def prepare(self) -> Callable[[Message], Message]:
+        """How sends of half messages are kept; as they are on a slave, which refuses all puts."""
+        return _unchanged if self.service is None else self.service.prepare
+
+    def attach(self, server: RemotingServer) -> None:
+        """Ask producers by `server`."""
+        if self.service is not None:
+            self.service.push = lambda connection, frame: server.push(connection, frame, may_wait=True)
+
+    async def run(self) -> None:
+        """Check transactions until cancelled; on a slave there is nothing to do."""
+        if self.service is not None:
+            await self.service.run()
+
+
+def transaction_settings(config: BrokerConfig) -> TransactionSettings:
+    """Settings of transactions."""
+    return TransactionSettings(
+        broker_name=config.broker_name,
+        timeout_ms=config.transaction_time_out,
+        check_interval_s=config.transaction_check_interval / 1000,
+        check_max=config.transaction_check_max,
+        is_rejecting=config.reject_transaction_message,
+        op_interval_s=config.transaction_op_batch_interval / 1000,
+        op_bytes_max=config.transaction_op_msg_max_size,
+        open_max=config.open_transactions_max,
+        reserved_ms=config.file_reserved_time * 3_600_000,
+    )
+
+
+def _unchanged(message: Message) -> Message:
+    return message
+
+
+def _follow_dispatch(store: MessageStore, service: TransactionService) -> None:
+    """Report written half messages to the service."""
+
+    def on_written(queues: Sequence[Queue]) -> None:
+        for queue in queues:
+            if queue.topic == HALF_TOPIC:
+                service.stored(queue.max_offset)
+
+    store.dispatcher.on_written.append(on_written)
