@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import trio
+import trustme
 
-from trioha.remoting.client import open_client
+from trioha.net.tls import client_context
+from trioha.remoting.client import ConnectionLostError, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
@@ -66,6 +69,35 @@ def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path: Path, number: si
     assert told == {"value": "v"}
 
 
+def test_it_serves_over_tls_and_does_not_show_the_password_of_its_key(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    settings = {
+        "kvConfigPath": tmp_path / "kvConfig.json",
+        "bindAddress": "127.0.0.1",
+        "tls.server.mode": "enforcing",
+        "tls.server.certPath": tmp_path / "server.pem",
+        "tls.server.keyPath": tmp_path / "server.pem",
+        "tls.server.keyPassword": "not-to-be-shown",
+    }
+    arguments = [part for key, value in settings.items() for part in ("-p", f"{key}={value}")]
+    context = client_context(tmp_path / "ca.pem", key="--tls-ca")
+
+    async def shown(address: str, tls: ssl.SSLContext | None) -> str:
+        async with open_client(address, tls=tls) as client:
+            answer = await client.request(request(RequestCode.GET_NAMESRV_CONFIG))
+        return bytes(answer.body).decode()
+
+    with name_server("--port", "0", *arguments) as (_, ready):
+        text = trio.run(shown, ready["listen"], context)
+        assert "tls.server.mode=enforcing" in text
+        assert "not-to-be-shown" not in text
+        with pytest.raises(ConnectionLostError):
+            trio.run(shown, ready["listen"], None)
+
+
 def test_what_it_cannot_use_is_one_line(tmp_path: Path) -> None:
     damaged = tmp_path / "kvConfig.json"
     damaged.write_text("{")
@@ -73,6 +105,12 @@ def test_what_it_cannot_use_is_one_line(tmp_path: Path) -> None:
         (["--port", "70000"], "listenPort: 70000 is out of range"),
         (["-c", str(tmp_path / "none.conf")], "none.conf: cannot be read"),
         (["--port", "0", "-p", f"kvConfigPath={damaged}"], "is damaged"),
+        (["-p", "tls.server.mode=enforcing"], "tls.server.certPath: is missing: TLS needs a certificate"),
+        (["-p", f"tls.server.certPath={damaged}"], "tls.server.keyPath: is missing: TLS needs a certificate"),
+        (
+            ["-p", f"tls.server.certPath={damaged}", "-p", f"tls.server.keyPath={damaged}"],
+            "are not a certificate and its key",
+        ),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "trioha", "namesrv", *arguments],

@@ -21,7 +21,16 @@ from trioha.config.broker import (
     LogFormat,
     load_config,
 )
-from trioha.config.model import AckMode, GapPolicy, HaRole, HaVerify, StartFrom, broker_settings
+from trioha.config.model import (
+    AckMode,
+    ClientAuth,
+    GapPolicy,
+    HaRole,
+    HaVerify,
+    StartFrom,
+    TlsMode,
+    broker_settings,
+)
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
 from trioha.errors import ConfigError
 
@@ -48,6 +57,7 @@ def refusals(conf: Path, text: str, *overrides: str) -> list[str]:
 def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/operator")
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
     config = load(conf, "").config
     assert attrs.asdict(
         config, filter=lambda field, _: field.name not in {"broker_name", "broker_ip1", "broker_ip2"}
@@ -149,6 +159,22 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_tls_cert": None,
         "ha_tls_key": None,
         "ha_tls_ca": None,
+        "acl_enable": False,
+        "rocketmq_home": None,
+        "acl_file": None,
+        "access_key": None,
+        "secret_key": None,
+        "tls_server_mode": TlsMode.PERMISSIVE,
+        "tls_server_cert_path": None,
+        "tls_server_key_path": None,
+        "tls_server_key_password": None,
+        "tls_server_trust_cert_path": None,
+        "tls_server_auth_client": False,
+        "tls_server_need_client_auth": ClientAuth.NONE,
+        "tls_enable": False,
+        "tls_client_auth_server": False,
+        "tls_client_trust_cert_path": None,
+        "tls_config_file": None,
         "log_format": LogFormat.CONSOLE,
     }
     assert config.broker_name
@@ -258,6 +284,21 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haTlsCert=/tls/node.pem
         trioha.haTlsKey=/tls/node.key
         trioha.haTlsCa=/tls/ca.pem
+        aclEnable=true
+        rocketmqHome=/rocketmq
+        trioha.aclFile=/acl/rules.yml
+        trioha.accessKey=node-account
+        trioha.secretKey=node-secret
+        tls.server.mode=enforcing
+        tls.server.certPath=/tls/server.pem
+        tls.server.keyPath=/tls/server.key
+        tls.server.keyPassword=pass word
+        tls.server.trustCertPath=/tls/clients.pem
+        tls.server.authClient=true
+        tls.server.need.client.auth=optional
+        tls.enable=true
+        tls.client.authServer=true
+        tls.client.trustCertPath=/tls/servers.pem
         trioha.logFormat=json
     """
     loaded = load(conf, text)
@@ -362,6 +403,22 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_tls_cert": Path("/tls/node.pem"),
         "ha_tls_key": Path("/tls/node.key"),
         "ha_tls_ca": Path("/tls/ca.pem"),
+        "acl_enable": True,
+        "rocketmq_home": Path("/rocketmq"),
+        "acl_file": Path("/acl/rules.yml"),
+        "access_key": "node-account",
+        "secret_key": "node-secret",
+        "tls_server_mode": TlsMode.ENFORCING,
+        "tls_server_cert_path": Path("/tls/server.pem"),
+        "tls_server_key_path": Path("/tls/server.key"),
+        "tls_server_key_password": "pass word",
+        "tls_server_trust_cert_path": Path("/tls/clients.pem"),
+        "tls_server_auth_client": True,
+        "tls_server_need_client_auth": ClientAuth.OPTIONAL,
+        "tls_enable": True,
+        "tls_client_auth_server": True,
+        "tls_client_trust_cert_path": Path("/tls/servers.pem"),
+        "tls_config_file": None,
         "log_format": LogFormat.JSON,
     }
     settings = broker_settings()
@@ -566,6 +623,58 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
             "listenPort=7\nhaListenPort=7",
             "2: haListenPort: is 7, and so is listenPort; give another port",
         ),
+        (
+            "listenPort=9\nhaListenPort=7",
+            "2: haListenPort: is 7, the second port for clients, listenPort - 2; give another port",
+        ),
+        (
+            "tls.server.certPath=/c.pem",
+            " tls.server.keyPath: is missing, TLS needs a certificate and its key; give both",
+        ),
+        (
+            "tls.server.mode=enforcing",
+            " tls.server.certPath: is missing, but tls.server.mode is enforcing; give certificate and key",
+        ),
+        (
+            "tls.server.mode=strict",
+            (
+                "1: tls.server.mode: 'strict' is not one of its values; "
+                "give one of disabled, permissive, enforcing"
+            ),
+        ),
+        (
+            "tls.server.authClient=true\ntls.server.need.client.auth=require",
+            (
+                " tls.server.trustCertPath: is missing, but tls.server.authClient is true; "
+                "give the authorities of the clients' certificates"
+            ),
+        ),
+        (
+            "tls.server.trustCertPath=/ca.pem\ntls.server.need.client.auth=require",
+            (
+                "2: tls.server.need.client.auth: is require, but certificates of clients are not verified; "
+                "give tls.server.authClient=true and tls.server.trustCertPath"
+            ),
+        ),
+        (
+            (
+                "tls.server.mode=enforcing\ntrioha.withNamesrv=true\n"
+                "tls.server.certPath=/c.pem\ntls.server.keyPath=/k.pem"
+            ),
+            (
+                " tls.enable: is false, but tls.server.mode is enforcing, also for the node's own "
+                "name server; give tls.enable=true"
+            ),
+        ),
+        (
+            "tls.client.authServer=true",
+            (
+                " tls.client.trustCertPath: is missing, but tls.client.authServer is true; "
+                "give the authorities of the name servers' certificates"
+            ),
+        ),
+        ("trioha.accessKey=abc", " trioha.secretKey: is missing beside trioha.accessKey; give both"),
+        ("trioha.secretKey=abc", " trioha.accessKey: is missing beside trioha.secretKey; give both"),
     ],
 )
 def test_invalid_settings_are_refused_with_file_line_key_and_reason(
@@ -796,3 +905,54 @@ def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_a
     assert loaded.warnings == ()
     assert loaded.config.ha_master_address is None
     assert loaded.config.namesrv_addr == ("127.0.0.1:9876",)
+
+
+@pytest.mark.parametrize(
+    ("port", "vip_port"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909), (65535, 65533)]
+)
+def test_the_second_port_for_clients_is_two_below_the_first(port: int, vip_port: int | None) -> None:
+    assert BrokerConfig(listen_port=port).vip_port == vip_port
+
+
+def test_acl_enable_needs_a_file_of_rules(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
+    assert refusals(conf, "aclEnable=true") == [
+        "broker.conf: trioha.aclFile: is missing, but aclEnable is true; give the path of a plain_acl.yml"
+    ]
+    of_home = load(conf, "aclEnable=true\nrocketmqHome=/home").config
+    assert of_home.acl_file == Path("/home/conf/plain_acl.yml")
+    monkeypatch.setenv("ROCKETMQ_HOME", "/rocketmq")
+    assert load(conf, "aclEnable=true").config.acl_file == Path("/rocketmq/conf/plain_acl.yml")
+    assert load(conf, "aclEnable=true\nrocketmqHome=/home").config.rocketmq_home == Path("/home")
+    assert load(conf, "aclEnable=true\ntrioha.aclFile=/a.yml").config.acl_file == Path("/a.yml")
+
+
+def test_settings_of_tls_may_be_in_a_file_of_their_own(conf: Path) -> None:
+    own = conf.with_name("tls.properties")
+    own.write_text(
+        "tls.server.mode = enforcing\ntls.server.certPath=/own.pem\ntls.server.keyPath=/own.key\n"
+        "tls.test.mode.enable=false\nsomething.else=1\n"
+    )
+    loaded = load(conf, f"tls.config.file={own}\ntls.server.certPath=/given.pem")
+    assert loaded.config.tls_server_mode is TlsMode.ENFORCING
+    assert loaded.config.tls_server_cert_path == Path("/given.pem")
+    assert loaded.config.tls_server_key_path == Path("/own.key")
+    own.write_text("tls.server.mode=strict\ntls.server.mod=x\n")
+    assert refusals(conf, f"tls.config.file={own}") == [
+        (
+            "tls.properties:1: tls.server.mode: 'strict' is not one of its values; "
+            "give one of disabled, permissive, enforcing"
+        ),
+        "tls.properties:2: tls.server.mod: is not a key of RocketMQ or trioha; did you mean tls.server.mode?",
+    ]
+    own.unlink()
+    (missing,) = refusals(conf, f"tls.config.file={own}")
+    assert missing.startswith("broker.conf:1: tls.config.file: cannot be read: No such file")
+
+
+def test_secrets_are_not_shown() -> None:
+    config = BrokerConfig(secret_key="node-secret", tls_server_key_password="pass word")
+    assert "node-secret" not in repr(config)
+    assert "pass word" not in repr(config)
+    secrets = [setting.key for setting in broker_settings().values() if setting.is_secret]
+    assert secrets == ["trioha.secretKey", "tls.server.keyPassword"]

@@ -102,3 +102,24 @@ def test_the_text_of_a_configuration_loads_as_the_same(tmp_path):
 
 def test_the_default_configuration_has_a_text():
     assert b"brokerPermission=6\n" in config_text(BrokerConfig())
+
+
+SECRETS = "trioha.accessKey=account-1\ntrioha.secretKey=very-secret\ntls.server.keyPassword=very-secret\n"
+
+
+def test_the_text_of_a_configuration_has_no_secrets(tmp_path):
+    (tmp_path / "broker.conf").write_text(SECRETS)
+    text = config_text(load_config(tmp_path / "broker.conf").config)
+    assert b"trioha.accessKey=account-1\n" in text
+    assert b"secretKey" not in text
+    assert b"keyPassword" not in text
+    assert b"very-secret" not in text
+
+
+@pytest.mark.parametrize("value", ["very-secret", "another"])
+def test_secrets_are_not_changed_and_not_confirmed(tmp_path, value):
+    (tmp_path / "broker.conf").write_text(SECRETS)
+    config = load_config(tmp_path / "broker.conf").config
+    file = ConfigFile(tmp_path / "broker.conf")
+    with pytest.raises(RefusedChange, match=r"^trioha\.secretKey can only be changed by a restart"):
+        plan_change(file, config, {"trioha.secretKey": value}, at_run_time=frozenset())

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trustme
 from attrs import evolve
+from cryptography.hazmat.primitives import serialization
 
 from tests.ha.support import SETTINGS, Peer, connected, make_master, make_slave, settled
 from tests.store.support import log_bytes, message, open_log
@@ -237,6 +238,18 @@ def test_an_error_of_a_tls_file_names_its_key(tmp_path, authority):
         server_context(evolve(good, key=tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match=r"haTlsCert: .*no certificate with its key"):
         server_context(evolve(good, key=other.key))
+    key = serialization.load_pem_private_key(good.key.read_bytes(), None)
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    # No password is asked on the terminal.
+    with pytest.raises(ConfigError, match="the key without a passphrase"):
+        server_context(evolve(good, key=encrypted))
     (tmp_path / "empty.pem").write_text("nothing")
     with pytest.raises(ConfigError, match=r"haTlsCa: .*has no certificates"):
         client_context(evolve(good, authority=tmp_path / "empty.pem"))

@@ -24,7 +24,7 @@ class RocketClients:
 
     def __init__(self, version: str, *, folder: Path) -> None:
         self.version = version
-        home = folder / "home"
+        home = self._home = folder / "home"
         (home / "conf").mkdir(parents=True)
         for name in ("logback.xml", "conf/logback_tools.xml"):
             (home / name).write_text(_LOGBACK)
@@ -75,6 +75,21 @@ class RocketClients:
     def leave(self) -> None:
         """Disconnect the clients of `join`."""
         self._call("leave")
+
+    @contextmanager
+    def secured(
+        self, access_key: str = "", secret_key: str = "", *, tls: bool = False, vip: bool = False
+    ) -> Iterator[None]:
+        """Sign with an account, use TLS, send to the second port inside the `with`. mqadmin only signs."""
+        tools = self._home / "conf" / "tools.yml"
+        if access_key:
+            tools.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
+        self._call("security", access_key, secret_key, str(tls).lower(), str(vip).lower())
+        try:
+            yield
+        finally:
+            tools.unlink(missing_ok=True)
+            self._call("security", "", "", "false", "false")
 
     def close(self) -> None:
         """End the JVM."""

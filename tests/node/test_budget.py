@@ -18,7 +18,7 @@ from trioha.remoting.memory import bytes_max_for
 def divided(monkeypatch: pytest.MonkeyPatch, limit: int, **settings: object) -> DescriptorBudget:
     monkeypatch.setattr(budget, "descriptor_limit", lambda: limit)
     monkeypatch.setattr(budget, "open_descriptors", lambda _: 8)
-    return descriptor_budget(BrokerConfig(**settings))  # type: ignore[arg-type]
+    return descriptor_budget(BrokerConfig(**{"listen_port": 0, **settings}))  # type: ignore[arg-type]
 
 
 def parts(found: DescriptorBudget) -> tuple[int, int, int, int]:
@@ -87,6 +87,11 @@ def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch: pyt
 def test_slaves_and_recordings_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs at least 58"):
         divided(monkeypatch, 49, broker_role=BrokerRole.SLAVE, broker_id=1, record_dir=tmp_path)
+
+
+def test_the_second_port_for_clients_needs_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="needs at least 52"):
+        divided(monkeypatch, 49, listen_port=10911)
 
 
 def test_connections_of_one_address_are_lowered_with_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from struct import pack
 
 import pytest
@@ -582,3 +584,56 @@ async def test_pushes_to_a_peer_that_does_not_read_are_dropped() -> None:
             assert command is not None
             assert (command.opaque, command.body) == (2, b"last")
         assert 0 < taken < pushes // 4
+
+
+# -- the VIP port -------------------------------------------------------------------------------------------
+
+
+def _two_free_ports() -> tuple[int, int]:
+    """A port whose number less 2 is free, too, and that one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port, port - 2
+
+
+async def test_the_vip_port_has_the_same_handler_and_shares_the_limits() -> None:
+    port, vip_port = _two_free_ports()
+    server = RemotingServer(echo, limits=ServerLimits(connections_max=2))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            listening = await nursery.start(
+                partial(server.serve, host="127.0.0.1", port=port, vip_port=vip_port)
+            )
+            assert listening == [("127.0.0.1", port), ("127.0.0.1", vip_port)]
+            addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{vip_port}"]
+            async with open_client(addresses[0]) as first, open_client(addresses[1]) as second:
+                assert (await first.request(request(310, body=b"1"))).body == b"1"
+                assert (await second.request(request(310, body=b"2"))).body == b"2"
+                for refused in addresses:
+                    async with open_client(refused) as third:
+                        with pytest.raises(ConnectionLostError):
+                            await third.request(request(310))
+            assert server.statistics.connections_refused == 2
+            await server.drain()
+            for closed in addresses:
+                with pytest.raises(ConnectionLostError, match="cannot connect"):
+                    async with open_client(closed):
+                        pass
+
+
+async def test_a_vip_port_in_use_is_one_error_and_the_first_port_is_free_again() -> None:
+    port, vip_port = _two_free_ports()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", vip_port))
+        other.listen()
+        server = RemotingServer(echo)
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{vip_port}, the VIP port: "):
+            await server.serve(host="127.0.0.1", port=port, vip_port=vip_port)
+    with socket.socket() as again:
+        again.bind(("127.0.0.1", port))

@@ -36,7 +36,7 @@ class ClientProcessor:
 
     def heart_beat(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
         """HEART_BEAT: make the client a member of its groups. Raises BadRequestError."""
-        heartbeat = _heartbeat(request)
+        heartbeat = heartbeat_of(request)
         try:
             for data in heartbeat.consumers:
                 self._make_group(data.group)
@@ -100,7 +100,8 @@ class ClientProcessor:
         return response_to(request, ResponseCode.SUCCESS)
 
 
-def _heartbeat(request: RemotingCommand) -> Heartbeat:
+def heartbeat_of(request: RemotingCommand) -> Heartbeat:
+    """The body of a HEART_BEAT. Raises BadRequestError."""
     body = _parsed(request)
     client_id = body.get("clientID")
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= CLIENT_ID_CHARS_MAX:

@@ -10,6 +10,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from ipaddress import ip_address
 from itertools import cycle, islice
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
 from trioha.cli.load_consumption import LOAD_PROPERTY, Consumption, LoadConsumer
+from trioha.cli.security import ClientSecurity, CredentialsOption, TlsOption
 from trioha.client.cluster import in_background
 from trioha.distribution import nearest_rank
 from trioha.errors import ConfigError, PeerError
@@ -88,6 +90,8 @@ class LoadPlan:
     """The same seed gives the same sizes and bodies in the same order."""
     consume: bool = False
     """Receive the messages, too."""
+    security: ClientSecurity = field(factory=ClientSecurity)
+    """Account and TLS of the connections."""
 
 
 @frozen
@@ -205,7 +209,7 @@ class Load:
         plan = self._plan
         self._start_s = trio.current_time()
         try:
-            async with open_client(plan.broker, connect_timeout_s=plan.timeout_s) as first:
+            async with self._connecting() as first:
                 self._start_s = self._end_s = trio.current_time()
                 self._use(first)
                 async with trio.open_nursery() as nursery:
@@ -216,6 +220,15 @@ class Load:
                     nursery.cancel_scope.cancel()
         finally:
             self._end_s = trio.current_time()
+
+    def _connecting(self) -> AbstractAsyncContextManager[RemotingClient]:
+        plan = self._plan
+        return open_client(
+            plan.broker,
+            connect_timeout_s=plan.timeout_s,
+            credentials=plan.security.credentials,
+            tls=plan.security.tls,
+        )
 
     def _use(self, client: RemotingClient) -> None:
         if self._keys is None:
@@ -234,9 +247,7 @@ class Load:
             pause_s = RECONNECT_PAUSE_FIRST_S
             while self._client is None:
                 try:
-                    async with open_client(
-                        self._plan.broker, connect_timeout_s=self._plan.timeout_s
-                    ) as client:
+                    async with self._connecting() as client:
                         self._reconnects += 1
                         self._use(client)
                         await client.wait_lost()
@@ -414,6 +425,8 @@ def load(
     seed: int = 0,
     consume: bool = False,
     json: bool = False,
+    credentials: CredentialsOption = None,
+    tls_ca: TlsOption = None,
 ) -> int:
     """Send messages to a broker and measure it.
 
@@ -452,6 +465,10 @@ def load(
         messages were not received, which is exit code 1.
     json
         Print one JSON object instead of tables.
+    credentials
+        YAML file with accessKey and secretKey, as RocketMQ's conf/tools.yml: requests are signed.
+    tls_ca
+        PEM file of the authority of the broker's certificate: the connection uses TLS.
     """
     for option, number in (("--concurrency", concurrency), ("--queues", queues)):
         if number < 1:
@@ -481,6 +498,7 @@ def load(
         reconnect_timeout_s=reconnect,
         seed=seed,
         consume=consume,
+        security=ClientSecurity.of(credentials, tls_ca),
     )
     if consume:
         # Consumers log what they retry.

@@ -15,7 +15,9 @@ from trioha.config.model import LogFormat
 from trioha.errors import ConfigError
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.settings import LoadedSettings, load_settings
+from trioha.namesrv.tls import tls_of
 from trioha.net.descriptors import DescriptorGate, descriptor_limit, open_descriptors, raise_descriptor_limit
+from trioha.net.tls import ServerTls
 from trioha.node.logs import configure_logs
 from trioha.remoting.address import Address
 
@@ -55,10 +57,10 @@ def namesrv(
     for warning in loaded.warnings:
         log.warning(warning)
     raise_descriptor_limit()
-    return trio.run(_run, loaded)
+    return trio.run(_run, loaded, tls_of(loaded.settings))
 
 
-async def _run(loaded: LoadedSettings) -> int:
+async def _run(loaded: LoadedSettings, tls: ServerTls | None) -> int:
     limit = descriptor_limit()
     used = open_descriptors(limit)
     connections = limit - RESERVE_DESCRIPTORS - (RESERVE_DESCRIPTORS if used is None else used)
@@ -69,7 +71,9 @@ async def _run(loaded: LoadedSettings) -> int:
     settings = loaded.settings
     if connections < settings.connections_max:
         log.warning("connections limited by ulimit -n", connections_max=connections)
-    server = await NameServer.open(settings, connections_max=min(connections, settings.connections_max))
+    server = await NameServer.open(
+        settings, connections_max=min(connections, settings.connections_max), tls=tls
+    )
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             address: Address = await nursery.start(

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from trioha.broker_status import BrokerStatus
 from trioha.cli.console import err, out, print_json
+from trioha.cli.security import ClientSecurity, CredentialsOption, TlsOption
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
@@ -26,7 +27,13 @@ PROBE_HOSTS_MAX = 5
 """Hosts whose probes get a line each."""
 
 
-def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
+def status(
+    *addresses: str,
+    timeout: float = 3.0,
+    json: bool = False,
+    credentials: CredentialsOption = None,
+    tls_ca: TlsOption = None,
+) -> int:
     """Show the replication of running brokers, trioha's or RocketMQ's.
 
     Exit code 1 if a broker could not be reached; the others are shown all the same.
@@ -39,13 +46,18 @@ def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
         Seconds for each broker to answer.
     json
         Print one JSON object instead of tables.
+    credentials
+        YAML file with accessKey and secretKey, as RocketMQ's conf/tools.yml: requests are signed.
+    tls_ca
+        PEM file of the authority of the brokers' certificates: connections use TLS.
     """
     if not addresses:
         raise ConfigError("no broker to ask", hint="write trioha status HOST:PORT ...")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
     asked = [parse_address(address) for address in addresses]
-    answers = trio.run(_ask_all, asked, timeout)
+    security = ClientSecurity.of(credentials, tls_ca)
+    answers = trio.run(_ask_all, asked, timeout, security)
     brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
     errors = [answer for answer in answers if isinstance(answer, TriohaError)]
     if json:
@@ -57,13 +69,18 @@ def status(*addresses: str, timeout: float = 3.0, json: bool = False) -> int:
     return 1 if errors else 0
 
 
-async def _ask_all(addresses: Sequence[Address], timeout_s: float) -> list[BrokerStatus | TriohaError]:
+async def _ask_all(
+    addresses: Sequence[Address], timeout_s: float, security: ClientSecurity
+) -> list[BrokerStatus | TriohaError]:
     """One answer or error for each address, in their order, all asked at once."""
     answers: dict[int, BrokerStatus | TriohaError] = {}
 
     async def ask(index: int, address: Address) -> None:
         try:
-            async with open_client(address, connect_timeout_s=timeout_s) as client:
+            connecting = open_client(
+                address, connect_timeout_s=timeout_s, credentials=security.credentials, tls=security.tls
+            )
+            async with connecting as client:
                 answers[index] = await fetch_status(client, timeout_s=timeout_s)
         except RemoteProtocolError as error:
             answers[index] = RemoteProtocolError(f"{address}: {error}")

@@ -21,16 +21,18 @@ from trioha.config.model import (
     RECORDED_BROKER_ID_MAX,
     BrokerConfig,
     BrokerRole,
+    ClientAuth,
     DistinctBy,
     FlushDiskType,
     LogFormat,
     Setting,
+    TlsMode,
     broker_settings,
     client_bytes_needed,
 )
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
-from trioha.config.values import PORT_MAX, InvalidValue
+from trioha.config.values import PORT_MAX, InvalidValue, directory
 from trioha.errors import ConfigError
 
 __all__ = [
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+HOME_VARIABLE: Final = "ROCKETMQ_HOME"
+TLS_PREFIX: Final = "tls."
 FILE_BYTES_MAX: Final = 1024 * 1024
 """A broker.conf has a page or two: a larger file was given by mistake and is not read into memory."""
 
@@ -88,6 +92,7 @@ def check_config(data: bytes, *, file: str | Path, overrides: Sequence[str] = ()
     for override in overrides:
         loading.read_override(override)
     loading.read_environment(environ)
+    loading.read_tls_file()
     loading.parse()
     if not loading.problems:
         return loading.checked()
@@ -182,6 +187,31 @@ class _Loading:
         name_servers = variables.get(NAME_SERVERS_VARIABLE)
         if name_servers and "namesrv_addr" not in self.given:
             self._add(_Given("namesrvAddr", name_servers, f"${NAME_SERVERS_VARIABLE}", None))
+        home = variables.get(HOME_VARIABLE)
+        if home and "rocketmq_home" not in self.given:
+            self._add(_Given("rocketmqHome", home, f"${HOME_VARIABLE}", None))
+
+    def read_tls_file(self) -> None:
+        """Read the file of `tls.config.file`, whose settings file and overrides may replace."""
+        given = self.given.get("tls_config_file")
+        if given is None or not given.value:
+            return
+        try:
+            path = directory(given.value)
+            document = PropertiesDocument.parse(read_config_file(path))
+        except (InvalidValue, ConfigError) as error:
+            self.problems.append(given.problem(error.reason, "give the path of a properties file"))
+            return
+        for entry in document.entries:
+            if not entry.key.startswith(TLS_PREFIX):
+                continue
+            found = _Given(entry.key, entry.value.strip(), str(path), entry.line)
+            if entry.problem is not None:
+                self.problems.append(found.problem(entry.problem, "a backslash itself is written \\\\"))
+                continue
+            known = _BY_KEY.get(entry.key)
+            if known is None or known[0] not in self.given or self.given[known[0]].file == str(path):
+                self._add(found)
 
     def _add(self, given: _Given) -> None:
         if given.key not in _BY_KEY:
@@ -253,6 +283,7 @@ class _Loading:
                 "is missing, but brokerRole is SLAVE",
                 "give HOST:PORT of the master's HA service, or namesrvAddr to learn it there",
             )
+        yield from self._security_checks(config, sound)
         if sound("listen_port", "ha_listen_port"):
             if config.ha_listen_port > PORT_MAX:
                 yield self._problem(
@@ -263,6 +294,12 @@ class _Loading:
             elif config.ha_listen_port == config.listen_port != 0:
                 yield self._problem(
                     "ha_listen_port", f"is {config.ha_listen_port}, and so is listenPort", "give another port"
+                )
+            elif config.ha_listen_port == config.vip_port:
+                yield self._problem(
+                    "ha_listen_port",
+                    f"is {config.ha_listen_port}, the second port for clients, listenPort - 2",
+                    "give another port",
                 )
         if (
             sound("in_sync_replicas", "total_replicas")
@@ -296,6 +333,51 @@ class _Loading:
                 "broker_id",
                 f"is {config.broker_id}, which a recorded session cannot hold",
                 f"give at most {RECORDED_BROKER_ID_MAX} or leave out trioha.recordDir",
+            )
+
+    def _security_checks(self, config: BrokerConfig, sound: Callable[..., bool]) -> Iterator[ConfigError]:
+        """Problems of access control and of TLS for clients."""
+        if sound("acl_enable", "acl_file") and config.acl_enable and config.acl_file is None:
+            yield self._problem(
+                "acl_file", "is missing, but aclEnable is true", "give the path of a plain_acl.yml"
+            )
+        for attribute, other in (("access_key", "secret_key"), ("secret_key", "access_key")):
+            if getattr(config, attribute) is not None and getattr(config, other) is None:
+                yield self._problem(other, f"is missing beside {_SETTINGS[attribute].key}", "give both")
+        files = ("tls_server_cert_path", "tls_server_key_path")
+        missing = [attribute for attribute in files if getattr(config, attribute) is None]
+        if not sound("tls_server_mode", *files):
+            return
+        if len(missing) == 1:
+            yield self._problem(missing[0], "is missing, TLS needs a certificate and its key", "give both")
+        elif missing and config.tls_server_mode is TlsMode.ENFORCING:
+            yield self._problem(
+                missing[0], "is missing, but tls.server.mode is enforcing", "give certificate and key"
+            )
+        if config.tls_server_mode is TlsMode.ENFORCING and config.with_name_server and not config.tls_enable:
+            yield self._problem(
+                "tls_enable",
+                "is false, but tls.server.mode is enforcing, also for the node's own name server",
+                "give tls.enable=true",
+            )
+        if config.tls_client_auth_server and config.tls_client_trust_cert_path is None:
+            yield self._problem(
+                "tls_client_trust_cert_path",
+                "is missing, but tls.client.authServer is true",
+                "give the authorities of the name servers' certificates",
+            )
+        verifies = config.tls_server_auth_client and config.tls_server_trust_cert_path is not None
+        if config.tls_server_auth_client and config.tls_server_trust_cert_path is None:
+            yield self._problem(
+                "tls_server_trust_cert_path",
+                "is missing, but tls.server.authClient is true",
+                "give the authorities of the clients' certificates",
+            )
+        elif config.tls_server_need_client_auth is ClientAuth.REQUIRE and not verifies:
+            yield self._problem(
+                "tls_server_need_client_auth",
+                "is require, but certificates of clients are not verified",
+                "give tls.server.authClient=true and tls.server.trustCertPath",
             )
 
     def _memory_checks(self, config: BrokerConfig, sound: Callable[..., bool]) -> Iterator[ConfigError]:
@@ -361,6 +443,11 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
                 f"is above {_SETTINGS[in_all].key}={getattr(config, in_all)}: "
                 "one address may take all places",
             )
+    if config.tls_server_auth_client and config.tls_server_need_client_auth is ClientAuth.NONE:
+        yield at(
+            "tls_server_auth_client",
+            "clients are not asked for certificates: tls.server.need.client.auth is none",
+        )
     if config.ha_housekeeping_interval <= config.ha_send_heartbeat_interval:
         attribute = (
             "ha_housekeeping_interval"

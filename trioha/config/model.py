@@ -117,6 +117,26 @@ class GapPolicy(StrEnum):
     """Archives its log beside the new one and copies the master's log."""
 
 
+class TlsMode(StrEnum):
+    """What a port for clients does with connections that start TLS, and with others."""
+
+    DISABLED = "disabled"
+    """Connections that start TLS are closed."""
+    PERMISSIVE = "permissive"
+    """Both are served."""
+    ENFORCING = "enforcing"
+    """Connections that do not start TLS are closed."""
+
+
+class ClientAuth(StrEnum):
+    """Whether clients are asked for certificates."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    """A client may have none."""
+    REQUIRE = "require"
+
+
 class LogFormat(StrEnum):
     """Format of log lines on stderr."""
 
@@ -133,13 +153,23 @@ class Setting:
     key: str
     aliases: tuple[str, ...]
     parse: Callable[[str], object]
+    is_secret: bool = False
+    """Whether its value must not be shown."""
 
 
 _SETTING: Final = "setting"
 
 
-def _setting(key: str, parse: Callable[[str], T], *, default: T | Any, aliases: tuple[str, ...] = ()) -> T:
-    return cast("T", attrs.field(default=default, metadata={_SETTING: Setting(key, aliases, parse)}))
+def _setting(
+    key: str,
+    parse: Callable[[str], T],
+    *,
+    default: T | Any,
+    aliases: tuple[str, ...] = (),
+    is_secret: bool = False,
+) -> T:
+    setting = Setting(key, aliases, parse, is_secret)
+    return cast("T", attrs.field(default=default, repr=not is_secret, metadata={_SETTING: setting}))
 
 
 def local_address() -> str:
@@ -674,8 +704,88 @@ class BrokerConfig:
     ha_tls_ca: Path | None = _setting("trioha.haTlsCa", values.optional_directory, default=None)
     """PEM file of the authority that must have signed the peer's certificate."""
 
+    acl_enable: bool = _setting("aclEnable", values.boolean, default=False)
+    """Whether requests of clients must be signed and allowed by the rules of `acl_file`. RocketMQ default:
+    false."""
+
+    rocketmq_home: Path | None = _setting("rocketmqHome", values.optional_directory, default=None)
+    """Folder of a RocketMQ distribution: its conf/plain_acl.yml is the default of `acl_file`.
+
+    RocketMQ default: the environment variable ROCKETMQ_HOME, here too.
+    """
+
+    acl_file: Path | None = _setting(
+        "trioha.aclFile",
+        values.optional_directory,
+        default=Factory(
+            lambda self: self.rocketmq_home and self.rocketmq_home / "conf" / "plain_acl.yml", takes_self=True
+        ),
+    )
+    """File of the rules of access control, in the format of RocketMQ's plain_acl.yml; read again when it
+    changes."""
+
+    access_key: str | None = _setting("trioha.accessKey", values.optional_text, default=None)
+    """Account with which the node signs its own requests to name servers."""
+
+    secret_key: str | None = _setting("trioha.secretKey", values.optional_text, default=None, is_secret=True)
+    """Secret of that account."""
+
+    tls_server_mode: TlsMode = _setting("tls.server.mode", values.one_of(TlsMode), default=TlsMode.PERMISSIVE)
+    """What the ports for clients do with TLS, if there is a certificate: see `TlsMode`. RocketMQ default:
+    permissive."""
+
+    tls_server_cert_path: Path | None = _setting(
+        "tls.server.certPath", values.optional_directory, default=None
+    )
+    """PEM file of the certificate for clients. RocketMQ default: none; it makes a certificate that no client
+    can verify."""
+
+    tls_server_key_path: Path | None = _setting("tls.server.keyPath", values.optional_directory, default=None)
+    """PEM file of the certificate's key."""
+
+    tls_server_key_password: str | None = _setting(
+        "tls.server.keyPassword", values.optional_text, default=None, is_secret=True
+    )
+    """Password of that file."""
+
+    tls_server_trust_cert_path: Path | None = _setting(
+        "tls.server.trustCertPath", values.optional_directory, default=None
+    )
+    """PEM file of the authorities that may have signed certificates of clients."""
+
+    tls_server_auth_client: bool = _setting("tls.server.authClient", values.boolean, default=False)
+    """Whether certificates of clients are verified. RocketMQ default: false."""
+
+    tls_server_need_client_auth: ClientAuth = _setting(
+        "tls.server.need.client.auth", values.one_of(ClientAuth), default=ClientAuth.NONE
+    )
+    """Whether clients are asked for certificates. RocketMQ default: none."""
+
+    tls_enable: bool = _setting("tls.enable", values.boolean, default=False)
+    """Whether the node's own connections to name servers use TLS. RocketMQ default: false."""
+
+    tls_client_auth_server: bool = _setting("tls.client.authServer", values.boolean, default=False)
+    """Whether the certificates of those name servers are verified. RocketMQ default: false.
+
+    RocketMQ checks the authority only, trioha also the name of the host.
+    """
+
+    tls_client_trust_cert_path: Path | None = _setting(
+        "tls.client.trustCertPath", values.optional_directory, default=None
+    )
+    """PEM file of the authorities that may have signed them."""
+
+    tls_config_file: Path | None = _setting("tls.config.file", values.optional_directory, default=None)
+    """Properties file with the `tls.` settings that are not given here. RocketMQ default:
+    /etc/rocketmq/tls.properties."""
+
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
     """Format of log lines."""
+
+    @property
+    def vip_port(self) -> int | None:
+        """The second port for clients, `listen_port` - 2; None where there is no such port."""
+        return self.listen_port - 2 if self.listen_port > 2 else None
 
     @property
     def slave_acks_needed(self) -> int:

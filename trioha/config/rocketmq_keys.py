@@ -2,7 +2,8 @@
 
 The settable properties of BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig and
 AuthConfig of 4.9.7, 5.3.3, 5.4.0 and 5.5.0, what brokers of the first two answer to GET_BROKER_CONFIG, and
-the two that BrokerStartup makes environment settings of.
+the two that BrokerStartup makes environment settings of. Those of TLS are system properties of RocketMQ's JVM
+or lines of its tls.properties.
 """
 
 from __future__ import annotations
@@ -147,5 +148,12 @@ waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueu
 wakeFlushWhenPutMessage warmMapedFileEnable writeBufferHighWaterMark writeBufferLowWaterMark
 writeWithoutMmap
 """.split()  # noqa: SIM905 - a list of 535 literals would take 535 lines
-)
+) | frozenset(
+    (
+        "tls.ciphers", "tls.client.authServer", "tls.client.certPath", "tls.client.keyPassword",
+        "tls.client.keyPath", "tls.client.trustCertPath", "tls.config.file", "tls.enable", "tls.protocols",
+        "tls.server.authClient", "tls.server.certPath", "tls.server.keyPassword", "tls.server.keyPath",
+        "tls.server.mode", "tls.server.need.client.auth", "tls.server.trustCertPath", "tls.test.mode.enable",
+    )
+)  # fmt: skip
 """Keys of a broker.conf that RocketMQ 4.9.7, 5.3.3, 5.4.0 or 5.5.0 knows, in RocketMQ's spelling."""

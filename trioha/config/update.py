@@ -43,10 +43,11 @@ class RefusedChange(Exception):  # noqa: N818 - says what was refused
 
 
 def config_text(config: BrokerConfig) -> bytes:
-    """All settings as a properties text, by key."""
+    """All settings but the secret ones as a properties text, by key."""
     pairs = sorted(
         (setting.key, value_text(attribute, getattr(config, attribute)))
         for attribute, setting in broker_settings().items()
+        if not setting.is_secret
     )
     return "".join(f"{key}={value}\n" for key, value in pairs).encode("utf-8", "replace")
 
@@ -87,6 +88,9 @@ def plan_change(
                 raise RefusedChange(f"{key} is not used by trioha")
             raise ConfigError("is not a key of RocketMQ or trioha", key=key)
         attribute, setting = found
+        if setting.is_secret:
+            # Also for the value that it has: an answer must not confirm a guess.
+            raise RefusedChange(f"{key} can only be changed by a restart: edit {file.path}")
         try:
             value = setting.parse(text.strip())
         except InvalidValue as refused:

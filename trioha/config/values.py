@@ -174,6 +174,11 @@ def optional_directory(text: str) -> Path | None:
     return directory(text) if text else None
 
 
+def optional_text(text: str) -> str | None:
+    """Any text, or None for an empty one."""
+    return text or None
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of `host:port`, IPv6 in brackets. Raises `InvalidValue`."""
     found = _ADDRESS.fullmatch(text)

@@ -126,10 +126,11 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", key=key) from None
     try:
-        context.load_cert_chain(files.certificate, files.key)
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(files.certificate, files.key, password="")
     except ssl.SSLError as error:
         raise ConfigError(
-            f"{files.certificate} and {files.key} are no certificate with its key: {error.reason}",
+            f"{files.certificate} and {files.key} are no certificate with its key: {error.reason or error}",
             key="trioha.haTlsCert",
             hint="both are PEM files, the key without a passphrase",
         ) from None

@@ -15,6 +15,7 @@ from trioha.namesrv.registry import BrokerIdentity, Registry, RegistryLimits
 from trioha.namesrv.settings import NameServerSettings
 from trioha.net.descriptors import Gate
 from trioha.net.threads import run_in_thread
+from trioha.net.tls import ServerTls
 from trioha.remoting.address import Address
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
@@ -27,7 +28,14 @@ DRAIN_S: Final = 3.0
 class NameServer:
     """One name server; `open` makes it, `run` serves."""
 
-    def __init__(self, settings: NameServerSettings, kv: KvConfig, *, connections_max: int) -> None:
+    def __init__(
+        self,
+        settings: NameServerSettings,
+        kv: KvConfig,
+        *,
+        connections_max: int,
+        tls: ServerTls | None = None,
+    ) -> None:
         self.registry = Registry(
             clock=trio.current_time,
             limits=RegistryLimits(brokers_max=settings.brokers_max, topics_max=settings.topics_max),
@@ -41,17 +49,24 @@ class NameServer:
                 total_bytes_max=settings.client_bytes_max,
                 idle_timeout_s=float(settings.idle_timeout_s),
             ),
+            tls=tls,
         )
         self._server.on_closed = self._closed
 
     @classmethod
-    async def open(cls, settings: NameServerSettings, *, connections_max: int | None = None) -> NameServer:
+    async def open(
+        cls,
+        settings: NameServerSettings,
+        *,
+        connections_max: int | None = None,
+        tls: ServerTls | None = None,
+    ) -> NameServer:
         """A name server with the key-value table of its file. Raises StoreError.
 
         `connections_max` replaces that of the settings where there are not descriptors for so many.
         """
         kv = await run_in_thread(partial(KvConfig.load, settings.kv_config_path))
-        return cls(settings, kv, connections_max=connections_max or settings.connections_max)
+        return cls(settings, kv, connections_max=connections_max or settings.connections_max, tls=tls)
 
     @property
     def settings(self) -> NameServerSettings:

@@ -16,6 +16,7 @@ import attrs
 from attrs import Factory, evolve, frozen
 
 from trioha.config import values
+from trioha.config.model import TlsMode
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.values import LONG_MAX, PORT_MAX, InvalidValue
 from trioha.errors import ConfigError
@@ -43,9 +44,16 @@ UNUSED_KEYS: Final = frozenset(
 FILE_BYTES_MAX: Final = 1024 * 1024
 
 
-def _setting(key: str, parse: Callable[[str], T], *, default: T | Any, at_run_time: bool = False) -> T:
+def _setting(
+    key: str,
+    parse: Callable[[str], T],
+    *,
+    default: T | Any,
+    at_run_time: bool = False,
+    is_secret: bool = False,
+) -> T:
     metadata = {"key": key, "parse": parse, "at_run_time": at_run_time}
-    return cast("T", attrs.field(default=default, metadata=metadata))
+    return cast("T", attrs.field(default=default, repr=not is_secret, metadata=metadata))
 
 
 @frozen(kw_only=True)
@@ -121,6 +129,22 @@ class NameServerSettings:
         default=128 * 1024 * 1024,
     )
     """Bytes held for all peers: requests, whole or not, and answers not yet sent."""
+
+    tls_server_mode: TlsMode = _setting("tls.server.mode", values.one_of(TlsMode), default=TlsMode.PERMISSIVE)
+    """What the port does with TLS, if there is a certificate. RocketMQ default: permissive."""
+
+    tls_server_cert_path: Path | None = _setting(
+        "tls.server.certPath", values.optional_directory, default=None
+    )
+    """PEM file of the certificate. RocketMQ default: none; it makes one that no client can verify."""
+
+    tls_server_key_path: Path | None = _setting("tls.server.keyPath", values.optional_directory, default=None)
+    """PEM file of the certificate's key."""
+
+    tls_server_key_password: str | None = _setting(
+        "tls.server.keyPassword", values.optional_text, default=None, is_secret=True
+    )
+    """Password of that file."""
 
 
 _FIELDS: Final[Mapping[str, attrs.Attribute[Any]]] = {
@@ -204,9 +228,11 @@ def updated(settings: NameServerSettings, text: bytes) -> NameServerSettings:
 
 
 def settings_text(settings: NameServerSettings) -> bytes:
-    """All settings as a properties text, by key."""
+    """All settings as a properties text, by key, without secrets and those that have no value."""
     lines = []
     for key, field in sorted(_FIELDS.items()):
         value = getattr(settings, field.name)
+        if value is None or not field.repr:
+            continue
         lines.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}\n")
     return "".join(lines).encode()

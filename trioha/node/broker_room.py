@@ -21,6 +21,7 @@ from trioha.node.admin_room import AdminRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
+from trioha.node.security_room import SecurityRoom
 from trioha.node.transaction_room import TransactionRoom
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
@@ -52,6 +53,7 @@ class BrokerRoom:
         *,
         metadata: MetadataStore,
         ha: HaRoom,
+        security: SecurityRoom,
         ha_address: Address,
         sink: EventSink,
         budget: DescriptorBudget,
@@ -120,7 +122,9 @@ class BrokerRoom:
                 **transactions.handlers,
             },
         )
-        server = RemotingServer(processor, limits=server_limits(config, budget))
+        server = RemotingServer(
+            security.guarded(processor), limits=server_limits(config, budget), tls=security.tls
+        )
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

@@ -22,6 +22,8 @@ PROCESS_DESCRIPTORS: Final = 8
 """Standard streams, trio's epoll and its wake-up sockets, if open descriptors cannot be counted."""
 LISTENER_DESCRIPTORS: Final = 4
 """Two servers; a host name may have two addresses."""
+VIP_LISTENER_DESCRIPTORS: Final = 2
+"""The second port for clients, listenPort - 2."""
 STORE_DESCRIPTORS: Final = 14
 """Lock; three log files (written, being synced, preallocated) and those needed to create one; two index files
 and those needed to create one; the checkpoint while it is written; a directory while it is synced."""
@@ -80,6 +82,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
     needed = (
         (PROCESS_DESCRIPTORS if in_use is None else in_use)
         + LISTENER_DESCRIPTORS
+        + VIP_LISTENER_DESCRIPTORS * (config.vip_port is not None)
         + STORE_DESCRIPTORS
         + RECORDER_DESCRIPTORS * (config.record_dir is not None)
         + DIAL_DESCRIPTORS * (config.broker_role is BrokerRole.SLAVE)

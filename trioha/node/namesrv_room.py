@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from trioha.broker.registration import BrokerEntry, BrokerRegistration
+from trioha.broker.registration import ANSWER_BYTES_MAX, BrokerEntry, BrokerRegistration
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.errors import ConfigError
 from trioha.metadata.topics import TopicTable
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.settings import NameServerSettings
+from trioha.net.tls import ServerTls
 from trioha.node.addresses import ANY_ADDRESSES
 from trioha.node.budget import DescriptorBudget
 from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import open_client
+from trioha.remoting.signature import Credentials
 
 LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 """The embedded name server's table, in the store's root."""
 
 
-async def open_name_server(config: BrokerConfig, *, budget: DescriptorBudget) -> NameServer | None:
+async def open_name_server(
+    config: BrokerConfig, *, budget: DescriptorBudget, tls: ServerTls | None = None
+) -> NameServer | None:
     """The name server that runs in the node itself; None without trioha.withNamesrv.
 
     Raises ConfigError if namesrvAddr has no address for it, StoreError if its table cannot be read.
@@ -33,7 +40,7 @@ async def open_name_server(config: BrokerConfig, *, budget: DescriptorBudget) ->
         bind_address=config.bind_address if config.bind_address in ANY_ADDRESSES else address.host,
         kv_config_path=config.store_path_root_dir / KV_CONFIG_PATH,
     )
-    return await NameServer.open(settings, connections_max=budget.name_server_clients)
+    return await NameServer.open(settings, connections_max=budget.name_server_clients, tls=tls)
 
 
 def embedded_address(config: BrokerConfig) -> Address:
@@ -57,10 +64,13 @@ def registration_of(
     listen: Address,
     ha_address: Address,
     on_master: Callable[[str], None],
+    credentials: Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> BrokerRegistration | None:
     """Registration with the name servers of namesrvAddr; None if there is none.
 
-    `on_master` gets the HA address of a slave's master.
+    `on_master` gets the HA address of a slave's master; requests are signed with `credentials`
+    and encrypted with `tls`.
     """
     if not config.namesrv_addr:
         return None
@@ -78,4 +88,5 @@ def registration_of(
         period_s=config.register_name_server_period / 1000,
         timeout_s=config.register_broker_timeout_mills / 1000,
         on_master=on_master if config.broker_role is BrokerRole.SLAVE else None,
+        connect=partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, credentials=credentials, tls=tls),
     )

@@ -5,6 +5,7 @@ run_node
 +- recorder                       (only with trioha.recordDir; ends last and records the ends of all others)
    +- services                    end after the connections of clients
       +- metadata                 writes topics, groups and offsets
+      +- security                 reads the rules of access control when they change
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- name server              (only with trioha.withNamesrv)
@@ -47,6 +48,7 @@ from trioha.node.ha_room import HaRoom, listen_for_slaves
 from trioha.node.metadata_room import open_metadata
 from trioha.node.namesrv_room import open_name_server, registration_of
 from trioha.node.recording_room import recording
+from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import StoreRoom, close_store, open_store
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
@@ -111,6 +113,7 @@ async def run_node(
     if budget.warning is not None:
         log.warning(budget.warning)
         warnings = (*warnings, budget.warning)
+    security = await SecurityRoom.open(config)
     store = await open_store(config, queue_files=budget.queue_files)
     try:
         async with open_metadata(config) as metadata, recording(config) as (sink, session):
@@ -118,6 +121,7 @@ async def run_node(
                 config,
                 store,
                 metadata=metadata,
+                security=security,
                 sink=sink,
                 session=session,
                 budget=budget,
@@ -135,6 +139,7 @@ async def _serve(
     store: MessageStore,
     *,
     metadata: MetadataStore,
+    security: SecurityRoom,
     sink: EventSink,
     session: Path | None,
     budget: DescriptorBudget,
@@ -145,7 +150,7 @@ async def _serve(
 ) -> None:
     """Run the rooms of a node, whose store is open, until `stopping` is set; then drain."""
     ha = HaRoom.build(config, store, sink=sink, budget=budget)
-    name_server = await open_name_server(config, budget=budget)
+    name_server = await open_name_server(config, budget=budget, tls=security.tls)
     store_room = StoreRoom.build(config, store, sink=sink, retention_floor=ha.master.retention_floor)
     ha_listeners, ha_address = await listen_for_slaves(config)
     broker = BrokerRoom.build(
@@ -153,6 +158,7 @@ async def _serve(
         store,
         metadata=metadata,
         ha=ha,
+        security=security,
         ha_address=ha_address,
         sink=sink,
         budget=budget,
@@ -164,6 +170,7 @@ async def _serve(
     async with trio.open_nursery() as services:
         services.start_soon(store_room.run)
         services.start_soon(metadata.run)
+        services.start_soon(security.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         if name_server is not None:
             name_server_address = await services.start(partial(name_server.run, gate=budget.client_gate()))
@@ -176,6 +183,7 @@ async def _serve(
                     broker.server.serve,
                     host=config.bind_address,
                     port=config.listen_port,
+                    vip_port=config.vip_port,
                     gate=budget.client_gate(),
                 )
             )
@@ -193,6 +201,8 @@ async def _serve(
                 listen=listen,
                 ha_address=ha_address,
                 on_master=ha.master_location.receive,
+                credentials=security.credentials,
+                tls=security.client_tls,
             )
             if registration is not None:
                 broker.admin.set_registration(registration)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -23,6 +24,7 @@ from trioha.net.border import ConnectionBorder
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.signature import Credentials, signed
 
 RECEIVE_BYTES_MAX = 256 * 1024
 """Bytes of one read from the socket."""
@@ -71,10 +73,13 @@ class RemotingClient:
         *,
         local_address: Address | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        credentials: Credentials | None = None,
     ) -> None:
+        """Requests are signed with `credentials`."""
         self._stream = stream
         self._address = address
         self._local_address = local_address
+        self._credentials = credentials
         self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
         self._waiting: dict[int, _Waiter] = {}
         self._outbox: list[bytes] = []
@@ -154,6 +159,8 @@ class RemotingClient:
     def _send(self, command: RemotingCommand) -> int:
         if self._lost_because is not None:
             raise ConnectionLostError(self._lost_because, address=self._address)
+        if self._credentials is not None:
+            command = signed(command, self._credentials)
         opaque = self._opaque
         self._opaque = 0 if opaque == OPAQUE_MAX else opaque + 1
         if not self._outbox:
@@ -232,17 +239,23 @@ class RemotingClient:
 
 @asynccontextmanager
 async def open_client(
-    address: str | Address, *, connect_timeout_s: float = 3.0, frame_bytes_max: int = FRAME_BYTES_MAX
+    address: str | Address,
+    *,
+    connect_timeout_s: float = 3.0,
+    frame_bytes_max: int = FRAME_BYTES_MAX,
+    credentials: Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[RemotingClient]:
     """A client connected to `address` (`host:port`), closed at the end of the block.
 
+    Requests are signed with `credentials`, and encrypted with `tls`, whose handshake belongs to connecting.
     Errors of the block are not wrapped in a group. Raises ConfigError for an invalid address,
     ConnectionLostError if no connection can be made within `connect_timeout_s`.
     """
     peer = parse_address(address) if isinstance(address, str) else address
-    stream = await _connect(peer, connect_timeout_s)
+    stream, local = await _connect(peer, connect_timeout_s, tls)
     client = RemotingClient(
-        stream, str(peer), local_address=_local_address(stream), frame_bytes_max=frame_bytes_max
+        stream, str(peer), local_address=local, frame_bytes_max=frame_bytes_max, credentials=credentials
     )
     async with running(client):
         yield client
@@ -266,10 +279,15 @@ async def running(client: RemotingClient) -> AsyncIterator[None]:
         raise block_error
 
 
-async def _connect(address: Address, timeout_s: float) -> trio.SocketStream:
+async def _connect(
+    address: Address, timeout_s: float, tls: ssl.SSLContext | None
+) -> tuple[trio.abc.Stream, Address | None]:
+    """A stream to the peer and its local address."""
     try:
         with trio.fail_after(timeout_s):
-            return await trio.open_tcp_stream(address.host, address.port)
+            stream = await trio.open_tcp_stream(address.host, address.port)
+            local = _local_address(stream)
+            return (stream if tls is None else await _encrypted(stream, address, tls)), local
     except trio.TooSlowError:
         raise ConnectionLostError(
             f"cannot connect: no answer in {timeout_s:g} s", address=str(address)
@@ -281,6 +299,26 @@ async def _connect(address: Address, timeout_s: float) -> trio.SocketStream:
         raise ConnectionLostError(
             f"cannot connect: {address.host[:80]!r} is not a host name", address=str(address)
         ) from error
+
+
+async def _encrypted(stream: trio.SocketStream, address: Address, tls: ssl.SSLContext) -> trio.abc.Stream:
+    """The stream after its TLS handshake. Raises ConnectionLostError."""
+    try:
+        encrypted = trio.SSLStream(stream, tls, server_hostname=address.host, https_compatible=True)
+        await encrypted.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        cause = error.__cause__
+        reason = "the peer closed the connection"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            reason = cause.verify_message
+        elif isinstance(cause, ssl.SSLError) and cause.reason is not None:
+            reason = cause.reason
+        raise ConnectionLostError(f"cannot connect: TLS: {reason}", address=str(address)) from error
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return encrypted
 
 
 def _local_address(stream: trio.SocketStream) -> Address | None:

@@ -35,10 +35,12 @@ from trioha.errors import ConfigError
 from trioha.net.border import ConnectionBorder, is_shortage
 from trioha.net.descriptors import Gate, OpenGate
 from trioha.net.listen import serve_listeners
+from trioha.net.tls import ServerTls
 from trioha.net.transport import SocketTransport
 from trioha.remoting.address import Address
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.memory import ClientMemory
+from trioha.remoting.opening import open_stream
 from trioha.remoting.server_connection import ServerConnection
 from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
 
@@ -48,8 +50,12 @@ __all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistic
 class RemotingServer:
     """Serves connections with one handler."""
 
-    def __init__(self, handler: Handler, *, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self, handler: Handler, *, limits: ServerLimits | None = None, tls: ServerTls | None = None
+    ) -> None:
+        """`tls` None: connections that start TLS are closed, as connections with an invalid frame."""
         self.handler = handler
+        self._tls = tls
         self.limits = ServerLimits() if limits is None else limits
         self.border = ConnectionBorder("remoting connection")
         self._counters = ServerStatistics()
@@ -61,6 +67,8 @@ class RemotingServer:
         )
         self._connections: dict[int, ServerConnection] = {}
         """Open connections by their number."""
+        self._openings: set[trio.CancelScope] = set()
+        """Connections whose first byte or TLS handshake is waited for."""
         self._open_by_host: Counter[str] = Counter()
         """Number of open connections by address."""
         self._accepting = trio.CancelScope()
@@ -92,35 +100,41 @@ class RemotingServer:
     def statistics(self) -> ServerStatistics:
         """The current counters."""
         counters = copy.copy(self._counters)
-        counters.connections_open = len(self._connections)
+        counters.connections_open = self._open
         counters.bugs, counters.shortages = self.border.bugs, self.border.shortages
         counters.held_bytes = self._memory.held_bytes
         counters.largest_held_bytes = self._memory.largest_held_bytes
         counters.memory_waits = self._memory.waits
         return counters
 
+    @property
+    def _open(self) -> int:
+        return len(self._connections) + len(self._openings)
+
     async def serve(
         self,
         *,
         host: str | None,
         port: int,
+        vip_port: int | None = None,
         gate: Gate | None = None,
         task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen and serve; `started` gives the `(host, port)` pairs of the listeners.
 
-        `host` None is all interfaces, `port` 0 a free port. Connections are accepted only while `gate` is
-        open. Returns when accepting was stopped and the last connection has ended. Raises ConfigError if it
+        `host` None is all interfaces, `port` 0 a free port; with `vip_port` it listens there, too, with the
+        same limits, and the pairs of `port` come first. Connections are accepted only while `gate` is open.
+        Returns when accepting was stopped and the last connection has ended. Raises ConfigError if it
         cannot listen on the address.
         """
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise ConfigError(
-                f"cannot listen on {host or '*'}:{port}: {reason}",
-                hint="choose another address or stop the program that uses it",
-            ) from error
+        listeners = await _listeners(host, port)
+        if vip_port is not None:
+            try:
+                listeners += await _listeners(host, vip_port, of=", the VIP port")
+            except BaseException:
+                for listener in listeners:
+                    listener.socket.close()
+                raise
         self._accepting_ended = trio.Event()
         async with trio.open_nursery() as connections:
             try:
@@ -158,6 +172,9 @@ class RemotingServer:
         if self._accepting_ended is not None:
             # A client whose connection has ended must not be accepted again.
             await self._accepting_ended.wait()
+        for opening in self._openings:
+            # No request of it was received.
+            opening.cancel()
         for connection in self._connections.values():
             connection.drain()
         with trio.move_on_after(timeout_s):
@@ -167,14 +184,14 @@ class RemotingServer:
         await self._all_ended()
 
     async def _all_ended(self) -> None:
-        while self._connections:
+        while self._open:
             self._one_less = trio.Event()
             await self._one_less.wait()
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one accepted connection until it ends, and close it."""
         async with stream:
-            if self._is_draining or len(self._connections) >= self.limits.connections_max:
+            if self._is_draining or self._open >= self.limits.connections_max:
                 self._counters.connections_refused += 1
                 return
             try:
@@ -203,8 +220,11 @@ class RemotingServer:
         self._counters.connections_accepted += 1
         peer = Peer(address, self._counters.connections_accepted)
         with self.border.around(str(peer)):
+            opened = stream if self._tls is None else await self._open_stream(stream, peer, self._tls)
+            if opened is None:
+                return
             connection = self._connections[peer.connection] = ServerConnection(
-                stream,
+                opened,
                 peer,
                 handler=self.handler,
                 limits=self.limits,
@@ -220,6 +240,39 @@ class RemotingServer:
                 self._one_less.set()
                 if self.on_closed is not None:
                     self.on_closed(peer)
+
+    async def _open_stream(
+        self, stream: trio.abc.Stream, peer: Peer, tls: ServerTls
+    ) -> trio.abc.Stream | None:
+        """The stream of requests, plain or with TLS; None if the connection must be closed."""
+        opened: trio.abc.Stream | None = None
+        with trio.CancelScope() as opening:
+            self._openings.add(opening)
+            try:
+                opened = await open_stream(
+                    stream,
+                    peer,
+                    tls=tls,
+                    limits=self.limits,
+                    counters=self._counters,
+                    closures=self._closures,
+                )
+            finally:
+                self._openings.remove(opening)
+                self._one_less.set()
+        return None if self._is_draining else opened
+
+
+async def _listeners(host: str | None, port: int, *, of: str = "") -> list[trio.SocketListener]:
+    """Listeners on a port. Raises ConfigError."""
+    try:
+        return await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(
+            f"cannot listen on {host or '*'}:{port}{of}: {reason}",
+            hint="choose another address or stop the program that uses it",
+        ) from error
 
 
 def _host_and_port(socket_address: tuple[object, ...]) -> tuple[str, int]:

@@ -48,6 +48,9 @@ REQUEST_BYTES: Final = 4096
 HEADER_FACTOR: Final = 4
 """Largest ratio of a header's memory to its bytes: a text with one wide character needs four bytes for each
 of its characters."""
+STREAM_RECEIVE_BYTES_MAX: Final = 16 * 1024
+"""Of one read from a stream with TLS, which gives one record at most. Their memory is held before the read,
+so each connection that waits for a request holds so much."""
 LINGER_S: Final = 0.5
 """How long a drained connection waits until its peer closes it."""
 SLICES_COPIED_BYTES_MAX: Final = 8 * 1024
@@ -221,6 +224,7 @@ class ServerConnection:
         account, wanted_bytes = self._account, self._limits.receive_bytes_max
         direct = self._direct
         if direct is None:
+            wanted_bytes = min(wanted_bytes, STREAM_RECEIVE_BYTES_MAX)
             # Bytes may come at any time during the await: hold their memory before it.
             while not (allowed_bytes := account.readable_bytes(wanted_bytes)):
                 await self._paused(account.wait_to_read())

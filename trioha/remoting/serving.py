@@ -91,6 +91,10 @@ class ServerStatistics:
     """Exceptions of the handler; answered with SYSTEM_ERROR."""
     busy_answers: int = 0
     """Answers replaced by SYSTEM_BUSY for lack of memory."""
+    tls_connections: int = 0
+    """TLS handshakes that were completed."""
+    tls_failures: int = 0
+    """Connections closed because their handshake failed or took too long, or because they were plain."""
     protocol_errors: int = 0
     """Connections closed because the peer broke the protocol."""
     broken_connections: int = 0

@@ -17,6 +17,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -69,6 +70,9 @@ public final class ClientDriver {
                 return LiveClients.received();
             case "leave":
                 return LiveClients.leave();
+            case "security":
+                return Security.use(arguments[0], arguments[1], Boolean.parseBoolean(arguments[2]),
+                    Boolean.parseBoolean(arguments[3]));
             default:
                 throw new IllegalArgumentException("unknown command " + command);
         }
@@ -97,7 +101,9 @@ public final class ClientDriver {
 
     /** Sends messages one by one: a line for each with its status, broker and queue. */
     private static String send(String nameServers, String topic, int count) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("interop-" + System.nanoTime());
+        DefaultMQProducer producer = new DefaultMQProducer("interop-" + System.nanoTime(), Security.hook());
+        producer.setUseTLS(Security.tls());
+        producer.setVipChannelEnabled(Security.vip());
         producer.setNamesrvAddr(nameServers);
         producer.setInstanceName(String.valueOf(System.nanoTime()));
         producer.setSendMsgTimeout(10000);
@@ -121,7 +127,9 @@ public final class ClientDriver {
     private static String consume(String nameServers, String topic, int count) throws Exception {
         ConcurrentLinkedQueue<String> bodies = new ConcurrentLinkedQueue<>();
         CountDownLatch expected = new CountDownLatch(count);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-" + System.nanoTime());
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-" + System.nanoTime(),
+            Security.hook(), new AllocateMessageQueueAveragely());
+        consumer.setUseTLS(Security.tls());
         consumer.setNamesrvAddr(nameServers);
         consumer.setInstanceName(String.valueOf(System.nanoTime()));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -1,0 +1,103 @@
+"""RocketMQ's own clients with signatures and TLS against a node that requires both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.interop.clients import RocketClients
+from tests.interop.java import JavaError
+from tests.interop.node import TriohaNode
+from tests.node.test_name_servers import free_port
+
+pytestmark = pytest.mark.interop
+
+StartNode = Callable[..., TriohaNode]
+RULES = """\
+accounts:
+- {accessKey: the-admin, secretKey: secret-a, admin: true}
+- accessKey: producer-only
+  secretKey: secret-p
+  topicPerms: [Orders=PUB]
+- accessKey: worker-account
+  secretKey: secret-w
+  topicPerms: [Orders=PUB|SUB]
+  defaultGroupPerm: SUB
+"""
+
+
+def test_signed_clients_do_what_their_account_may(
+    clients: RocketClients, start_node: StartNode, tmp_path: Path
+) -> None:
+    (tmp_path / "plain_acl.yml").write_text(RULES)
+    names = f"127.0.0.1:{free_port()}"
+    node = start_node(
+        "broker",
+        role="ASYNC_MASTER",
+        namesrvAddr=names,
+        aclEnable="true",
+        **{"trioha.withNamesrv": "true", "trioha.aclFile": tmp_path / "plain_acl.yml"},
+    )
+    with pytest.raises(JavaError, match="No accessKey is configured"):
+        clients.send(names, "Orders", 1)
+    with (
+        clients.secured("worker-account", "wrong-secret"),
+        pytest.raises(JavaError, match="Check signature failed for accessKey=worker-account"),
+    ):
+        clients.send(names, "Orders", 1)
+    with clients.secured("producer-only", "secret-p"):
+        assert [status for status, _, _ in clients.send(names, "Orders", 5)] == ["SEND_OK"] * 5
+        with pytest.raises(JavaError, match="No default permission for topic:Other"):
+            clients.send(names, "Other", 1)
+    with clients.secured("worker-account", "secret-w"):
+        clients.send(names, "Orders", 3)
+        assert len(clients.consume(names, "Orders", 8)) == 8, node.log()
+    with clients.secured("the-admin", "secret-a"):
+        # A query by key, which a real broker with ACL refuses.
+        found = clients.mqadmin("queryMsgByKey", names, "-t", "Orders", "-k", "key-2")
+        assert "AclException" not in found
+        assert len([line for line in found.splitlines() if "Message ID" not in line and line.strip()]) == 2, (
+            found
+        )
+
+
+@pytest.mark.parametrize("mode", ["permissive", "enforcing"])
+def test_clients_with_tls_send_and_consume(
+    clients: RocketClients, start_node: StartNode, tmp_path: Path, mode: str
+) -> None:
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    names = f"127.0.0.1:{free_port()}"
+    node = start_node(
+        "broker",
+        role="ASYNC_MASTER",
+        namesrvAddr=names,
+        **{
+            "trioha.withNamesrv": "true",
+            "tls.server.mode": mode,
+            "tls.server.certPath": tmp_path / "server.pem",
+            "tls.server.keyPath": tmp_path / "server.pem",
+            "tls.enable": "true",
+        },
+    )
+    with clients.secured(tls=True):
+        assert [status for status, _, _ in clients.send(names, "Secret", 8)] == ["SEND_OK"] * 8, node.log()
+        assert len(clients.consume(names, "Secret", 8)) == 8, node.log()
+    if mode == "permissive":
+        assert len(clients.consume(names, "Secret", 8)) == 8, node.log()
+    else:
+        with pytest.raises(JavaError):
+            clients.send(names, "Secret", 1)
+
+
+def test_a_producer_with_the_vip_channel_sends_to_the_second_port(
+    clients: RocketClients, start_node: StartNode
+) -> None:
+    names, port = f"127.0.0.1:{free_port()}", free_port()
+    settings = {"namesrvAddr": names, "trioha.withNamesrv": "true", "listenPort": port}
+    node = start_node("broker", role="ASYNC_MASTER", **settings)
+    with clients.secured(vip=True):
+        assert [status for status, _, _ in clients.send(names, "Orders", 4)] == ["SEND_OK"] * 4, node.log()

@@ -1,0 +1,137 @@
+"""Processes with access control, TLS and the second port for clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from tests.interop.node import TriohaNode, run_trioha
+from tests.node.test_name_servers import free_port, wait_until
+from trioha.net.tls import client_context
+from trioha.remoting.client import open_client
+from trioha.remoting.name_server import fetch_broker_groups
+
+pytestmark = pytest.mark.process
+
+ACCOUNT = "accounts: [{accessKey: account-1, secretKey: secret-1, defaultTopicPerm: PUB}]\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    nodes: list[TriohaNode] = []
+
+    def start_node(name: str, **settings: Any) -> TriohaNode:
+        nodes.append(TriohaNode(tmp_path / name, role="ASYNC_MASTER", **settings))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def sent(address: str, *options: str | Path) -> dict[str, Any]:
+    answer = run_trioha("load", "--json", "--broker", address, "--count", "3", *options)
+    result: dict[str, Any] = json.loads(answer.stdout)
+    return result
+
+
+def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start: Callable[..., TriohaNode]) -> None:
+    rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
+    rules.write_text(ACCOUNT)
+    tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
+    node = start("broker", aclEnable="true", **{"trioha.aclFile": rules})
+    assert sent(node.listen_address, "--credentials", tools)["statuses"] == {"PUT_OK": 3}
+    refused = sent(node.listen_address)
+    assert refused["statuses"] == {"SYSTEM_ERROR": 3}
+    assert "No accessKey is configured" in refused["remarks"]["SYSTEM_ERROR"]
+    assert run_trioha("status", node.listen_address).exit_code == 1
+    assert run_trioha("status", "--credentials", tools, node.listen_address).exit_code == 0
+
+    rules.write_text("accounts: [")
+    wait_until(lambda: "the rules of access control stay as they were" in node.log())
+    assert sent(node.listen_address, "--credentials", tools)["statuses"] == {"PUT_OK": 3}
+
+    rules.write_text(ACCOUNT.replace("account-1", "account-2"))
+    wait_until(lambda: "the rules of access control have changed" in node.log())
+    refused = sent(node.listen_address, "--credentials", tools)
+    assert "No acl config for account-1" in refused["remarks"]["SYSTEM_ERROR"]
+    # One line for the bad file, no traceback.
+    assert node.log().count("stay as they were") == 1
+    assert "Traceback" not in node.log()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            "aclEnable=true\ntrioha.aclFile={folder}/missing.yml\n",
+            "missing.yml: cannot be read: No such file",
+        ),
+        ("aclEnable=true\ntrioha.aclFile={folder}/bad.yml\n", "bad.yml:1: accounts: is not a list"),
+        (
+            "tls.server.certPath={folder}/missing.pem\ntls.server.keyPath={folder}/missing.pem\n",
+            "tls.server.certPath: {folder}/missing.pem cannot be read: No such file",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(
+    tmp_path: Path, settings: str, said: str
+) -> None:
+    (tmp_path / "bad.yml").write_text("accounts: 7\n")
+    config = tmp_path / "broker.conf"
+    config.write_text(
+        "listenPort=0\nbrokerIP1=127.0.0.1\ntrioha.bindAddress=127.0.0.1\n"
+        f"storePathRootDir={tmp_path / 'store'}\n" + settings.format(folder=tmp_path)
+    )
+    answer = run_trioha("node", "-c", config)
+    assert answer.exit_code != 0
+    assert said.format(folder=tmp_path) in answer.stderr.splitlines()[-1]
+    # Nothing was made before the error.
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_node_listens_on_its_second_port_too(start: Callable[..., TriohaNode]) -> None:
+    port = free_port()
+    node = start("broker", listenPort=port)
+    assert sent(node.listen_address)["statuses"] == {"PUT_OK": 3}
+    assert sent(f"127.0.0.1:{port - 2}")["statuses"] == {"PUT_OK": 3}
+
+
+def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
+    tmp_path: Path, start: Callable[..., TriohaNode]
+) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    names = f"127.0.0.1:{free_port()}"
+    node = start(
+        "broker",
+        namesrvAddr=names,
+        **{
+            "trioha.withNamesrv": "true",
+            "tls.server.mode": "enforcing",
+            "tls.server.certPath": tmp_path / "server.pem",
+            "tls.server.keyPath": tmp_path / "server.pem",
+            "tls.enable": "true",
+            "tls.client.authServer": "true",
+            "tls.client.trustCertPath": tmp_path / "ca.pem",
+        },
+    )
+    assert sent(node.listen_address, "--tls-ca", tmp_path / "ca.pem")["statuses"] == {"PUT_OK": 3}
+    assert run_trioha("status", "--tls-ca", tmp_path / "ca.pem", node.listen_address).exit_code == 0
+    assert run_trioha("status", node.listen_address).exit_code == 1
+
+    async def registered() -> set[str]:
+        context = client_context(tmp_path / "ca.pem", key="--tls-ca")
+        async with open_client(names, tls=context) as client:
+            return {group.broker_name for group in await fetch_broker_groups(client)}
+
+    wait_until(lambda: trio.run(registered) == {"interop"})

@@ -1,0 +1,370 @@
+"""TLS by first byte: modes, deadlines, limits and draining, with real handshakes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+import trustme
+from attrs import evolve
+from structlog.testing import capture_logs
+
+from tests.remoting.streams import MemoryTransport, transport_pair
+from trioha.errors import ConfigError
+from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
+from trioha.remoting.address import Address
+from trioha.remoting.client import ConnectionLostError, open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+
+PEER_ADDRESS = Address("192.0.2.1", 4711)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return issued(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
+
+
+@pytest.fixture
+def tls(files: TlsFiles) -> ServerTls:
+    return ServerTls(server_context(files))
+
+
+def issued(authority: trustme.CA, folder: Path, name: str) -> TlsFiles:
+    certificate = authority.issue_cert(name)
+    certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return TlsFiles(folder / "cert.pem", folder / "key.pem", authority=folder / "ca.pem")
+
+
+def trusting(files: TlsFiles) -> ssl.SSLContext:
+    return client_context(files.authority, key="--tls-ca")
+
+
+def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    return response_to(asked, 0, ext_fields=asked.ext_fields, body=asked.body)
+
+
+@asynccontextmanager
+async def serving(
+    tls: ServerTls | None, limits: ServerLimits | None = None
+) -> AsyncIterator[tuple[RemotingServer, str]]:
+    server = RemotingServer(echo, limits=limits, tls=tls)
+
+    async def start(task_status: trio.TaskStatus[object]) -> None:
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(start)
+            yield server, f"{host}:{port}"
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def served(server: RemotingServer) -> AsyncIterator[MemoryTransport]:
+    """Our end of a connection in memory."""
+    ours, theirs = transport_pair()
+
+    async def run() -> None:
+        await server.serve_stream(theirs, PEER_ADDRESS)
+        await theirs.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield ours
+        nursery.cancel_scope.cancel()
+
+
+async def asked_over(address: str, context: ssl.SSLContext | None, body: bytes = b"body") -> bytes:
+    async with open_client(address, tls=context) as client:
+        return bytes((await client.request(request(310, body=body))).body)
+
+
+async def test_one_port_serves_connections_with_and_without_tls(tls: ServerTls, files: TlsFiles) -> None:
+    async with serving(tls) as (server, address):
+        assert await asked_over(address, trusting(files)) == b"body"
+        assert await asked_over(address, None) == b"body"
+        large = bytes(3_000_000)
+        assert await asked_over(address, trusting(files), large) == large
+        assert (server.statistics.tls_connections, server.statistics.tls_failures) == (2, 0)
+        assert server.statistics.requests == 3
+
+
+async def test_many_requests_over_tls_each_get_their_own_answer(tls: ServerTls, files: TlsFiles) -> None:
+    got: set[bytes] = set()
+    async with serving(tls) as (_, address), open_client(address, tls=trusting(files)) as client:
+
+        async def ask(number: int) -> None:
+            answer = await client.request(request(310, body=bytes(number) + b"%d" % number))
+            got.add(bytes(answer.body).lstrip(b"\0"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(ask, number)
+    assert got == {b"%d" % number for number in range(300)}
+
+
+async def test_enforcing_closes_plain_connections_without_an_answer(tls: ServerTls, files: TlsFiles) -> None:
+    async with serving(evolve(tls, is_required=True)) as (server, address):
+        with capture_logs() as lines, pytest.raises(ConnectionLostError):
+            await asked_over(address, None)
+        assert "enforcing" in lines[0]["reason"]
+        assert await asked_over(address, trusting(files)) == b"body"
+        assert (server.statistics.requests, server.statistics.tls_failures) == (1, 1)
+
+
+async def test_without_tls_a_handshake_is_closed(files: TlsFiles) -> None:
+    async with serving(None) as (server, address):
+        with capture_logs(), pytest.raises(ConnectionLostError, match="cannot connect: TLS"):
+            await asked_over(address, trusting(files))
+        assert await asked_over(address, None) == b"body"
+        assert server.statistics.protocol_errors == 1
+
+
+async def test_a_client_refuses_a_certificate_of_another_authority_or_host(
+    tmp_path: Path, authority: trustme.CA, files: TlsFiles
+) -> None:
+    (tmp_path / "a").mkdir()
+    other = issued(authority, tmp_path / "a", "other.example")
+    async with serving(ServerTls(server_context(other))) as (server, address):
+        with capture_logs():
+            with pytest.raises(ConnectionLostError, match="IP address mismatch"):
+                await asked_over(address, trusting(files))
+            (tmp_path / "b").mkdir()
+            strange = issued(trustme.CA(), tmp_path / "b", "127.0.0.1")
+            with pytest.raises(ConnectionLostError, match="TLS: "):
+                await asked_over(address, trusting(strange))
+        # RocketMQ's clients verify nothing by default.
+        assert await asked_over(address, client_context(None, key="tls.enable")) == b"body"
+        assert server.statistics.tls_connections >= 1
+
+
+async def test_a_certificate_of_the_client_may_be_required(files: TlsFiles, authority: trustme.CA) -> None:
+    required = ServerTls(server_context(evolve(files, verify_mode=ssl.CERT_REQUIRED)))
+    async with serving(required) as (server, address):
+        with capture_logs(), pytest.raises(ConnectionLostError):
+            await asked_over(address, trusting(files))
+        known = trusting(files)
+        authority.issue_cert("client.example").configure_cert(known)
+        assert await asked_over(address, known) == b"body"
+        assert server.statistics.requests == 1
+
+
+# -- in virtual time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x40\x00" + bytes(1000)]
+)
+async def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(
+    sent: bytes, tls: ServerTls, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=evolve(tls, handshake_timeout_s=10.0))
+    async with served(server) as stream:
+        await trio.sleep(5)
+        await stream.send_all(sent)
+        with capture_logs() as lines:
+            assert await stream.receive_some() == b""
+    assert trio.current_time() == 15.0
+    assert [line["reason"] for line in lines] == ["no TLS handshake in 10 s"]
+    assert (server.statistics.tls_failures, server.statistics.connections_open) == (1, 0)
+
+
+async def test_a_trickle_does_not_prolong_a_handshake(
+    tls: ServerTls, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=tls)
+    async with served(server) as stream:
+        ended = trio.Event()
+
+        async def trickle() -> None:
+            for byte in b"\x16\x03\x01\x02\x00\x01" + bytes(500):
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trickle)
+            with capture_logs():
+                while await stream.receive_some():
+                    pass
+            ended.set()
+            nursery.cancel_scope.cancel()
+    assert ended.is_set()
+    assert trio.current_time() == 10.0
+
+
+async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(
+    tls: ServerTls, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=tls, limits=ServerLimits(idle_timeout_s=120))
+    async with served(server) as stream:
+        assert await stream.receive_some() == b""
+    assert trio.current_time() == 120.0
+    assert server.statistics.idle_closes == 1
+
+
+async def test_idle_and_frame_timeouts_hold_with_tls(
+    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
+) -> None:
+    limits = ServerLimits(idle_timeout_s=120, frame_timeout_s=30)
+    server = RemotingServer(echo, tls=tls, limits=limits)
+    for sent, timeout_s in ((b"", 120.0), (encode(request(310, body=bytes(100)))[:50], 30.0)):
+        start_s = trio.current_time()
+        async with served(server) as stream:
+            client = trio.SSLStream(
+                stream, trusting(files), server_hostname="127.0.0.1", https_compatible=True
+            )
+            await client.do_handshake()
+            await client.send_all(sent)
+            with capture_logs():
+                assert await client.receive_some() == b""
+        assert trio.current_time() - start_s == timeout_s
+    assert (server.statistics.idle_closes, server.statistics.frame_timeouts) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16" + bytes(200),
+        b"\x16\x03\x01\xff\xff" + bytes(70_000),
+        b"\x16\x03\x00\x00\x02\x01\x00",
+        b"\x16\x03\x01\x00\x05GET /",
+        b"\x16" * 5000,
+    ],
+)
+async def test_hostile_handshakes_end_their_own_connection_only(
+    sent: bytes, tls: ServerTls, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=tls)
+    async with served(server) as good, served(server) as bad:
+        with capture_logs() as lines:
+            try:
+                await bad.send_all(sent)
+                while await bad.receive_some():
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        await good.send_all(encode(request(310, body=b"fine")))
+        decoder = FrameDecoder()
+        decoder.feed(await good.receive_some())
+        answer = decoder.next_command()
+    assert answer is not None
+    assert answer.body == b"fine"
+    assert not any("exc_info" in line for line in lines)
+    assert (server.statistics.bugs, server.statistics.tls_failures) == (0, 1)
+
+
+async def test_connections_in_their_handshake_count_and_draining_ends_them(
+    tls: ServerTls, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=tls)
+    async with served(server) as silent, served(server) as started:
+        await started.send_all(b"\x16\x03\x01\x02\x00")
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.connections_open == 2
+        await server.drain()
+        assert trio.current_time() == 0.0
+        assert server.statistics.connections_open == 0
+        assert await silent.receive_some() == await started.receive_some() == b""
+
+
+async def test_draining_answers_requests_in_flight_and_says_goodbye(
+    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        await trio.sleep(1)
+        return echo(asked, peer)
+
+    server = RemotingServer(slow, tls=tls)
+    async with served(server) as stream:
+        client = trio.SSLStream(stream, trusting(files), server_hostname="127.0.0.1")
+        await client.do_handshake()
+        await client.send_all(encode(request(310, body=b"last")))
+        decoder = FrameDecoder()
+        async with trio.open_nursery() as nursery:
+            await trio.sleep(0.5)
+            nursery.start_soon(server.drain)
+            # Without https_compatible the end of the stream needs a close_notify alert.
+            while data := await client.receive_some():
+                decoder.feed(data)
+            await client.aclose()
+    answer = decoder.next_command()
+    assert answer is not None
+    assert answer.body == b"last"
+    assert server.statistics.cut_connections == 0
+
+
+async def test_a_server_reads_no_more_from_a_drained_peer_that_goes_on_sending(
+    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(echo, tls=tls)
+    async with served(server) as stream:
+        client = trio.SSLStream(stream, trusting(files), server_hostname="127.0.0.1", https_compatible=True)
+        await client.do_handshake()
+        await client.send_all(encode(request(310)))
+        assert await client.receive_some()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.drain)
+            for _ in range(100):
+                try:
+                    await client.send_all(encode(request(310, body=bytes(1000))))
+                except trio.BrokenResourceError:
+                    break
+                await trio.sleep(0.1)
+            else:
+                pytest.fail("the connection is still open")
+    assert server.statistics.requests == 1
+    assert server.statistics.bugs == 0
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_used_is_one_line_that_names_its_key(
+    files: TlsFiles, tmp_path: Path, authority: trustme.CA
+) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(ConfigError, match=r"tls.server.keyPath: .*missing.pem cannot be read"):
+        server_context(evolve(files, key=missing))
+    with pytest.raises(ConfigError, match=r"tls.server.certPath: .* are not a certificate and its key"):
+        server_context(evolve(files, key=files.certificate))
+    assert files.authority is not None
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"tls.server.trustCertPath: .* has no certificates"):
+        server_context(evolve(files, authority=tmp_path / "empty.pem"))
+    with pytest.raises(ConfigError, match=r"--tls-ca: .*missing\.pem cannot be read"):
+        client_context(missing, key="--tls-ca")
+
+
+async def test_a_key_may_have_a_password(files: TlsFiles, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"pass word"),
+        )
+    )
+    # Without the password nothing is asked on the terminal.
+    for wrong in (None, "", "other"):
+        with pytest.raises(ConfigError, match=r"tls\.server\.keyPassword is that of the key"):
+            server_context(evolve(files, key=encrypted, key_password=wrong))
+    tls = ServerTls(server_context(evolve(files, key=encrypted, key_password="pass word")))
+    async with serving(tls) as (_, address):
+        assert await asked_over(address, trusting(files)) == b"body"

@@ -1,0 +1,126 @@
+"""Access control of a broker: checks each request before its handler gets it (spec remoting 7.1).
+
+The checks and their remarks are those of RocketMQ 4.9, in its order: an address of the global white list may
+do everything; else the request must name an account; from an address of the account's white list it may do
+everything; else its signature must be the account's, and the account must have the permissions.
+
+Refusals are counted, and logged at most once a minute, so that a client that repeats them does not fill the
+log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from trioha.broker.acl_resources import ADMIN_CODES, needs_of
+from trioha.broker.acl_rules import AclRules
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError, RemotingCommand
+from trioha.remoting.serving import Handler, Peer
+from trioha.remoting.signature import ACCESS_KEY, is_signed_with
+
+log = structlog.get_logger(__name__)
+
+REPORT_INTERVAL_S: Final = 60.0
+"""Least time between two log lines about refusals."""
+HOSTS_MAX: Final = 4096
+"""Addresses for which the decision of the global white list is kept."""
+
+
+class AclError(BadRequestError):
+    """A request that access control refuses; the remark starts as that of a RocketMQ broker does."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"org.apache.rocketmq.acl.common.AclException: {reason}", code=ResponseCode.SYSTEM_ERROR
+        )
+
+
+class AccessControl:
+    """The handler in front of a broker's handler."""
+
+    def __init__(
+        self, rules: AclRules, handler: Handler, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` gives seconds."""
+        self._clock = clock
+        self._reported_s = -REPORT_INTERVAL_S
+        self._unreported = 0
+        self._rules = rules
+        self._handler = handler
+        self._white_hosts: dict[str, bool] = {}
+        self.refused = 0
+        """Requests refused so far."""
+
+    @property
+    def rules(self) -> AclRules:
+        """As they are now."""
+        return self._rules
+
+    def replace(self, rules: AclRules) -> None:
+        """Use other rules from the next request on."""
+        self._rules = rules
+        self._white_hosts.clear()
+
+    def __call__(
+        self, request: RemotingCommand, peer: Peer
+    ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
+        """The handler's answer. Raises BadRequestError for a request that is refused."""
+        try:
+            self.check(request, peer)
+        except BadRequestError as refusal:
+            self._count(refusal, request, peer)
+            raise
+        return self._handler(request, peer)
+
+    def check(self, request: RemotingCommand, peer: Peer) -> None:
+        """Return if the request is allowed. Raises BadRequestError."""
+        host = peer.address.host
+        if self._is_white(host):
+            return
+        access_key = request.ext_fields.get(ACCESS_KEY)
+        if access_key is None:
+            raise AclError("No accessKey is configured")
+        account = self._rules.accounts.get(access_key)
+        if account is None:
+            raise AclError(f"No acl config for {access_key[:100]}")
+        if account.white_addresses.matches(host):
+            return
+        if not is_signed_with(request, account.secret_key):
+            raise AclError(f"Check signature failed for accessKey={access_key}")
+        if request.code in ADMIN_CODES and not account.is_admin:
+            raise AclError(
+                f"Need admin permission for request code={request.code}, but accessKey={access_key} is not"
+            )
+        for resource, permission in needs_of(request):
+            if not account.may(permission, resource):
+                raise AclError(f"No default permission for {str(resource)[:300]}")
+
+    def _count(self, refusal: BadRequestError, request: RemotingCommand, peer: Peer) -> None:
+        self.refused += 1
+        now_s = self._clock()
+        if now_s - self._reported_s < REPORT_INTERVAL_S:
+            self._unreported += 1
+            return
+        log.warning(
+            "request refused by access control",
+            peer=str(peer),
+            code=request.code,
+            reason=refusal.reason[:200],
+            not_logged=self._unreported,
+        )
+        self._reported_s, self._unreported = now_s, 0
+
+    def _is_white(self, host: str) -> bool:
+        """Whether the global white list has the address."""
+        known = self._white_hosts.get(host)
+        if known is None:
+            if len(self._white_hosts) >= HOSTS_MAX:
+                self._white_hosts.clear()
+            known = any(pattern.matches(host) for pattern in self._rules.white_addresses)
+            self._white_hosts[host] = known
+        return known

@@ -1,0 +1,75 @@
+"""What a request needs: permissions for topics and groups, or an admin (spec remoting 7.1).
+
+As in RocketMQ 4.9, other requests need a valid signature and no permission. Two rules are stricter: a send to
+a retry topic needs the group of that topic, not the one that the request names, and the lite pulls and
+batches need what pulls and sends need. Every account may send to the topic of message traces, whatever its
+list says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from trioha.broker.acl_rules import TRACE_TOPIC, Permission, Resource
+from trioha.broker.client_processor import heartbeat_of
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand
+
+Need: TypeAlias = tuple[Resource, Permission]
+
+ADMIN_CODES: Final = frozenset(
+    (
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    )
+)
+"""Requests that only an admin may send."""
+
+
+def needs_of(request: RemotingCommand) -> Iterator[Need]:
+    """The permissions that a request needs. A missing field needs none: its handler refuses the request.
+
+    Raises BadRequestError for a heartbeat that cannot be read.
+    """
+    match request.code:
+        case RequestCode.SEND_MESSAGE:
+            yield from _send(request, "topic")
+        case RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
+            yield from _send(request, "b")
+        case RequestCode.PULL_MESSAGE | RequestCode.LITE_PULL_MESSAGE | RequestCode.UPDATE_CONSUMER_OFFSET:
+            yield from _topic(request)
+            yield from _group(request, "consumerGroup")
+        case RequestCode.QUERY_MESSAGE:
+            yield from _topic(request)
+        case RequestCode.CONSUMER_SEND_MSG_BACK:
+            yield from _group(request, "group")
+        case RequestCode.UNREGISTER_CLIENT | RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            yield from _group(request, "consumerGroup")
+        case RequestCode.HEART_BEAT:
+            for consumer in heartbeat_of(request).consumers:
+                yield Resource.of_group(consumer.group), Permission.SUB
+                for topic in consumer.subscriptions:
+                    yield Resource.of_topic(topic), Permission.SUB
+
+
+def _send(request: RemotingCommand, field: str) -> Iterator[Need]:
+    topic = request.ext_fields.get(field)
+    if topic is not None and topic != TRACE_TOPIC:
+        resource = Resource.of_topic(topic)
+        yield resource, Permission.SUB if resource.is_group else Permission.PUB
+
+
+def _topic(request: RemotingCommand) -> Iterator[Need]:
+    topic = request.ext_fields.get("topic")
+    if topic is not None:
+        yield Resource.of_topic(topic), Permission.SUB
+
+
+def _group(request: RemotingCommand, field: str) -> Iterator[Need]:
+    group = request.ext_fields.get(field)
+    if group is not None:
+        yield Resource.of_group(group), Permission.SUB

@@ -1,0 +1,86 @@
+"""The start of a connection: plain or TLS, by its first byte (spec remoting 1).
+
+A TLS handshake starts with 0x16, a remoting frame never does: it would be 369 MB long. The byte is looked at
+without being consumed. A connection that sends nothing is closed at the idle timeout, as any other; one that
+starts TLS must complete the handshake within `ServerTls.handshake_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Protocol, runtime_checkable
+
+import trio
+
+from trioha.net.tls import ServerTls, TlsTransport
+from trioha.remoting.closures import ClosureLog
+from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
+
+TLS_HANDSHAKE = b"\x16"
+
+
+@runtime_checkable
+class PeekableStream(Protocol):
+    """A stream whose received bytes can be looked at."""
+
+    async def wait_readable(self) -> None:
+        """Return when bytes, the end of the stream or an error have arrived."""
+        ...
+
+    def peek(self, max_bytes: int) -> bytes:
+        """Received bytes, without consuming them; b"" if there are none, or after an error."""
+        ...
+
+
+async def open_stream(
+    stream: trio.abc.Stream,
+    peer: Peer,
+    *,
+    tls: ServerTls,
+    limits: ServerLimits,
+    counters: ServerStatistics,
+    closures: ClosureLog,
+) -> trio.abc.Stream | None:
+    """The stream of requests of an accepted connection; None if it must be closed, which is counted."""
+    if not isinstance(stream, PeekableStream):
+        return stream
+    try:
+        with trio.move_on_after(limits.idle_timeout_s) as waiting:
+            await stream.wait_readable()
+    except trio.BrokenResourceError:
+        counters.broken_connections += 1
+        return None
+    if waiting.cancelled_caught:
+        counters.idle_closes += 1
+        return None
+    first = stream.peek(1)
+    if first == TLS_HANDSHAKE:
+        return await _handshake(stream, peer, tls=tls, counters=counters, closures=closures)
+    if tls.is_required:
+        if first:
+            counters.tls_failures += 1
+            closures.closed(str(peer), "it does not start TLS, which tls.server.mode=enforcing requires")
+        return None
+    return stream
+
+
+async def _handshake(
+    stream: PeekableStream, peer: Peer, *, tls: ServerTls, counters: ServerStatistics, closures: ClosureLog
+) -> trio.abc.Stream | None:
+    assert isinstance(stream, trio.abc.HalfCloseableStream), "a socket"
+    transport = TlsTransport(stream, tls.context)
+    try:
+        with trio.fail_after(tls.handshake_timeout_s):
+            await transport.do_handshake()
+    except trio.TooSlowError:
+        reason = f"no TLS handshake in {tls.handshake_timeout_s:g} s"
+    except (trio.BrokenResourceError, ssl.SSLError) as error:
+        # trio keeps the error of the ssl module as the cause of its own.
+        cause = error.__cause__ or error
+        reason = f"TLS handshake: {getattr(cause, 'reason', None) or cause}"
+    else:
+        counters.tls_connections += 1
+        return transport
+    counters.tls_failures += 1
+    closures.closed(str(peer), reason)
+    return None
