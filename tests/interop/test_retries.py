@@ -1,37 +1,79 @@
-"""RocketMQ's own producers and consumers: delay levels, failed messages, dead letters, batches."""
+"""RocketMQ's own producers and consumers: delay levels, failed messages, dead letters, batches, compression.
+
+All tests of a version share one node, and one JVM whose consumers look for routes and share out queues at
+short intervals. Each test has its own topic and groups.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve, frozen
 
-from tests.interop.java import JavaDriver
-from tests.interop.node import TriohaNode
+from tests.interop.java import JavaConsumer, JavaDriver, java_driver
+from tests.interop.node import TriohaNode, run_trioha
+from tests.interop.rocketmq import VERSIONS
 from tests.interop.test_consumers import TOPIC, StartNode, bodies, expected, free_port, wait_for_offsets
 from trioha.metadata.topics import dead_letter_topic
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-LEVELS = "1s 2s 3s 3s 20s"
+LEVELS_S = (1, 2, 1, 1, 5)
+"""Waiting times of the delay levels from 1; a first and a second retry have 3 and 4."""
 
 
-@pytest.fixture
-def settings() -> dict[str, Any]:
-    """A node with short delay levels, and the name server in it, on ports that a restart keeps."""
+@frozen
+class Cluster:
+    """A node with the name server in it, and a JVM for its clients."""
+
+    java: JavaDriver
+    name_server: str
+    node: TriohaNode
+
+    def produce(self, number: int, *, topic: str, **options: Any) -> None:
+        """Send messages; all are stored."""
+        assert self.java.produce(self.name_server, number, topic=topic, **options) == {"SEND_OK": number}
+
+    def consume(self, group: str, *, topic: str, **options: Any) -> JavaConsumer:
+        """Start a consumer that finds new topics and restarted brokers soon; its own interval is 30 s."""
+        intervals: dict[str, Any] = {"pollNameServerInterval": 300, "heartbeatBrokerInterval": 300}
+        return self.java.consume(self.name_server, group=group, topic=topic, **intervals, **options)
+
+
+def node_settings() -> dict[str, Any]:
+    """Of a node with short delay levels and the name server in it, on ports that a restart keeps."""
     return {
         "role": "ASYNC_MASTER",
         "listenPort": free_port(),
         "namesrvAddr": f"127.0.0.1:{free_port()}",
         "trioha.withNamesrv": "true",
-        "messageDelayLevel": LEVELS,
+        "messageDelayLevel": " ".join(f"{delay_s}s" for delay_s in LEVELS_S),
+        "flushDelayOffsetInterval": 100,
+        "flushConsumerOffsetInterval": 100,
     }
 
 
-@pytest.fixture
-def node(start_node: StartNode, settings: dict[str, Any]) -> TriohaNode:
-    return start_node("broker", **settings)
+@pytest.fixture(scope="module", params=VERSIONS, ids=[f"rocketmq-{version}" for version in VERSIONS])
+def cluster(
+    request: pytest.FixtureRequest,
+    rocketmq_of_this_run: dict[str, JavaDriver],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    """A cluster for all tests of a version."""
+    folder = tmp_path_factory.mktemp("retries")
+    settings = node_settings()
+    # By itself a consumer shares out the queues of a topic that it has just found after up to 20 s.
+    intervals = {"rocketmq.client.rebalance.waitInterval": "300"}
+    with java_driver(request.param, folder=folder / "jvm", system_properties=intervals) as java:
+        node = TriohaNode(folder / "broker", **settings)
+        yield Cluster(java, settings["namesrvAddr"], node)
+        node.kill()
 
 
 def waits_ms(messages: list[dict[str, Any]]) -> list[int]:
@@ -39,96 +81,119 @@ def waits_ms(messages: list[dict[str, Any]]) -> list[int]:
     return [message["receivedTimestamp"] - message["bornTimestamp"] for message in messages]
 
 
-def test_messages_come_when_their_delay_level_is_over(
-    java: JavaDriver, node: TriohaNode, settings: dict[str, Any]
-) -> None:
-    name_server = settings["namesrvAddr"]
-    # A consumer looks for a topic that does not exist every 30 s only.
-    assert java.produce(name_server, 1, topic=TOPIC, prefix="level-0-") == {"SEND_OK": 1}
-    consumer = java.consume(name_server, group="delayed", topic=TOPIC)
-    assert bodies(consumer.received(1)) == expected(1, "level-0-"), node.log()
-    for level in (3, 2, 1):
-        assert java.produce(name_server, 5, topic=TOPIC, delay_level=level, prefix=f"level-{level}-") == {
-            "SEND_OK": 5
-        }
+def test_messages_come_when_their_delay_level_is_over(cluster: Cluster) -> None:
+    topic = "TopicDelayed"
+    cluster.produce(1, topic=topic, prefix="level-0-")
+    consumer = cluster.consume("delayed", topic=topic)
+    assert bodies(consumer.received(1)) == expected(1, "level-0-"), cluster.node.log()
+    for level in (2, 1, 3):
+        cluster.produce(5, topic=topic, delay_level=level, prefix=f"level-{level}-")
     messages = consumer.received(16)[1:]
     assert bodies(messages) == sum((expected(5, f"level-{level}-") for level in (1, 2, 3)), Counter())
     for message, wait_ms in zip(messages, waits_ms(messages), strict=True):
-        assert wait_ms >= 1000 * int(message["body"].split("-")[1]), (message, node.log())
+        level = int(message["body"].split("-")[1])
+        assert wait_ms >= 1000 * LEVELS_S[level - 1], (message, cluster.node.log())
     consumer.end()
 
 
 def test_delayed_messages_come_after_a_kill_and_those_that_came_do_not_come_again(
-    java: JavaDriver, start_node: StartNode, settings: dict[str, Any]
+    cluster: Cluster, start_node: StartNode
 ) -> None:
-    settings |= {"flushDelayOffsetInterval": 100, "flushConsumerOffsetInterval": 100}
-    name_server = settings["namesrvAddr"]
+    settings = node_settings()
     node = start_node("broker", **settings)
-    assert java.produce(name_server, 5, topic=TOPIC, delay_level=1, prefix="early") == {"SEND_OK": 5}
-    consumer = java.consume(name_server, group="survivor", topic=TOPIC)
+    cluster = evolve(cluster, name_server=settings["namesrvAddr"], node=node)
+    cluster.produce(5, topic=TOPIC, delay_level=1, prefix="early")
+    consumer = cluster.consume("survivor", topic=TOPIC)
     assert bodies(consumer.received(5)) == expected(5, "early"), node.log()
     wait_for_offsets(node.root, "survivor", 5)
     # Longer than a kill takes: what is delivered between a write of delayOffset.json and a kill comes twice.
-    assert java.produce(name_server, 5, topic=TOPIC, delay_level=5, prefix="late") == {"SEND_OK": 5}
+    cluster.produce(5, topic=TOPIC, delay_level=5, prefix="late")
     node.kill()
     node = start_node("broker", **settings)
     wanted = expected(5, "early") + expected(5, "late")
     # A consumer that connects again may be given a message again; the queues have each of them once.
     consumer.received(10, within_s=60.0)
-    messages = consumer.received(20, within_s=5.0)
+    messages = consumer.received(20, within_s=2.0)
     stored = {(one["queueId"], one["queueOffset"]): one["body"] for one in messages}
     assert Counter(stored.values()) == wanted, node.log()
     consumer.end()
 
 
-@pytest.mark.parametrize("retry_level", [0, 1])
-def test_a_failed_message_comes_again_until_its_listener_succeeds(
-    java: JavaDriver, node: TriohaNode, settings: dict[str, Any], retry_level: int
-) -> None:
-    name_server = settings["namesrvAddr"]
-    assert java.produce(name_server, 4, topic=TOPIC) == {"SEND_OK": 4}
-    consumer = java.consume(name_server, group="failing", topic=TOPIC, failures=2, retry_level=retry_level)
-    # It finds its retry topic, which its first heartbeat makes, by the next look at its routes: every 30 s.
-    messages = consumer.received(12, within_s=60.0)
-    times = Counter((message["body"], message["reconsumeTimes"]) for message in messages)
-    assert times == {(f"m{number}", tries): 1 for number in range(4) for tries in range(3)}, node.log()
-    assert len(consumer.received(13, within_s=2.0)) == 12
-    consumer.end()
+def test_a_failed_message_comes_again_until_its_listener_succeeds(cluster: Cluster) -> None:
+    topic = "TopicFailing"
+    cluster.produce(4, topic=topic)
+    # Retry level 0 leaves the delay to the broker.
+    consumers = [
+        cluster.consume(f"failing-{level}", topic=topic, failures=2, retry_level=level) for level in (0, 1)
+    ]
+    for consumer in consumers:
+        messages = consumer.received(12, within_s=60.0)
+        times = Counter((message["body"], message["reconsumeTimes"]) for message in messages)
+        assert times == {(f"m{number}", tries): 1 for number in range(4) for tries in range(3)}
+    assert len(consumers[0].received(13, within_s=2.0)) == 12, cluster.node.log()
+    for consumer in consumers:
+        assert len(consumer.received(13, within_s=0.0)) == 12, cluster.node.log()
+        consumer.end()
 
 
-@pytest.mark.parametrize("mode", ["concurrent", "orderly"])
-def test_a_message_that_fails_too_often_becomes_a_dead_letter(
-    java: JavaDriver, node: TriohaNode, settings: dict[str, Any], mode: str
-) -> None:
-    name_server = settings["namesrvAddr"]
-    group = f"hopeless-{mode}"
-    assert java.produce(name_server, 2, topic=TOPIC, tags="t") == {"SEND_OK": 2}
-    consumer = java.consume(
-        name_server, group=group, topic=TOPIC, mode=mode, failures=99, retry_level=1, maxReconsumeTimes=2
-    )
-    messages = consumer.received(6, within_s=60.0)
-    assert Counter(message["body"] for message in messages) == {"m0": 3, "m1": 3}, node.log()
-    # Its topic is there when the first message has failed for the last time.
-    undertaker = java.consume(name_server, group="undertaker", topic=dead_letter_topic(group))
-    letters = undertaker.received(2, within_s=60.0)
-    assert bodies(letters) == expected(2), node.log()
-    assert {(message["tags"], message["keys"][:3]) for message in letters} == {("t", "key")}
-    assert len(consumer.received(7, within_s=2.0)) == 6
-    consumer.end()
-    undertaker.end()
+def test_a_message_that_fails_too_often_becomes_a_dead_letter(cluster: Cluster) -> None:
+    topic = "TopicHopeless"
+    groups = {mode: f"hopeless-{mode}" for mode in ("concurrent", "orderly")}
+    cluster.produce(2, topic=topic, tags="t")
+    consumers = [
+        cluster.consume(group, topic=topic, mode=mode, failures=99, retry_level=1, maxReconsumeTimes=2)
+        for mode, group in groups.items()
+    ]
+    readers = [
+        cluster.consume(f"letters-{mode}", topic=dead_letter_topic(group)) for mode, group in groups.items()
+    ]
+    for consumer, reader in zip(consumers, readers, strict=True):
+        messages = consumer.received(6, within_s=60.0)
+        assert Counter(message["body"] for message in messages) == {"m0": 3, "m1": 3}, cluster.node.log()
+        letters = reader.received(2, within_s=60.0)
+        assert bodies(letters) == expected(2), cluster.node.log()
+        assert {(message["tags"], message["keys"][:3]) for message in letters} == {("t", "key")}
+    assert len(consumers[0].received(7, within_s=2.0)) == 6
+    assert len(consumers[1].received(7, within_s=0.0)) == 6
+    for client in consumers + readers:
+        client.end()
 
 
-def test_the_messages_of_a_batch_come_one_by_one(
-    java: JavaDriver, node: TriohaNode, settings: dict[str, Any]
-) -> None:
-    name_server = settings["namesrvAddr"]
-    assert java.produce(name_server, 64, topic=TOPIC, tags="a", batch=16) == {"SEND_OK": 64}
-    assert java.produce(name_server, 16, topic=TOPIC, tags="b", batch=16) == {"SEND_OK": 16}
-    consumer = java.consume(name_server, group="batches", topic=TOPIC, expression="a")
+def test_the_messages_of_a_batch_come_one_by_one(cluster: Cluster) -> None:
+    topic = "TopicBatches"
+    cluster.produce(64, topic=topic, tags="a", batch=16)
+    cluster.produce(16, topic=topic, tags="b", batch=16)
+    consumer = cluster.consume("batches", topic=topic, expression="a")
     messages = consumer.received(64)
-    assert bodies(messages) == expected(64), node.log()
+    assert bodies(messages) == expected(64), cluster.node.log()
     assert {message["keys"] for message in messages} == {f"key{number}" for number in range(64)}
     # Each batch is in one queue, in order.
     queues = {int(message["body"][1:]): message["queueId"] for message in messages}
     assert all(len({queues[start + index] for index in range(16)}) == 1 for start in range(0, 64, 16))
     consumer.end()
+
+
+COMPRESSED = {"ZLIB": 0x301, "LZ4": 0x101, "ZSTD": 0x201}
+"""The bits of sysFlag that say that and how a body is compressed."""
+
+
+def test_compressed_bodies_are_stored_as_they_came_and_consumers_get_their_text(
+    cluster: Cluster, newest: JavaDriver
+) -> None:
+    topic = "TopicCompressed"
+    texts = {algorithm: f"{algorithm}-" + "compressible " * 500 for algorithm in COMPRESSED}
+    for algorithm, text in texts.items():
+        # A producer of 4.9 can choose the algorithm for its whole JVM only.
+        sent = newest.produce(cluster.name_server, 3, topic=topic, prefix=text, compression=algorithm)
+        assert sent == {"SEND_OK": 3}
+    consumer = cluster.consume("compressed", topic=topic)
+    wanted = sum((expected(3, text) for text in texts.values()), Counter())
+    assert bodies(consumer.received(9)) == wanted, cluster.node.log()
+    consumer.end()
+    printed = run_trioha("inspect", "--json", cluster.node.root).stdout.splitlines()
+    records = [record for record in map(json.loads, printed) if record.get("topic") == topic]
+    assert Counter(record["sysFlag"] for record in records) == dict.fromkeys(COMPRESSED.values(), 3)
+    stored = [base64.b64decode(record["body"]) for record in records]
+    assert max(map(len, stored)) < 1000
+    of_zlib = [body for record, body in zip(records, stored, strict=True) if record["sysFlag"] == 0x301]
+    assert Counter(zlib.decompress(body).decode() for body in of_zlib) == expected(3, texts["ZLIB"])

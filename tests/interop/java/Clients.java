@@ -90,6 +90,9 @@ final class Clients {
         DefaultMQProducer producer = new DefaultMQProducer("interop-producer");
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName("producer-" + System.nanoTime());
+        if (request.containsKey("compression")) {
+            Rocket.compress(producer, request.getString("compression"));
+        }
         producer.start();
         try {
             Map<String, Integer> statuses = new LinkedHashMap<>();
@@ -128,6 +131,12 @@ final class Clients {
         push.subscribe(request.getString("topic"), request.getString("expression"));
         consumer.failures = request.getIntValue("failures");
         consumer.retryLevel = request.getIntValue("retryLevel");
+        if (request.containsKey("pollNameServerInterval")) {
+            push.setPollNameServerInterval(request.getIntValue("pollNameServerInterval"));
+        }
+        if (request.containsKey("heartbeatBrokerInterval")) {
+            push.setHeartbeatBrokerInterval(request.getIntValue("heartbeatBrokerInterval"));
+        }
         if (request.containsKey("maxReconsumeTimes")) {
             push.setMaxReconsumeTimes(request.getIntValue("maxReconsumeTimes"));
         }

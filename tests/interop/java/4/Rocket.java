@@ -10,6 +10,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.hook.SendMessageContext;
 import org.apache.rocketmq.client.impl.CommunicationMode;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.Message;
@@ -93,6 +94,11 @@ final class Rocket {
         header.setReconsumeTimes(0);
         return client.sendMessage(
             address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
+    }
+
+    /** 4.9 has a system property for the whole JVM and no setter. */
+    static void compress(DefaultMQProducer producer, String algorithm) {
+        throw new UnsupportedOperationException("a 4.9 producer has no setCompressType");
     }
 
     static void broadcast(DefaultMQPushConsumer consumer) {

@@ -9,8 +9,10 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.hook.SendMessageContext;
 import org.apache.rocketmq.client.impl.CommunicationMode;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -96,6 +98,11 @@ final class Rocket {
         header.setReconsumeTimes(0);
         return client.sendMessage(
             address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
+    }
+
+    /** LZ4, ZSTD or ZLIB for long bodies. */
+    static void compress(DefaultMQProducer producer, String algorithm) {
+        producer.setCompressType(CompressionType.of(algorithm));
     }
 
     static void broadcast(DefaultMQPushConsumer consumer) {
