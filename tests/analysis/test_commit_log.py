@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import zlib
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from tests.analysis.logs import (
 from trioha.errors import StoreError
 from trioha.store.record import Host
 from trioha.store.record_layout import BLANK, BORN_HOST_V6, MAGIC_BLANK
-from trioha_analysis.commitlog.bodies import decode_body
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_analysis.commitlog.reading import ReadOptions, read_range
 
@@ -250,31 +247,3 @@ def test_a_missing_folder_and_a_deleted_file_are_errors(tmp_path: Path) -> None:
     (tmp_path / "store/commitlog" / f"{65537:020d}").write_bytes(b"x")
     with pytest.raises(StoreError, match="begins inside the file before it"):
         list_files(tmp_path / "store")
-
-
-@pytest.mark.parametrize("flags", [0x1, 0x301])
-def test_zlib_bodies_are_decompressed_and_invalid_ones_are_none(flags: int) -> None:
-    packed = zlib.compress(b"order" * 100)
-
-    assert decode_body(packed, flags) == b"order" * 100
-    assert decode_body(packed[:-1], flags) is None
-    assert decode_body(b"junk", flags) is None
-    assert decode_body(packed, flags, body_bytes_max=499) is None
-    assert decode_body(packed, 0x300) == packed
-
-
-@pytest.mark.parametrize(("codec", "flags"), [("lz4", 0x101), ("zstd", 0x201)])
-def test_lz4_and_zstd_bodies_are_decompressed_and_invalid_ones_are_none(codec: str, flags: int) -> None:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, codec) as stream:
-        stream.write(b"order" * 100)
-    packed = sink.getvalue().to_pybytes()
-
-    assert decode_body(packed, flags) == b"order" * 100
-    assert decode_body(packed[: len(packed) // 2], flags) is None
-    assert decode_body(b"junk", flags) is None
-    assert decode_body(packed, flags, body_bytes_max=499) is None
-
-
-def test_an_unknown_compressor_gives_none() -> None:
-    assert decode_body(b"body", 0x701) is None

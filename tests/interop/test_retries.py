@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -186,14 +185,13 @@ def test_compressed_bodies_are_stored_as_they_came_and_consumers_get_their_text(
         # A producer of 4.9 can choose the algorithm for its whole JVM only.
         sent = newest.produce(cluster.name_server, 3, topic=topic, prefix=text, compression=algorithm)
         assert sent == {"SEND_OK": 3}
-    consumer = cluster.consume("compressed", topic=topic)
     wanted = sum((expected(3, text) for text in texts.values()), Counter())
+    consumer = cluster.consume("compressed", topic=topic)
     assert bodies(consumer.received(9)) == wanted, cluster.node.log()
     consumer.end()
+    consumed = run_trioha("consume", topic, "--namesrv", cluster.name_server, "--from", "first")
+    assert bodies([json.loads(line) for line in consumed.stdout.splitlines()]) == wanted, consumed.stderr
     printed = run_trioha("inspect", "--json", cluster.node.root).stdout.splitlines()
     records = [record for record in map(json.loads, printed) if record.get("topic") == topic]
     assert Counter(record["sysFlag"] for record in records) == dict.fromkeys(COMPRESSED.values(), 3)
-    stored = [base64.b64decode(record["body"]) for record in records]
-    assert max(map(len, stored)) < 1000
-    of_zlib = [body for record, body in zip(records, stored, strict=True) if record["sysFlag"] == 0x301]
-    assert Counter(zlib.decompress(body).decode() for body in of_zlib) == expected(3, texts["ZLIB"])
+    assert max(len(base64.b64decode(record["body"])) for record in records) < 1000

@@ -1,8 +1,7 @@
 """Messages as producers send them and consumers receive them (spec remoting 4.1, store 2).
 
-Compression (sysFlag): bit 0 says that the body is compressed, bits 8 to 10 how: 0 and 3 zlib, 1 lz4, 2 zstd.
-Bodies that were compressed by zlib are decompressed here; others are received as they are, with the name of
-their compression.
+Compressed bodies are decompressed (zlib, lz4, zstd). One that cannot be is received as it is, with the name
+of its compression.
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ from attrs import Factory, field, frozen
 
 from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.store.message_bodies import COMPRESSED, ZLIB, compression_of, decode_body
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX, encode_properties, parse_properties
 from trioha.store.record import Blank, Record, RecordError, decode_record
 
-COMPRESSED: Final = 1
-ZLIB: Final = 3 << 8
 DECOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger body stays compressed: a small one must not fill the memory."""
 ZLIB_LEVEL: Final = 5
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024 - 64 * 1024
 """Largest body that fits a frame with its header."""
 
-_COMPRESSIONS: Final = ("zlib", "lz4", "zstd", "zlib")
 _OWN_PROPERTIES: Final = frozenset(("KEYS", "TAGS", "WAIT", "DELAY", "UNIQ_KEY"))
 
 
@@ -157,32 +154,16 @@ def received_messages(body: bytes | memoryview, queue: MessageQueue) -> Iterator
 
 
 def _received(record: Record, queue: MessageQueue) -> ReceivedMessage:
-    body, compression = decompressed(record.body, record.sys_flag)
+    plain = decode_body(record.body, record.sys_flag, body_bytes_max=DECOMPRESSED_BYTES_MAX)
     return ReceivedMessage(
         queue,
         record.queue_offset,
-        body,
+        record.body if plain is None else plain,
         MappingProxyType(parse_properties(record.properties_raw)),
         record.message_id,
         record.born_timestamp_ms,
         record.store_timestamp_ms,
         record.flag,
         record.reconsume_times,
-        compression,
+        compression_of(record.sys_flag) if plain is None else None,
     )
-
-
-def decompressed(body: bytes, sys_flag: int) -> tuple[bytes, str | None]:
-    """The body, and how it is still compressed if it could not be decompressed; None if it is not."""
-    if not sys_flag & COMPRESSED:
-        return body, None
-    kind = sys_flag >> 8 & 7
-    name = _COMPRESSIONS[kind] if kind < len(_COMPRESSIONS) else f"compression-{kind}"
-    if name != "zlib":
-        return body, name
-    decompressor = zlib.decompressobj()
-    try:
-        whole = decompressor.decompress(body, DECOMPRESSED_BYTES_MAX)
-    except zlib.error:
-        return body, name
-    return (whole, None) if decompressor.eof else (body, name)

@@ -14,13 +14,18 @@ from pyspark.sql import Column
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import BinaryType, MapType, StringType
 
+from trioha.store import message_bodies
 from trioha.store.message_properties import parse_properties as parse
-from trioha_analysis.commitlog import bodies
+
+BODY_BYTES_MAX: Final = 256 << 20
+"""Limit of a decompressed body; a longer one is null."""
 
 
 def _decode(body: pd.Series, sys_flag: pd.Series) -> pd.Series:
     plain = [
-        None if each is None else bodies.decode_body(bytes(each), int(flags))
+        None
+        if each is None
+        else message_bodies.decode_body(bytes(each), int(flags), body_bytes_max=BODY_BYTES_MAX)
         for each, flags in zip(body, sys_flag, strict=True)
     ]
     return pd.Series(plain, dtype=object)
