@@ -182,7 +182,7 @@ def consume(name_server: str, *arguments: str) -> list[dict[str, object]]:
 
 @pytest.mark.process
 def test_lines_that_are_produced_are_consumed_in_order(name_server: str) -> None:
-    done = produce(name_server, b"".join(b"line-%d\n" % n for n in range(40)), "--topic", "Lines", "--json")
+    done = produce(name_server, b"".join(b"line-%d\n" % n for n in range(40)), "Lines", "--json")
     assert done.returncode == 0, done.stderr.decode()
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["line"] for result in results] == list(range(1, 41))
@@ -198,7 +198,7 @@ def test_lines_that_are_produced_are_consumed_in_order(name_server: str) -> None
 
 @pytest.mark.process
 def test_a_group_continues_where_it_was_and_a_limit_ends_it(name_server: str) -> None:
-    assert produce(name_server, b"1\n2\n3\n4\n5\n", "--topic", "Grouped", "--queues", "1").returncode == 0
+    assert produce(name_server, b"1\n2\n3\n4\n5\n", "Grouped", "--queues", "1").returncode == 0
     arguments = ("Grouped", "--group", "g", "--from", "first")
     assert [message["body"] for message in consume(name_server, *arguments, "--limit", "2")] == ["1", "2"]
     assert [message["body"] for message in consume(name_server, *arguments)] == ["3", "4", "5"]
@@ -213,7 +213,7 @@ def test_messages_can_be_copied_to_another_topic(name_server: str) -> None:
         {"body": "b", "tags": "y"},
     ]
     lines = "".join(json.dumps(value) + "\n" for value in objects).encode()
-    assert produce(name_server, lines, "--topic", "Source", "--ndjson").returncode == 0
+    assert produce(name_server, lines, "Source", "--ndjson").returncode == 0
     source = consume(name_server, "Source", "--from", "first")
     copies = "".join(json.dumps({**message, "topic": "Copy"}) + "\n" for message in source).encode()
     assert produce(name_server, copies, "--ndjson").returncode == 0

@@ -31,7 +31,7 @@ TOPIC = "TopicOfBoth"
 def produce(name_servers: str, messages: list[dict[str, Any]], *arguments: str) -> list[dict[str, Any]]:
     """The results of `trioha produce`."""
     done = subprocess.run(
-        [*TRIOHA, "produce", "--namesrv", name_servers, "--topic", TOPIC, "--ndjson", "--json", *arguments],
+        [*TRIOHA, "produce", TOPIC, "--namesrv", name_servers, "--ndjson", "--json", *arguments],
         input="".join(json.dumps(message) + "\n" for message in messages),
         capture_output=True,
         text=True,

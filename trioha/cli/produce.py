@@ -133,8 +133,8 @@ class Production:
 
 
 def produce(
-    *,
     topic: str | None = None,
+    *,
     namesrv: str | None = None,
     broker: str | None = None,
     queues: int = 4,
