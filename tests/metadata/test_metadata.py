@@ -73,6 +73,22 @@ def test_unknown_members_stay_where_they_were():
     assert "newFlag" in encode_pretty(table.snapshot()())
 
 
+def test_a_table_without_a_version_begins_at_the_first():
+    """A file that an administrator wrote by hand: a broker could not register such topics."""
+    table = TopicTable(now_ms=lambda: 77)
+    table.load(parse_pretty('{"topicConfigTable":{"T":{}}}'))
+    assert table.version == DataVersion()
+    table.put(TopicConfig("U"))
+    assert table.version == DataVersion(1, 77)
+    groups = GroupTable(now_ms=lambda: 77)
+    groups.load({})
+    assert groups.version == DataVersion()
+    # Offsets of a 4.9 broker have none.
+    offsets = ConsumerOffsets()
+    offsets.load({"offsetTable": {}})
+    assert offsets.version is None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -84,6 +84,7 @@ class GroupTable(MetadataTable):
     """The groups by name."""
 
     file_name = "subscriptionGroup.json"
+    version_if_absent = DataVersion()
 
     def __init__(
         self,

@@ -27,6 +27,8 @@ class MetadataTable(ABC):
 
     file_name: str
     """In the folder `config` of the store."""
+    version_if_absent: DataVersion | None = None
+    """Version of a table whose file has none."""
 
     def __init__(self, *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.version: DataVersion | None = None
@@ -42,7 +44,9 @@ class MetadataTable(ABC):
     def load(self, value: object) -> None:
         """Take the table from its file's JSON value. Raises ValueError, and is as it was then."""
         fields = dict(members(value, self.file_name))
-        version = DataVersion.of(fields.pop("dataVersion")) if "dataVersion" in fields else None
+        version = self.version_if_absent
+        if "dataVersion" in fields:
+            version = DataVersion.of(fields.pop("dataVersion"))
         self._load(fields)
         self.version, self.other = version, fields
 

@@ -173,6 +173,7 @@ class TopicTable(MetadataTable):
     """The topics by name."""
 
     file_name = "topics.json"
+    version_if_absent = DataVersion()
 
     def __init__(
         self, settings: TopicSettings | None = None, *, now_ms: Callable[[], int] = wall_clock_ms
