@@ -33,6 +33,7 @@ from trioha.config.model import (
 )
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
 from trioha.errors import ConfigError
+from trioha.host_port import HINT
 
 ROOT = Path(__file__).parents[2]
 
@@ -553,13 +554,16 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         ),
         (
             "haMasterAddress=host",
-            "1: haMasterAddress: 'host' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6",
+            f"1: haMasterAddress: 'host' is not an address: it has no port; {HINT}",
         ),
         (
             "haMasterAddress=::1:10912",
-            "1: haMasterAddress: '::1:10912' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6",
+            f"1: haMasterAddress: '::1:10912' is not an address: an IPv6 host stands in brackets; {HINT}",
         ),
-        ("haMasterAddress=h:0", "1: haMasterAddress: 'h:0' has no port from 1 to 65535"),
+        (
+            "haMasterAddress=h:0",
+            f"1: haMasterAddress: 'h:0' is not an address: '0' is not a port from 1 to 65535; {HINT}",
+        ),
         ("storePathRootDir=", "1: storePathRootDir: is empty; give a directory or leave the key out"),
         ("storePathRootDir=\\u0000", "1: storePathRootDir: has a NUL character; give a plain path"),
         (
@@ -880,13 +884,12 @@ def test_name_servers_are_those_of_the_file_or_of_the_environment(
     assert load(conf, "namesrvAddr=a:1").config.namesrv_addr == ("a:1",)
     assert load(conf, "", "namesrvAddr=b:1").config.namesrv_addr == ("b:1",)
     monkeypatch.setenv("NAMESRV_ADDR", "nonsense")
-    hint = "give HOST:PORT, or [HOST]:PORT for IPv6"
-    assert refusals(conf, "") == [f"$NAMESRV_ADDR: 'nonsense' is not an address; {hint}"]
+    assert refusals(conf, "") == [f"$NAMESRV_ADDR: 'nonsense' is not an address: it has no port; {HINT}"]
 
 
 def test_an_address_of_a_name_server_that_is_none_is_refused(conf: Path) -> None:
     assert refusals(conf, "namesrvAddr=a:1;b") == [
-        "broker.conf:1: namesrvAddr: 'b' is not an address; give HOST:PORT, or [HOST]:PORT for IPv6"
+        f"broker.conf:1: namesrvAddr: 'b' is not an address: it has no port; {HINT}"
     ]
 
 

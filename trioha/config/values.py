@@ -18,6 +18,7 @@ from os import environ
 from pathlib import Path
 from typing import Final, TypeVar
 
+from trioha.host_port import HINT, split_host_port
 from trioha.numbers import I32, I64, PORT, Range, parse_int
 
 INT_MAX: Final = I32.high
@@ -31,9 +32,6 @@ E = TypeVar("E", bound=StrEnum)
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _HOME: Final = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|\Z)")
-_ADDRESS: Final = re.compile(
-    r"(?:\[(?P<v6>[\w:.%]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})", re.ASCII
-)
 
 
 class InvalidValue(Exception):  # noqa: N818 - a parser's answer, caught within this package
@@ -181,16 +179,10 @@ def optional_text(text: str) -> str | None:
 
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of `host:port`, IPv6 in brackets. Raises `InvalidValue`."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None:
-        raise InvalidValue(
-            f"{_shown(text)} is not an address", hint="give HOST:PORT, or [HOST]:PORT for IPv6"
-        )
     try:
-        port = parse_int(found["port"], Range(1, PORT_MAX))
-    except ValueError:
-        raise InvalidValue(f"{_shown(text)} has no port from 1 to {PORT_MAX}") from None
-    return found["v6"] or found["host"], port
+        return split_host_port(text)
+    except ValueError as refused:
+        raise InvalidValue(str(refused), hint=HINT) from None
 
 
 def optional_address(text: str) -> str | None:
