@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioha.errors import StoreError
-from trioha.namesrv.kv_config import TABLE_BYTES_MAX, KvConfig
+from trioha.namesrv.kv_config import ENTRIES_MAX, TABLE_BYTES_MAX, KvConfig
 from trioha.remoting.command import BadRequestError
 
 
@@ -78,3 +78,17 @@ async def test_values_that_are_too_large_are_refused(
     with pytest.raises(BadRequestError):
         await kv.put(namespace, key, value)
     assert not path.exists()
+
+
+async def test_entries_have_a_maximum_and_known_ones_may_be_changed(path: Path) -> None:
+    path.parent.mkdir()
+    table = {str(number): str(number) for number in range(ENTRIES_MAX - 1)}
+    path.write_text(json.dumps({"configTable": {"N": table}}))
+    kv = KvConfig.load(path)
+    for namespace in ("N", "M"):
+        with pytest.raises(BadRequestError, match=f"takes {ENTRIES_MAX} key-value entries and namespaces"):
+            await kv.put(namespace, "new", "v")
+    await kv.put("N", "7", "changed")
+    await kv.delete("N", "8")
+    await kv.put("N", "new", "v")
+    assert KvConfig.load(path).get("N", "new") == "v"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from struct import pack
 
@@ -16,7 +18,7 @@ from tests.namesrv.values import Asked, body_with, identity, register, topics
 from tests.remoting.values import json_values
 from trioha.metadata.registration import body_crc
 from trioha.namesrv.processor import LARGE_BODY_BYTES
-from trioha.namesrv.registry import Registry, RegistryLimits
+from trioha.namesrv.registry import SLICE_TOPICS, Registry, RegistryLimits
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand
@@ -237,6 +239,89 @@ async def test_a_large_registration_is_taken_like_a_small_one(server: Asked) -> 
     assert refused.code == 1
     assert "2000 new topics are too many" in (refused.remark or "")
     assert full.live == ()
+
+
+LARGE = [f"topic-{number:05}" for number in range(10_000)]
+
+
+async def between_slices(server: Asked, act: Callable[[], Awaitable[object]]) -> RemotingCommand:
+    """Register LARGE, and do something once half of it is merged: the registration's answer."""
+    answers = []
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            while server.registry.topic_count < len(LARGE) // 2:
+                await trio.lowlevel.checkpoint()
+            assert server.registry.topic_count < len(LARGE)
+            await act()
+
+        nursery.start_soon(watch)
+        answers.append(await server.ask(C.REGISTER_BROKER, body_with(topics(*LARGE)), **WHO))
+    return answers[0]
+
+
+async def test_routes_are_answered_between_the_slices_of_a_registration(server: Asked) -> None:
+    other = {**WHO, "brokerName": "broker-b", "brokerAddr": "h:2"}
+    await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **other)
+    seen = set()
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            while True:
+                assert (await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")).code == 0
+                seen.add(server.registry.topic_count)
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(ask)
+        assert (await server.ask(C.REGISTER_BROKER, body_with(topics(*LARGE)), **WHO)).code == 0
+        nursery.cancel_scope.cancel()
+    # A task that is ready runs once while the other does one slice, first or second.
+    gaps = [later - earlier for earlier, later in pairwise(sorted({*seen, 2 + len(LARGE)}))]
+    assert max(gaps) <= 2 * SLICE_TOPICS
+
+
+async def test_changes_of_topics_wait_for_a_registration_that_is_being_merged(server: Asked) -> None:
+    changed = []
+
+    async def change() -> None:
+        # The permission of all topics, then a topic that was merged, and one that was not.
+        changed.append(await server.ask(C.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a"))
+        await server.ask(C.DELETE_TOPIC_IN_NAMESRV, topic=LARGE[0])
+        await server.ask(C.DELETE_TOPIC_IN_NAMESRV, topic=LARGE[-1])
+
+    assert (await between_slices(server, change)).code == 0
+    assert changed[0].ext_fields == {"wipeTopicCount": str(len(LARGE))}
+    assert set(server.registry.topics) == set(LARGE[1:-1])
+    for topic in LARGE[1:-1:1000]:
+        route = server.registry.route(topic)
+        assert route is not None
+        assert [queues.perm for queues in route.queues.values()] == [4]
+
+
+async def test_a_broker_that_changes_a_topic_while_it_registers_is_answered_in_order(server: Asked) -> None:
+    newer = body_with(topics(LARGE[0], LARGE[-1], counter=2, read_queue_nums=9))
+
+    async def change() -> None:
+        assert (await server.ask(C.REGISTER_BROKER, newer, **WHO)).code == 0
+
+    assert (await between_slices(server, change)).code == 0
+    for topic, queues in ((LARGE[0], 9), (LARGE[1], 4), (LARGE[-1], 9)):
+        route = server.registry.route(topic)
+        assert route is not None
+        assert route.queues["broker-a"].read_queues == queues
+
+
+async def test_a_broker_that_leaves_while_it_registers_leaves_nothing(server: Asked) -> None:
+    async def leave() -> None:
+        server.registry.connection_closed(1)
+
+    answer = await between_slices(server, leave)
+    assert (answer.code, answer.remark) == (1, "the broker was removed while its topics were registered")
+    assert server.registry.topics == ()
+    assert server.registry.live == ()
+    # Room that was kept for its topics is free again.
+    assert (await server.ask(C.REGISTER_BROKER, body_with(topics(*LARGE)), **WHO)).code == 0
+    assert server.registry.topic_count == len(LARGE)
 
 
 async def test_a_body_that_inflates_without_end_is_refused(server: Asked) -> None:

@@ -108,6 +108,7 @@ NEW_IN_5: Final = {
     "returnOrderTopicConfigToBroker",
     "scanNotActiveBrokerInterval",
     "supportActingMaster",
+    "tls.server.mode",
 }
 
 

@@ -10,6 +10,8 @@ from tests.namesrv.values import Clock, identity, register, topics
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.registration import Registration
 from trioha.namesrv.registry import (
+    SLICE_TOPICS,
+    BrokerRequest,
     MasterAddresses,
     QueueData,
     Registry,
@@ -287,6 +289,20 @@ def test_what_exceeds_a_limit_changes_nothing() -> None:
     register(registry, MASTER, topics("D", counter=3))
     assert addresses(registry) == {0: MASTER.address}
     assert len(registry.live) == 2
+
+
+def test_room_is_kept_for_the_topics_of_a_registration_in_progress() -> None:
+    names = [f"t{number}" for number in range(2 * SLICE_TOPICS)]
+    registry = Registry(clock=Clock(), limits=RegistryLimits(topics_max=2 * SLICE_TOPICS + 1))
+    steps = registry.registering(BrokerRequest(MASTER, "h:1", connection=1), topics(*names))
+    while not registry.queue_datas:
+        next(steps)
+    with pytest.raises(RegistryFullError, match="2 new topics are too many"):
+        register(registry, identity(name="broker-b"), topics("A", "B"))
+    steps.close()
+    registry.connection_closed(1)
+    register(registry, identity(name="broker-b"), topics("A", "B"))
+    assert registry.topics == ("A", "B")
 
 
 @pytest.mark.parametrize("name", ["", "n" * 256, "\ud800"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,8 @@ from trioha.store.atomic_file import load_file, replace_file
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 TABLE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of the whole table as it is in its file."""
+ENTRIES_MAX: Final = 20_000
+"""Keys of all namespaces, and namespaces: each change writes all of them."""
 
 Table = Mapping[str, Mapping[str, str]]
 
@@ -67,8 +68,15 @@ class KvConfig:
         except (RemoteProtocolError, UnicodeEncodeError) as error:
             raise BadRequestError(str(error)) from None
         async with self._changing:
-            members = {**self._table.get(namespace, {}), key: value}
-            await self._replace({**self._table, namespace: members})
+            known = self._table.get(namespace)
+            if known is None or key not in known:
+                entries = sum(map(len, self._table.values())) + len(self._table)
+                if entries + 1 + (known is None) > ENTRIES_MAX:
+                    raise BadRequestError(
+                        f"this name server takes {ENTRIES_MAX} key-value entries and namespaces, "
+                        f"and has {entries}"
+                    )
+            await self._replace({**self._table, namespace: {**(known or {}), key: value}})
 
     async def delete(self, namespace: str, key: str) -> None:
         """Remove a value, if there is one; its namespace stays. Raises BadRequestError."""
@@ -79,11 +87,17 @@ class KvConfig:
 
     async def _replace(self, table: Table) -> None:
         """Put `table` on disk, then use it. Cancelled, it may be on disk and is not used."""
-        data = json.dumps({"configTable": table}, separators=(",", ":")).encode()
-        if len(data) > TABLE_BYTES_MAX:
-            raise BadRequestError(f"the table would have {len(data)} of {TABLE_BYTES_MAX} bytes")
+
+        def write() -> None:
+            data = json.dumps({"configTable": table}, separators=(",", ":")).encode()
+            if len(data) > TABLE_BYTES_MAX:
+                raise BadRequestError(
+                    f"this name server takes {TABLE_BYTES_MAX} bytes of key-value entries, not {len(data)}"
+                )
+            replace_file(self._path, data)
+
         try:
-            await run_in_thread(partial(replace_file, self._path, data))
+            await run_in_thread(write)
         except OSError as error:
             raise BadRequestError(
                 f"{self._path} cannot be written: {error.strerror}", code=ResponseCode.SYSTEM_ERROR

@@ -6,8 +6,8 @@ which leaves them without an answer, requests that are not known get REQUEST_COD
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Final
 
@@ -38,6 +38,7 @@ from trioha.namesrv.registry import (
     UNIT,
     UNIT_SUBSCRIPTION,
     BrokerIdentity,
+    BrokerRemovedError,
     BrokerRequest,
     Registry,
     RegistryFullError,
@@ -63,6 +64,14 @@ SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 """Of requests that have settings or a version in their body."""
 
 Answer = RemotingCommand | Awaitable[RemotingCommand | None]
+_Handler = Callable[[RemotingCommand, Peer], Answer]
+
+
+def _read_registration(body: bytes | memoryview, *, crc: int, compressed: bool, version: int) -> Registration:
+    """The body of REGISTER_BROKER. Raises BadRequestError if its checksum is another, RemoteProtocolError."""
+    if crc not in {0, body_crc(body)}:
+        raise BadRequestError("crc32 not match")
+    return parse_registration(body, compressed=compressed, version=version)
 
 
 def _identity(fields: HeaderFields) -> BrokerIdentity:
@@ -83,7 +92,11 @@ class NameServerProcessor:
         """As they are now: UPDATE_NAMESRV_CONFIG changes them."""
         self._kv = kv
         self._parsing = trio.CapacityLimiter(1)
-        self._handlers: dict[int, Callable[[RemotingCommand, Peer], Answer]] = {
+        self._changing_topics = trio.Lock()
+        """Held while the topics of a large registration are merged: other changes of topics wait for it."""
+        self._registering: set[str] = set()
+        """Broker names whose topics are being merged."""
+        self._handlers: dict[int, _Handler] = {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
@@ -97,10 +110,10 @@ class NameServerProcessor:
             RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_topics,
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_topics,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._in_turn(self._delete_topic),
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._in_turn(self._register_topic),
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._in_turn(self._wipe_write_perm),
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._in_turn(self._add_write_perm),
             RequestCode.PUT_KV_CONFIG: self._put_kv,
             RequestCode.GET_KV_CONFIG: self._get_kv,
             RequestCode.DELETE_KV_CONFIG: self._delete_kv,
@@ -121,41 +134,78 @@ class NameServerProcessor:
         with _refusals(peer):
             return handler(request, peer)
 
+    def _in_turn(self, handler: _Handler) -> _Handler:
+        """A handler that changes topics: not between two slices of a registration."""
+
+        def handle(request: RemotingCommand, peer: Peer) -> Answer:
+            return wait(request, peer) if self._changing_topics.locked() else handler(request, peer)
+
+        async def wait(request: RemotingCommand, peer: Peer) -> RemotingCommand | None:
+            async with self._changing_topics:
+                with _refusals(peer):
+                    answer = handler(request, peer)
+            assert not isinstance(answer, Awaitable), "a handler that changes topics does not wait itself"
+            return answer
+
+        return handle
+
     # -- brokers ---------------------------------------------------------------------------------------
 
     def _register(self, request: RemotingCommand, peer: Peer) -> Answer:
         fields = HeaderFields(request.ext_fields)
         identity = _identity(fields)
         crc = fields.number("bodyCrc32", NATURAL64, default=0)
-        if crc not in {0, body_crc(request.body)}:
-            raise BadRequestError("crc32 not match")
         is_compressed = fields.flag("compressed")
-        if is_compressed or len(request.body) > LARGE_BODY_BYTES:
-            return self._register_large(request, peer, identity, is_compressed=is_compressed)
-        registration = parse_registration(request.body, compressed=False, version=request.version)
-        return self._take(request, peer, identity, registration)
+        read = partial(_read_registration, crc=crc, compressed=is_compressed, version=request.version)
+        is_large = is_compressed or len(request.body) > LARGE_BODY_BYTES
+        if is_large or identity.broker_name in self._registering:
+            return self._register_in_slices(request, peer, identity, partial(read, bytes(request.body)))
+        steps = self._take(request, peer, identity, read(request.body))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: RemotingCommand = end.value
+                return answer
 
-    async def _register_large(
-        self, request: RemotingCommand, peer: Peer, identity: BrokerIdentity, *, is_compressed: bool
+    async def _register_in_slices(
+        self,
+        request: RemotingCommand,
+        peer: Peer,
+        identity: BrokerIdentity,
+        read: Callable[[], Registration],
     ) -> RemotingCommand:
-        """Thousands of topics take their time: they are parsed in a thread, one registration at a time."""
-        parse = partial(
-            parse_registration, bytes(request.body), compressed=is_compressed, version=request.version
-        )
+        """Parse thousands of topics in a thread and merge them in slices: others are answered meanwhile.
+
+        One registration at a time is parsed, and one is merged. Cancelled between two slices, the broker has
+        the topics of those that are done; its connection is closed then, and it is removed.
+        """
         with _refusals(peer):
-            registration = await run_in_thread(parse, limiter=self._parsing)
-            return self._take(request, peer, identity, registration)
+            registration = await run_in_thread(read, limiter=self._parsing)
+            async with self._changing_topics:
+                self._registering.add(identity.broker_name)
+                try:
+                    with closing(self._take(request, peer, identity, registration)) as steps:
+                        while True:
+                            try:
+                                next(steps)
+                            except StopIteration as end:
+                                answer: RemotingCommand = end.value
+                                return answer
+                            await trio.lowlevel.checkpoint()
+                finally:
+                    self._registering.discard(identity.broker_name)
 
     def _take(
         self, request: RemotingCommand, peer: Peer, identity: BrokerIdentity, registration: Registration
-    ) -> RemotingCommand:
+    ) -> Generator[None, None, RemotingCommand]:
         fields = HeaderFields(request.ext_fields)
         timeout_ms = fields.number(
             "heartbeatTimeoutMillis", NATURAL64, default=round(BROKER_TIMEOUT_S * 1000)
         )
         acting = fields.optional("enableActingMaster")
         is_new = all(live.identity != identity for live in self.registry.live)
-        master = self.registry.register(
+        master = yield from self.registry.registering(
             BrokerRequest(
                 identity,
                 _short(fields.optional("haServerAddr") or "", "haServerAddr"),
@@ -362,6 +412,8 @@ def _refusals(peer: Peer) -> Iterator[None]:
     try:
         yield
     except RemoteProtocolError as error:
+        raise BadRequestError(str(error)) from error
+    except BrokerRemovedError as error:
         raise BadRequestError(str(error)) from error
     except RegistryFullError as error:
         log.warning("registration refused", peer=str(peer), reason=str(error))

@@ -20,7 +20,7 @@ been silent for its timeout (`expire`). With the last broker of a group go the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final
 
 from attrs import Factory, define, evolve, field, frozen
@@ -37,6 +37,8 @@ from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
 MASTER_ID: Final = 0
 BROKER_TIMEOUT_S: Final = 120.0
 """Silence after which a broker is removed, where it asked for no other."""
+SLICE_TOPICS: Final = 500
+"""Topics that are registered without a break; some milliseconds."""
 UNIT: Final = 1
 UNIT_SUBSCRIPTION: Final = 2
 SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
@@ -45,6 +47,10 @@ SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 class RegistryFullError(Exception):
     """A registration that exceeds a limit of the registry; nothing of it was taken."""
+
+
+class BrokerRemovedError(Exception):
+    """A broker was removed between two slices of its registration."""
 
 
 @frozen
@@ -170,10 +176,13 @@ class Registry:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self.queue_datas = 0
         """Entries of all topics. Invariant: the sum of their lengths."""
+        self._reserved_topics = 0
+        """Entries that registrations in progress may still add."""
         self._mappings: dict[str, dict[str, Mapping[Any, Any]]] = {}
         """TopicQueueMappingInfo by topic and broker name."""
         self.mapping_bytes = 0
         """Characters of all mappings, as Python shows them."""
+        self._reserved_mapping_bytes = 0
 
     # -- brokers ---------------------------------------------------------------------------------------
 
@@ -200,16 +209,48 @@ class Registry:
     def register(
         self, request: BrokerRequest, registration: Registration, *, deletes_absent: bool = False
     ) -> MasterAddresses | None:
-        """Take a broker and its topics; None if it is refused for its single topic.
+        """Add or update a broker and its topics at once; as `registering`."""
+        steps = self.registering(request, registration, deletes_absent=deletes_absent)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                master: MasterAddresses | None = end.value
+                return master
 
-        `deletes_absent`: topics that a changed registration lacks are deleted (RocketMQ 5's
-        deleteTopicWithBrokerRegistration). Raises RegistryFullError.
+    def registering(
+        self, request: BrokerRequest, registration: Registration, *, deletes_absent: bool = False
+    ) -> Generator[None, None, MasterAddresses | None]:
+        """Add or update a broker and its topics in slices, between which other requests may be answered.
+
+        The value is None if the broker is refused for its single topic. `deletes_absent`: topics that a
+        changed registration lacks are deleted (RocketMQ 5's deleteTopicWithBrokerRegistration).
+
+        The broker is registered between two slices: its topics follow, `SLICE_TOPICS` in each. The caller
+        lets no other registration of the same broker name, and no other change of topics, come between them.
+        Raises RegistryFullError before anything is changed, BrokerRemovedError where the broker was removed
+        meanwhile.
         """
+        identity = request.identity
+        key = (identity.cluster_name, identity.address)
+        if key not in self._live and len(self._live) >= self._limits.brokers_max:
+            raise RegistryFullError(
+                f"this name server takes {self._limits.brokers_max} brokers, trioha.brokersMax"
+            )
+        topics, mapping_bytes = yield from self._reserve(identity.broker_name, registration)
+        try:
+            return (yield from self._registering(request, registration, deletes_absent=deletes_absent))
+        finally:
+            self._reserved_topics -= topics
+            self._reserved_mapping_bytes -= mapping_bytes
+
+    def _registering(
+        self, request: BrokerRequest, registration: Registration, *, deletes_absent: bool
+    ) -> Generator[None, None, MasterAddresses | None]:
         identity = request.identity
         group = self._groups.get(identity.broker_name)
         known = {} if group is None else group.addresses
         key = (identity.cluster_name, identity.address)
-        self._check_room(key, identity.broker_name, registration)
         if self._is_outdated(identity, known, registration.data_version):
             return MasterAddresses()
         known = {
@@ -238,14 +279,7 @@ class Registry:
         group.acting_master = request.acting_master is True
         group.zone_name = request.zone_name
         is_changed = live is None or is_first or live.data_version != registration.data_version
-        self._take_topics(
-            group,
-            request,
-            registration,
-            is_changed=is_changed,
-            deletes_absent=deletes_absent and not is_first,
-        )
-        self._live[key] = LiveBroker(
+        registered = self._live[key] = LiveBroker(
             identity,
             request.ha_address,
             registration.data_version,
@@ -255,23 +289,47 @@ class Registry:
             registration.filter_servers,
         )
         self._settle_clusters(identity.broker_name)
+        slices = self._take_topics(
+            group,
+            request,
+            registration,
+            is_changed=is_changed,
+            deletes_absent=deletes_absent and not is_first,
+        )
+        for _ in slices:
+            yield
+            if self._live.get(key) is not registered:
+                raise BrokerRemovedError("the broker was removed while its topics were registered")
         return self._master_of(identity, group)
 
-    def _check_room(self, key: tuple[str, str], broker_name: str, registration: Registration) -> None:
-        if key not in self._live and len(self._live) >= self._limits.brokers_max:
-            raise RegistryFullError(f"this name server takes {self._limits.brokers_max} brokers")
-        new = sum(broker_name not in self._topics.get(name, ()) for name in registration.topics)
-        if self.queue_datas + new > self._limits.topics_max:
+    def _reserve(
+        self, broker_name: str, registration: Registration
+    ) -> Generator[None, None, tuple[int, int]]:
+        """Keep room for the new topics and mappings of a registration: how much. Raises RegistryFullError."""
+        new = new_bytes = 0
+        for number, name in enumerate(registration.topics, 1):
+            new += broker_name not in self._topics.get(name, ())
+            if number % SLICE_TOPICS == 0:
+                yield
+        for number, (topic, mapping) in enumerate(registration.mappings.items(), 1):
+            known = self._mappings.get(topic, {}).get(broker_name, "")
+            new_bytes += len(repr(mapping)) - len(repr(known))
+            if number % SLICE_TOPICS == 0:
+                yield
+        limits = self._limits
+        taken = self.queue_datas + self._reserved_topics
+        if taken + new > limits.topics_max:
             raise RegistryFullError(
-                f"{new} new topics are too many: this name server takes {self._limits.topics_max} of all "
-                f"brokers and has {self.queue_datas}"
+                f"{new} new topics are too many: this name server takes {limits.topics_max} of all brokers, "
+                f"trioha.topicsMax, and has {taken}"
             )
-        new_bytes = sum(
-            len(repr(mapping)) - len(repr(self._mappings.get(topic, {}).get(broker_name, "")))
-            for topic, mapping in registration.mappings.items()
-        )
-        if self.mapping_bytes + new_bytes > self._limits.mapping_bytes_max:
+        if self.mapping_bytes + self._reserved_mapping_bytes + new_bytes > limits.mapping_bytes_max:
             raise RegistryFullError("the queue mappings of static topics are too large")
+        # What becomes smaller gives its room back when it is stored.
+        new_bytes = max(new_bytes, 0)
+        self._reserved_topics += new
+        self._reserved_mapping_bytes += new_bytes
+        return new, new_bytes
 
     def _is_outdated(
         self, identity: BrokerIdentity, known: Mapping[int, str], data_version: DataVersion
@@ -291,7 +349,8 @@ class Registry:
         *,
         is_changed: bool,
         deletes_absent: bool,
-    ) -> None:
+    ) -> Iterator[None]:
+        """Merge the topics; an item after each slice of them."""
         broker_id = request.identity.broker_id
         is_prime_slave = (
             request.acting_master is not None and broker_id != MASTER_ID and broker_id == min(group.addresses)
@@ -300,25 +359,33 @@ class Registry:
             return
         name = group.broker_name
         if deletes_absent and is_changed and not registration.mappings:
-            for topic in [topic for topic, by_name in self._topics.items() if name in by_name]:
-                if topic not in registration.topics:
-                    self._drop_topic(topic, name)
-        for topic, config in registration.topics.items():
+            absent = [
+                topic
+                for topic, by_name in self._topics.items()
+                if name in by_name and topic not in registration.topics
+            ]
+            for number, topic in enumerate(absent, 1):
+                self._drop_topic(topic, name)
+                if number % SLICE_TOPICS == 0:
+                    yield
+        for number, (topic, config) in enumerate(registration.topics.items(), 1):
             by_name = self._topics.setdefault(topic, {})
-            if not is_changed and name in by_name:
-                continue
-            self.queue_datas += name not in by_name
-            perm = config.perm
-            if is_prime_slave and group.acting_master:
-                perm &= ~Perm.WRITE
-            by_name[name] = _queue_data(config, perm)
+            if is_changed or name not in by_name:
+                self.queue_datas += name not in by_name
+                perm = config.perm
+                if is_prime_slave and group.acting_master:
+                    perm &= ~Perm.WRITE
+                by_name[name] = _queue_data(config, perm)
+            if number % SLICE_TOPICS == 0:
+                yield
         if is_changed:
-            for topic, mapping in registration.mappings.items():
-                if name not in self._topics.get(topic, {}):
-                    continue
-                self._forget_mapping(topic, name)
-                self._mappings.setdefault(topic, {})[name] = mapping
-                self.mapping_bytes += len(repr(mapping))
+            for number, (topic, mapping) in enumerate(registration.mappings.items(), 1):
+                if name in self._topics.get(topic, {}):
+                    self._forget_mapping(topic, name)
+                    self._mappings.setdefault(topic, {})[name] = mapping
+                    self.mapping_bytes += len(repr(mapping))
+                if number % SLICE_TOPICS == 0:
+                    yield
 
     def _master_of(self, identity: BrokerIdentity, group: BrokerGroup) -> MasterAddresses:
         if identity.broker_id == MASTER_ID:
@@ -470,8 +537,10 @@ class Registry:
         check_name(topic, "topic")
         known = {name: data for name, data in queues.items() if name in self._groups}
         new = len(known.keys() - self._topics.get(topic, {}).keys())
-        if self.queue_datas + new > self._limits.topics_max:
-            raise RegistryFullError(f"this name server takes {self._limits.topics_max} topics")
+        if self.queue_datas + self._reserved_topics + new > self._limits.topics_max:
+            raise RegistryFullError(
+                f"this name server takes {self._limits.topics_max} topics, trioha.topicsMax"
+            )
         if known:
             self._topics.setdefault(topic, {}).update(known)
             self.queue_datas += new
@@ -496,7 +565,9 @@ class Registry:
         for by_name in self._topics.values():
             data = by_name.get(broker_name)
             if data is not None:
-                by_name[broker_name] = evolve(data, perm=change(data.perm))
+                by_name[broker_name] = QueueData(
+                    data.read_queues, data.write_queues, change(data.perm), data.sys_flag
+                )
                 count += 1
         return count
 

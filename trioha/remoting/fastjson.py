@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from json import JSONDecoder, JSONEncoder
+from typing import Final
 
 from attrs import frozen
 
@@ -20,6 +21,16 @@ DEPTH_MAX = 64
 """Objects and arrays within each other. RocketMQ's own bodies stay below 10."""
 
 _strict = JSONDecoder(strict=False)
+YIELDING_CHARS: Final = 256 * 1024
+"""A longer text is parsed so that other threads run meanwhile; that takes up to twice the time."""
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The hook of `_yielding`: Python code, at whose start other threads get their turn."""
+    return dict(pairs)
+
+
+_yielding = JSONDecoder(strict=False, object_pairs_hook=_members)
 _encode_nested = JSONEncoder(separators=(",", ":")).encode
 _encode_text = JSONEncoder(ensure_ascii=False).encode
 _SHOWN_CHARS_MAX = 40
@@ -53,7 +64,8 @@ def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = No
     if limits is not None and string.count("{") + string.count("[") > limits.containers_max:
         raise RemoteProtocolError(f"JSON of more than {limits.containers_max} objects and arrays")
     try:
-        value, end = _strict.raw_decode(string)
+        decoder = _strict if len(string) <= YIELDING_CHARS else _yielding
+        value, end = decoder.raw_decode(string)
     except (ValueError, RecursionError) as error:
         if limits is not None and len(string) > limits.dialect_chars_max:
             raise RemoteProtocolError(f"bad JSON of {len(string)} characters: {str(error)[:80]}") from error
