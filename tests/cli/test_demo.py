@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.interop.rocketmq import missing_tools
 from trioha.cli import main
 from trioha.cli.demo_run import AFTER, BEFORE, DURING
 
@@ -102,6 +103,11 @@ def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., D
     assert sum(puts[DURING].values()) == 1000
     assert set(puts[DURING]) - {"PUT_OK"} <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
     assert set(puts[DURING]) != {"PUT_OK"}
+    clients = said["clients"]
+    assert clients["produced"] == clients["consumed"] == sum(clients["statuses"].values()) > 100
+    assert (clients["lost"], clients["duplicated"], clients["outOfOrder"]) == (0, 0, 0)
+    assert clients["name"] == ("trioha's own" if missing_tools() else "RocketMQ 5.5.0's own, in Java")
+    assert len(said["checks"]) == 13
     assert "<html" in (demo.folder / "report.html").read_text()
     assert said["folder"] is None
     assert list(demo.temporary.glob("trioha-demo-*")) == []
@@ -120,7 +126,7 @@ def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., D
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(
     start: Callable[..., Demo], moment: str, number: signal.Signals
 ) -> None:
-    demo = start("--count", "2000")
+    demo = start("--count", "2000", "--clients", "trioha")
     demo.wait_for(moment)
     demo.process.send_signal(number)
     assert demo.end() == ""
@@ -135,7 +141,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
 def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
     start: Callable[..., Demo], number: signal.Signals
 ) -> None:
-    demo = start("--count", "100")
+    demo = start("--count", "100", "--clients", "trioha")
     demo.wait_for("byte-identical")
     deadline_s = time.monotonic() + 60
     while not any("java" in command for command in marked(demo.mark)):
@@ -148,9 +154,22 @@ def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
 
 @pytest.mark.parametrize("moment", ["master serves", "slave killed"])
 def test_sigkill_of_the_demo_ends_its_processes(start: Callable[..., Demo], moment: str) -> None:
-    demo = start("--count", "2000")
+    demo = start("--count", "2000", "--clients", "trioha")
     demo.wait_for(moment)
     demo.process.kill()
+    gone_within(demo, seconds=5)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_ends_early_leaves_no_client(start: Callable[..., Demo], number: signal.Signals) -> None:
+    if (missing := missing_tools()) is not None:
+        pytest.skip(missing)
+    demo = start("--count", "2000", "--clients", "java")
+    demo.wait_for("producer and consumer run on")
+    assert any("DemoClients" in command for command in marked(demo.mark))
+    demo.process.send_signal(number)
+    demo.end()
     gone_within(demo, seconds=5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
-from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, judge_puts, judge_replay
+from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, judge_clients, judge_puts, judge_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
 
@@ -49,6 +49,50 @@ def test_puts_are_checked_by_act(act: str, result: LoadResult, held: bool) -> No
     assert [check.held for check in demo_run.checks] == [held]
     assert demo_run.all_held is held
     assert said[0].startswith("ok: " if held else "FAILED: ")
+
+
+def clients(*events: tuple[str, int]) -> list[bool]:
+    """Results of the checks of producer and consumer, of sends and receipts of messages of one queue."""
+    demo_run = DemoRun(log=lambda text: None)
+    for what, number in events:
+        if what == "received":
+            demo_run.clients.note_received(number, (0, number))
+        else:
+            demo_run.clients.note_sent(number, what, None if what == "NO_ANSWER" else (0, number))
+    judge_clients(demo_run)
+    return [check.held for check in demo_run.checks]
+
+
+SENT_AND_RECEIVED = (("PUT_OK", 0), ("received", 0), ("SLAVE_NOT_AVAILABLE", 1), ("received", 1))
+
+
+def test_clients_hold_if_each_stored_message_was_received_once_in_order() -> None:
+    assert clients(*SENT_AND_RECEIVED) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("events", "held"),
+    [
+        ([], [False, False, False]),
+        ([*SENT_AND_RECEIVED, ("NO_ANSWER", 2)], [False, True, True]),
+        ([*SENT_AND_RECEIVED, ("PUT_OK", 2)], [True, False, True]),
+        ([*SENT_AND_RECEIVED, ("received", 1)], [True, False, True]),
+        (
+            [*SENT_AND_RECEIVED, ("PUT_OK", 2), ("PUT_OK", 3), ("received", 3), ("received", 2)],
+            [True, True, False],
+        ),
+    ],
+    ids=["nothing", "no-answer", "lost", "duplicated", "out-of-order"],
+)
+def test_each_finding_of_the_clients_fails_its_check(events: list[tuple[str, int]], held: list[bool]) -> None:
+    assert clients(*events) == held
+
+
+def test_puts_of_the_producer_count_beside_those_of_the_loads() -> None:
+    demo_run = DemoRun(log=lambda text: None, puts={BEFORE: load_result(PUT_OK=5)})
+    demo_run.clients.note_sent(0, "PUT_OK", (0, 0))
+    demo_run.clients.note_sent(1, "SLAVE_NOT_AVAILABLE", (0, 1))
+    assert demo_run.statuses == {"PUT_OK": 6, "SLAVE_NOT_AVAILABLE": 1}
 
 
 def test_a_run_without_checks_has_not_held() -> None:

@@ -17,6 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trioha.cli.rocketmq_jars import (
+    COPY_DEPENDENCIES,
+    JDK_MAJOR_MIN,
+    cache_folder,
+    copy_command,
+    java_tool,
+    pom,
+)
+
 ALL_VERSIONS = ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
 """Versions whose broker and name server Maven Central has whole, oldest first."""
 USUAL_VERSIONS = ("4.9.7", "5.5.0")
@@ -50,29 +59,10 @@ def indexes_tags(version: str) -> bool:
 
 VERSIONS = chosen_versions(os.environ.get("ROCKETMQ_VERSIONS", ""))
 """What this run tests."""
-JAVA_MAJOR_MIN = 17
 JAVA_SOURCES = Path(__file__).parent / "java"
 
 _MAVEN_TIMEOUT_S = 600.0
 _JAVAC_TIMEOUT_S = 120.0
-# Pinned, so that a new release of the plugin cannot change what a run does.
-_COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-_POM = """\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>trioha</groupId>
-  <artifactId>interop-{version}</artifactId>
-  <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.rocketmq</groupId>
-      <artifactId>{artifact}</artifactId>
-      <version>{version}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 
 
 class ToolchainError(Exception):
@@ -83,25 +73,13 @@ def missing_tools() -> str | None:
     """What this machine lacks to run real RocketMQ, as one line; None if it has everything."""
     for tool in ("mvn", java_tool("java"), java_tool("javac")):
         if shutil.which(tool) is None:
-            return f"interop tests need Maven and a JDK {JAVA_MAJOR_MIN} or newer: there is no `{tool}`"
+            return f"interop tests need Maven and a JDK {JDK_MAJOR_MIN} or newer: there is no `{tool}`"
     said = subprocess.run([java_tool("javac"), "-version"], capture_output=True, text=True, check=False)
     found = re.search(r"javac (\d+)", said.stdout + said.stderr)
-    if found is None or int(found[1]) < JAVA_MAJOR_MIN:
+    if found is None or int(found[1]) < JDK_MAJOR_MIN:
         have = (said.stdout + said.stderr).strip() or "nothing"
-        return f"interop tests need a JDK {JAVA_MAJOR_MIN} or newer: `javac -version` says {have}"
+        return f"interop tests need a JDK {JDK_MAJOR_MIN} or newer: `javac -version` says {have}"
     return None
-
-
-def java_tool(name: str) -> str:
-    """`java` or `javac` as Maven finds them: of JAVA_HOME if that is set, else on the PATH."""
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / name) if home else name
-
-
-def cache_folder() -> Path:
-    """Where jars and compiled classes are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "trioha-interop"
 
 
 def class_path(version: str, *, cache: Path | None = None) -> str:
@@ -146,22 +124,15 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _jars(version: str, folder: Path, *, artifact: str) -> Path:
-    pom = _POM.format(version=version, artifact=artifact)
+    project = pom(version, artifact=artifact)
     jars, stamp = folder / "lib", folder / "lib.stamp"
-    fingerprint = _fingerprint(pom, _COPY_DEPENDENCIES)
+    fingerprint = _fingerprint(project, COPY_DEPENDENCIES)
     if stamp.is_file() and stamp.read_text() == fingerprint and any(jars.glob(f"{artifact}-*.jar")):
         return jars
     shutil.rmtree(jars, ignore_errors=True)
     stamp.unlink(missing_ok=True)
-    (folder / "pom.xml").write_text(pom)
-    _run(
-        [
-            "mvn", "--batch-mode", "--quiet", "--no-transfer-progress", _COPY_DEPENDENCIES,
-            "-DincludeScope=runtime", f"-DoutputDirectory={jars}",
-        ],
-        cwd=folder,
-        timeout_s=_MAVEN_TIMEOUT_S,
-    )  # fmt: skip
+    (folder / "pom.xml").write_text(project)
+    _run(copy_command(jars), cwd=folder, timeout_s=_MAVEN_TIMEOUT_S)
     stamp.write_text(fingerprint)
     return jars
 
@@ -180,7 +151,7 @@ def _compiled(sources: list[Path], folder: Path, jars: Path) -> Path:
     stamp.unlink(missing_ok=True)
     _run(
         [
-            java_tool("javac"), "--release", str(JAVA_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
+            java_tool("javac"), "--release", str(JDK_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
             "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources),
         ],
         cwd=folder,

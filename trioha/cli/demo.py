@@ -8,20 +8,26 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import trio
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from trioha.cli.console import err, how_to_install, out, print_json
+from trioha.cli.demo_clients import ClientKind
 from trioha.cli.demo_run import BRISK, WATCHED, DemoRun, Plan, run_demo
 from trioha.errors import ConfigError, TriohaError
+from trioha.node.logs import configure_logs
 
 COUNT_DEFAULT: Final = 20_000
 COUNT_MIN: Final = 100
 """With fewer messages the acts before, during and after the kill cannot be distinguished."""
 REPORT_DEFAULT: Final = Path("trioha-demo.html")
+PROGRESS_INTERVAL_S: Final = 0.1
 EXIT_SIGNAL_BASE: Final = 128
 """A shell adds the signal's number to this for the exit code of a process that a signal ended."""
 
@@ -32,13 +38,15 @@ def demo(
     count: int = COUNT_DEFAULT,
     keep: Path | None = None,
     report: Path = REPORT_DEFAULT,
+    clients: ClientKind = ClientKind.AUTO,
     json: bool = False,
 ) -> int:
     """Show it all: replicate, break, recover, verify, replay.
 
-    Starts a SYNC_MASTER and a slave, sends messages, kills the slave in the middle and starts it again,
-    compares both logs byte for byte, replays the recorded sessions on Spark and writes a report. Exit code 0
-    only if every check held; all processes have ended.
+    Starts a name server, a SYNC_MASTER and a slave, sends messages, kills the slave in the middle and starts
+    it again. A producer and a consumer work all the time; what one sent and the other received is compared.
+    Then both logs are compared byte for byte, and the recorded sessions are replayed on Spark for a report.
+    Exit code 0 only if every check held; all processes have ended.
 
     Parameters
     ----------
@@ -50,6 +58,9 @@ def demo(
         Keep settings, stores, sessions and logs in this folder, which must be new or empty.
     report
         The HTML file that the report of the replay is written to.
+    clients
+        Producer and consumer: java for RocketMQ's own, which needs Maven (the first time) and a JDK; trioha
+        for those of trioha; auto for RocketMQ's if they can be had, else trioha's.
     json
         Print one JSON object instead of tables.
     """
@@ -62,11 +73,15 @@ def demo(
     if not report.parent.is_dir():
         raise ConfigError(f"there is no folder {report.parent}", key="--report")
     folder = Path(tempfile.mkdtemp(prefix="trioha-demo-")) if keep is None else _empty_folder(keep)
+    # The client library logs what it retries.
+    configure_logs(as_json=False)
     progress = _ProgressLog(quiet=watch)
-    plan = Plan(folder=folder, report=report, count=count, pace=WATCHED if watch else BRISK, watch=watch)
+    pace = WATCHED if watch else BRISK
+    plan = Plan(folder=folder, report=report, count=count, pace=pace, watch=watch, clients=clients)
     demo_run = DemoRun(log=progress.write, on_terminal_released=progress.flush)
     try:
-        signal_number = trio.run(_run_until_signal, plan, demo_run)
+        with progress.bars(count=count):
+            signal_number = trio.run(_run_until_signal, plan, demo_run, progress)
     except BaseException:
         err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
         raise
@@ -106,11 +121,16 @@ def _empty_folder(path: Path) -> Path:
 
 
 class _ProgressLog:
-    """Progress on stderr; while the monitor has the terminal (`quiet`), lines are buffered until `flush`."""
+    """Progress on stderr: a line for each step, on a terminal also bars below them.
+
+    While the monitor has the terminal (`quiet`), there are no bars, and lines are buffered until `flush`.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self._start_s = time.monotonic()
         self._buffered: list[str] | None = [] if quiet else None
+        self._progress: Progress | None = None
+        self._bars: tuple[TaskID, TaskID, TaskID] | None = None
 
     def write(self, text: str) -> None:
         line = f"{time.monotonic() - self._start_s:6.1f} s  {text}"
@@ -124,8 +144,44 @@ class _ProgressLog:
         for line in buffered:
             err().print(line, markup=False, soft_wrap=True)
 
+    @contextmanager
+    def bars(self, *, count: int) -> Iterator[None]:
+        """Show bars until the end of the block, on a terminal; `count` is the number of messages to send."""
+        if self._buffered is not None or not err().is_terminal:
+            yield
+            return
+        columns = (
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+            *(TextColumn("{task.fields[figures]}"), TimeElapsedColumn()),
+        )
+        with Progress(*columns, console=err(), transient=True) as self._progress:
+            self._bars = (
+                self._progress.add_task("messages", total=count, figures=""),
+                self._progress.add_task("producer", total=None, figures=""),
+                self._progress.add_task("consumer", total=None, figures=""),
+            )
+            yield
 
-async def _run_until_signal(plan: Plan, demo_run: DemoRun) -> int | None:
+    async def run(self, demo_run: DemoRun) -> None:
+        """Keep the bars up to date until cancelled."""
+        if self._progress is None or self._bars is None:
+            return
+        messages, producer, consumer = self._bars
+        while True:
+            clients, is_over = demo_run.clients, demo_run.is_producer_finished
+            total = max(clients.produced, 1) if is_over else None
+            sent = demo_run.messages_sent
+            self._progress.update(messages, completed=sent, figures=f"{sent:,} sent")
+            self._progress.update(
+                producer, total=total, completed=clients.produced, figures=f"{clients.produced:,} produced"
+            )
+            self._progress.update(
+                consumer, total=total, completed=clients.consumed, figures=f"{clients.consumed:,} consumed"
+            )
+            await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+async def _run_until_signal(plan: Plan, demo_run: DemoRun, progress: _ProgressLog) -> int | None:
     """Run the demo; the number of the signal that ended it early, if any."""
     ended_by = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -138,6 +194,7 @@ async def _run_until_signal(plan: Plan, demo_run: DemoRun) -> int | None:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(stop_on_signal)
+            nursery.start_soon(progress.run, demo_run)
             await run_demo(plan, demo_run)
             nursery.cancel_scope.cancel()
     return ended_by
@@ -160,6 +217,7 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
         checks.add_row(check.name, verdict, check.seen)
     out().print(checks)
     out().print()
+    out().print(f"producer and consumer: {demo_run.clients_name}", markup=False)
     out().print(f"report: {plan.report}", markup=False, soft_wrap=True)
     if kept is not None:
         out().print(f"stores, sessions and logs: {kept}", markup=False, soft_wrap=True)
@@ -174,6 +232,7 @@ def _to_json(plan: Plan, demo_run: DemoRun, kept: Path | None) -> dict[str, obje
         "ok": demo_run.all_held,
         "checks": [{"name": check.name, "held": check.held, "seen": check.seen} for check in demo_run.checks],
         "puts": {act: result.to_json() for act, result in demo_run.puts.items()},
+        "clients": {"name": demo_run.clients_name, **demo_run.clients.to_json()},
         "report": str(plan.report),
         "folder": None if kept is None else str(kept),
     }

@@ -2,11 +2,13 @@
 
 With real processes on free ports of loopback:
 
-1. A SYNC_MASTER and a SLAVE start and find each other.
+1. A name server, a SYNC_MASTER and a SLAVE start and find each other. A producer and a consumer
+   (`trioha/cli/demo_clients.py`) begin, and go on to the end of step 4.
 2. Messages are sent: every put waits for the slave.
 3. More are sent, at an even rate. Early in it SIGKILL ends the slave; a while later it is started again on
    the same store, and catches up while the messages keep coming. What the master answers is counted.
-4. More are sent: every put waits for the slave again.
+4. More are sent: every put waits for the slave again. What the producer sent is compared with what the
+   consumer received.
 5. The status of both nodes is kept, then SIGTERM stops them.
 6. Both commit logs are compared, and the recorded sessions of all three node starts are replayed on Spark.
 
@@ -31,6 +33,14 @@ import trio
 from attrs import define, field, frozen
 
 from trioha.broker_status import BrokerStatus
+from trioha.cli.demo_clients import (
+    RECEIVE_TIMEOUT_S,
+    ClientKind,
+    ClientLedger,
+    chosen_clients,
+    clients_name,
+    open_clients,
+)
 from trioha.cli.load import PUT_OK, Load, LoadPlan, LoadResult
 from trioha.cli.parent_death_pipe import ParentDeathPipe, stop
 from trioha.config.properties_file import PropertiesDocument
@@ -101,6 +111,8 @@ class Plan:
     pace: Pace = BRISK
     watch: bool = False
     """Give the terminal to the monitor until it is quit."""
+    clients: ClientKind = ClientKind.AUTO
+    """Which producer and consumer."""
 
 
 @frozen
@@ -123,6 +135,12 @@ class DemoRun:
     """Called when the monitor has ended: lines that were logged meanwhile may be shown."""
     puts: dict[str, LoadResult] = field(factory=dict)
     """By act: before, during and after the slave's absence."""
+    load: Load | None = None
+    """The load of the current act."""
+    clients: ClientLedger = field(factory=ClientLedger)
+    clients_name: str = ""
+    """Which producer and consumer filled `clients`."""
+    is_producer_finished: bool = False
     checks: list[Check] = field(factory=list)
     sessions: list[Path] = field(factory=list)
     """Recorded sessions, in the order of the node starts."""
@@ -138,11 +156,17 @@ class DemoRun:
 
     @property
     def statuses(self) -> Counter[str]:
-        """Puts of all acts by status, as counted by their senders."""
-        total: Counter[str] = Counter()
+        """Puts of all acts and of the producer by status, as counted by their senders."""
+        total = self.clients.statuses
         for result in self.puts.values():
             total.update(result.statuses)
         return total
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages of the loads that have ended so far."""
+        ended = sum(result.count for result in self.puts.values())
+        return ended if self.load is None else ended + self.load.ended
 
 
 async def run_demo(plan: Plan, demo_run: DemoRun) -> None:
@@ -150,8 +174,10 @@ async def run_demo(plan: Plan, demo_run: DemoRun) -> None:
 
     Cancellation stops every process first.
     """
+    jars = await chosen_clients(plan.clients, log=demo_run.log)
+    demo_run.clients_name = clients_name(jars)
     with ParentDeathPipe() as death_pipe:
-        master, slave = await _replicate(plan, demo_run, death_pipe)
+        master, slave = await _replicate(plan, demo_run, death_pipe, jars=jars)
         await _verify(plan, demo_run, death_pipe, max_offset=master.max_offset)
         await _replay(plan, demo_run, death_pipe, master=master, slave=slave)
 
@@ -234,43 +260,53 @@ def _ready_pairs(line: str) -> Mapping[str, str] | None:
     return dict(pair.split("=", 1) for pair in shlex.split(line)[1:])
 
 
+@asynccontextmanager
+async def _name_server(plan: Plan, death_pipe: ParentDeathPipe) -> AsyncIterator[str]:
+    """The address of a name server, which runs until the end of the block."""
+    log = plan.folder / "namesrv.log"
+    with log.open("ab") as stderr:
+        process = await death_pipe.start(
+            "namesrv", "--port", "0", "-p", f"kvConfigPath={plan.folder / 'kvConfig.json'}",
+            "-p", "bindAddress=127.0.0.1",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None, "asked for as a pipe"
+        ready = _ready_pairs(await _first_line(process.stdout))
+        if ready is None:
+            raise TriohaError(f"the name server did not start; its log ends:\n{_log_tail(log)}")
+        yield ready["listen"]
+    finally:
+        await stop(process)
+
+
 async def _replicate(
-    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, *, jars: Path | None
 ) -> tuple[BrokerStatus, BrokerStatus]:
     """Steps 1 to 5; the last status of master and slave."""
     async with (
-        _node(plan, demo_run, death_pipe, "master", **MASTER_SETTINGS) as master,
+        _name_server(plan, death_pipe) as name_server,
+        _node(plan, demo_run, death_pipe, "master", **MASTER_SETTINGS, namesrvAddr=name_server) as master,
         AsyncExitStack() as slaves,
     ):
-        settings = SLAVE_SETTINGS | {"haMasterAddress": master.ha}
+        settings = SLAVE_SETTINGS | {"haMasterAddress": master.ha, "namesrvAddr": name_server}
         slave = await slaves.enter_async_context(
             _node(plan, demo_run, death_pipe, "slave", **settings, listenPort="0")
         )
+        ledger = demo_run.clients
         async with _monitor(plan, demo_run, death_pipe, master, slave):
             await _caught_up(master, slave)
-            first, second = plan.count // 4, plan.count // 2
-            await _put(plan, demo_run, master, BEFORE, first)
-
-            load = _load(master, count=second, seconds=plan.pace.broken_s)
-            async with trio.open_nursery() as sending:
-                sending.start_soon(load.run)
-                await trio.sleep(plan.pace.broken_s / 8)
-                slave.process.kill()
-                await slave.process.wait()
-                demo_run.log("slave killed with SIGKILL")
-                await trio.sleep(plan.pace.away_s)
-                # On its old port, so that the monitor finds it again.
-                slave = await slaves.enter_async_context(
-                    _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
+            async with open_clients(
+                ledger, jars=jars, name_server=name_server, folder=plan.folder
+            ) as clients:
+                demo_run.log(f"producer and consumer run on {name_server}")
+                slave = await _put_and_break(
+                    plan, demo_run, death_pipe, slaves, master=master, slave=slave, settings=settings
                 )
-            judge_puts(demo_run, DURING, load.result())
-            status, _ = await _caught_up(master, slave)
-            demo_run.check(
-                "the slave resumed where it was and caught up",
-                held=0 < slave.max_offset <= status.max_offset,
-                seen=f"from offset {slave.max_offset:,} to the master's {status.max_offset:,}",
-            )
-            await _put(plan, demo_run, master, AFTER, plan.count - first - second)
+                await clients.finish()
+                demo_run.is_producer_finished = True
+                await ledger.wait(lambda: not ledger.lost, timeout_s=RECEIVE_TIMEOUT_S)
+            judge_clients(demo_run)
         live = await _caught_up(master, slave)
         statuses = {status: count for status, count in live[0].put_statuses.items() if count}
         demo_run.check(
@@ -282,8 +318,45 @@ async def _replicate(
         return live
 
 
+async def _put_and_break(
+    plan: Plan,
+    demo_run: DemoRun,
+    death_pipe: ParentDeathPipe,
+    slaves: AsyncExitStack,
+    *,
+    master: _Node,
+    slave: _Node,
+    settings: Mapping[str, str],
+) -> _Node:
+    """Steps 2 to 4; the slave that runs at their end, in `slaves`."""
+    first, second = plan.count // 4, plan.count // 2
+    await _put(plan, demo_run, master, BEFORE, first)
+
+    load = demo_run.load = _load(master, count=second, seconds=plan.pace.broken_s)
+    async with trio.open_nursery() as sending:
+        sending.start_soon(load.run)
+        await trio.sleep(plan.pace.broken_s / 8)
+        slave.process.kill()
+        await slave.process.wait()
+        demo_run.log("slave killed with SIGKILL")
+        await trio.sleep(plan.pace.away_s)
+        # On its old port, so that the monitor finds it again.
+        slave = await slaves.enter_async_context(
+            _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
+        )
+    judge_puts(demo_run, DURING, load.result())
+    status, _ = await _caught_up(master, slave)
+    demo_run.check(
+        "the slave resumed where it was and caught up",
+        held=0 < slave.max_offset <= status.max_offset,
+        seen=f"from offset {slave.max_offset:,} to the master's {status.max_offset:,}",
+    )
+    await _put(plan, demo_run, master, AFTER, plan.count - first - second)
+    return slave
+
+
 async def _put(plan: Plan, demo_run: DemoRun, master: _Node, act: str, count: int) -> None:
-    load = _load(master, count=count, seconds=plan.pace.whole_s)
+    load = demo_run.load = _load(master, count=count, seconds=plan.pace.whole_s)
     await load.run()
     judge_puts(demo_run, act, load.result())
 
@@ -305,7 +378,7 @@ def _load(master: _Node, *, count: int, seconds: float | None) -> Load:
 
 def judge_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
     """Check the puts of one act."""
-    demo_run.puts[act] = result
+    demo_run.puts[act], demo_run.load = result, None
     statuses = result.statuses
     if act == DURING:
         demo_run.check(
@@ -315,6 +388,27 @@ def judge_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
         )
     else:
         demo_run.check(f"every put {act} that was PUT_OK", held=result.all_ok, seen=_counts(statuses))
+
+
+def judge_clients(demo_run: DemoRun) -> None:
+    """Check what the producer sent and the consumer received."""
+    ledger = demo_run.clients
+    demo_run.check(
+        "the producer was answered about every message",
+        held=ledger.produced > 0 and set(ledger.statuses) <= HONEST_WITHOUT_SLAVE,
+        seen=f"{ledger.produced:,} produced: {_counts(ledger.statuses)}",
+    )
+    demo_run.check(
+        "the consumer received every stored message once",
+        held=ledger.consumed > 0 and not ledger.lost and not ledger.duplicated,
+        seen=f"{ledger.consumed:,} consumed, {ledger.lost:,} lost, {ledger.duplicated:,} duplicated",
+    )
+    demo_run.check(
+        "it received the messages of each queue in their order",
+        held=ledger.queues > 0 and not ledger.out_of_order and not ledger.misplaced,
+        seen=f"{ledger.queues} queues, {ledger.out_of_order:,} out of order, "
+        f"{ledger.misplaced:,} not at the offset of its send",
+    )
 
 
 def _counts(statuses: Mapping[str, int]) -> str:

@@ -1,0 +1,239 @@
+"""The demo's producer and consumer, its ledger, and the jars of RocketMQ's client."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.interop.node import TriohaNode
+from tests.interop.rocketmq import missing_tools
+from tests.interop.test_consumers import free_port
+from trioha.cli.demo_clients import (
+    NO_ANSWER,
+    ClientKind,
+    ClientLedger,
+    chosen_clients,
+    clients_name,
+    open_clients,
+)
+from trioha.cli.rocketmq_jars import JarsError, client_jars
+from trioha.errors import TriohaError, leaves_of
+
+# -- the ledger ----------------------------------------------------------------------------------------------
+
+
+def ledger_of(*numbers: int) -> ClientLedger:
+    """Messages that were stored in two queues, in turn, by their numbers."""
+    ledger = ClientLedger()
+    for number in numbers:
+        ledger.note_sent(number, "PUT_OK", (number % 2, number // 2))
+    return ledger
+
+
+def receive(ledger: ClientLedger, *numbers: int) -> None:
+    for number in numbers:
+        ledger.note_received(number, (number % 2, number // 2))
+
+
+def test_messages_that_are_received_once_in_order_are_no_finding() -> None:
+    ledger = ledger_of(0, 1, 2, 3)
+    receive(ledger, 1, 0, 2, 3)
+    assert ledger.to_json() == {
+        "produced": 4, "statuses": {"PUT_OK": 4}, "consumed": 4, "lost": 0, "duplicated": 0, "outOfOrder": 0,
+    }  # fmt: skip
+    assert (ledger.queues, ledger.misplaced) == (2, 0)
+
+
+def test_a_stored_message_that_is_not_received_is_lost() -> None:
+    ledger = ledger_of(0, 1, 2)
+    receive(ledger, 0, 2)
+    assert ledger.lost == 1
+
+
+def test_a_message_without_an_answer_is_not_lost_and_may_be_received() -> None:
+    ledger = ledger_of(0)
+    ledger.note_sent(1, NO_ANSWER)
+    ledger.note_sent(2, NO_ANSWER)
+    receive(ledger, 0, 1)
+    assert (ledger.produced, ledger.consumed, ledger.lost) == (3, 2, 0)
+    assert ledger.statuses == {"PUT_OK": 1, NO_ANSWER: 2}
+
+
+def test_a_message_that_is_received_again_is_duplicated_and_in_order() -> None:
+    ledger = ledger_of(0, 2)
+    receive(ledger, 0, 2, 0)
+    assert (ledger.consumed, ledger.duplicated, ledger.out_of_order) == (2, 1, 0)
+
+
+def test_a_message_after_a_later_one_of_its_queue_is_out_of_order() -> None:
+    ledger = ledger_of(0, 1, 2, 4)
+    receive(ledger, 0, 4, 1, 2)
+    assert ledger.out_of_order == 1
+
+
+def test_a_message_at_another_offset_than_its_send_was_told_is_misplaced() -> None:
+    ledger = ledger_of(0, 1)
+    ledger.note_received(0, (0, 0))
+    ledger.note_received(1, (1, 7))
+    assert ledger.misplaced == 1
+
+
+async def test_a_wait_ends_when_its_condition_holds_or_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ledger = ledger_of(0)
+    async with trio.open_nursery() as nursery:
+
+        async def receive_later() -> None:
+            await trio.sleep(5)
+            receive(ledger, 0)
+
+        nursery.start_soon(receive_later)
+        assert await ledger.wait(lambda: not ledger.lost, timeout_s=30)
+    assert trio.current_time() == 5
+    assert not await ledger.wait(lambda: ledger.consumed > 1, timeout_s=30)
+    assert trio.current_time() == 35
+
+
+# -- the jars ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts shell scripts on a PATH with little else, and the cache into the test's folder."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+    def make(**scripts: str) -> None:
+        for name, script in {"java": "exit 0", "javac": "echo javac 17.0.1", **scripts}.items():
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+
+    return make
+
+
+async def test_the_client_is_fetched_once(tools: Callable[..., None], tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    tools(mvn=f"echo mvn >> {calls}; mkdir lib; touch lib/rocketmq-client-5.5.0.jar")
+    log: list[str] = []
+    found = [await client_jars(log=log.append) for _ in range(2)]
+    assert found == [tmp_path / "cache/trioha-interop/5.5.0-client/lib"] * 2
+    assert calls.read_text() == "mvn\n"
+    assert log == ["fetching RocketMQ 5.5.0's client from Maven Central, once"]
+    assert [path.name for path in (tmp_path / "cache/trioha-interop").iterdir()] == ["5.5.0-client"]
+
+
+async def test_a_client_of_another_project_is_fetched_anew(
+    tools: Callable[..., None], tmp_path: Path
+) -> None:
+    tools(mvn="mkdir lib; touch lib/rocketmq-client-5.5.0.jar")
+    folder = (await client_jars(log=lambda _: None)).parent
+    (folder / "pom.xml").write_text("another")
+    (folder / "lib/old.jar").touch()
+    await client_jars(log=lambda _: None)
+    assert [path.name for path in (folder / "lib").iterdir()] == ["rocketmq-client-5.5.0.jar"]
+
+
+async def test_a_maven_that_fails_gives_the_reason_and_leaves_nothing(
+    tools: Callable[..., None], tmp_path: Path
+) -> None:
+    tools(mvn="echo; echo '[ERROR] no network'; exit 1")
+    with pytest.raises(JarsError, match=r"`mvn` ended with 1: \[ERROR\] no network"):
+        await client_jars(log=lambda _: None)
+    assert list((tmp_path / "cache/trioha-interop").iterdir()) == []
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, which another process makes."""
+    deadline_s = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return path.read_text()
+
+
+async def test_cancellation_ends_maven(tools: Callable[..., None], tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    tools(mvn=f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 600")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client_jars(log=lambda _: None))
+        pid = await trio.to_thread.run_sync(text_of, pid_file)
+        nursery.cancel_scope.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+    assert list((tmp_path / "cache/trioha-interop").iterdir()) == []
+
+
+async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(
+    tools: Callable[..., None],
+) -> None:
+    tools(javac="echo javac 11.0.2")
+    log: list[str] = []
+    assert await chosen_clients(ClientKind.AUTO, log=log.append) is None
+    (line,) = log
+    assert line == (
+        "producer and consumer: trioha's own; RocketMQ's need Maven and a JDK of 17 or newer, "
+        "but `javac -version` prints javac 11.0.2"
+    )
+    with pytest.raises(JarsError, match="prints javac 11"):
+        await chosen_clients(ClientKind.JAVA, log=log.append)
+    assert await chosen_clients(ClientKind.TRIOHA, log=log.append) is None
+    assert log[1:] == ["producer and consumer: trioha's own"]
+
+
+# -- the clients ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[str]:
+    """The name server of a running node."""
+    address = f"127.0.0.1:{free_port()}"
+    settings: dict[str, Any] = {"namesrvAddr": address, "trioha.withNamesrv": "true"}
+    node = TriohaNode(tmp_path / "store", role="ASYNC_MASTER", **settings)
+    yield address
+    node.kill()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "kind",
+    [ClientKind.TRIOHA, pytest.param(ClientKind.JAVA, marks=pytest.mark.interop)],
+    ids=lambda kind: kind.value,
+)
+async def test_all_messages_are_received_in_order(kind: ClientKind, name_server: str, tmp_path: Path) -> None:
+    if kind is ClientKind.JAVA and (missing := missing_tools()) is not None:
+        pytest.skip(missing)
+    log: list[str] = []
+    jars = await chosen_clients(kind, log=log.append)
+    assert log[-1] == f"producer and consumer: {clients_name(jars)}"
+    ledger = ClientLedger()
+    async with open_clients(ledger, jars=jars, name_server=name_server, folder=tmp_path) as clients:
+        assert await ledger.wait(lambda: ledger.produced >= 50, timeout_s=60)
+        await clients.finish()
+        produced = ledger.produced
+        assert await ledger.wait(lambda: not ledger.lost, timeout_s=60)
+    assert ledger.to_json() == {
+        "produced": produced, "statuses": {"PUT_OK": produced}, "consumed": produced, "lost": 0,
+        "duplicated": 0, "outOfOrder": 0,
+    }  # fmt: skip
+    assert (ledger.queues, ledger.misplaced) == (4, 0)
+
+
+async def test_a_jvm_that_ends_is_an_error_with_the_end_of_its_log(
+    tools: Callable[..., None], tmp_path: Path
+) -> None:
+    tools(java="echo cannot start >&2; exit 1")
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with open_clients(ClientLedger(), jars=tmp_path, name_server="127.0.0.1:1", folder=tmp_path):
+            pytest.fail("not reached")
+    (error,) = leaves_of(raised.value)
+    assert isinstance(error, TriohaError)
+    assert str(error) == "RocketMQ's clients ended; their log ends:\ncannot start"
