@@ -70,13 +70,18 @@ class BatchConsumeQueue(EntryQueue):
         base_offset: int,
         messages: int,
     ) -> bool:
-        """Note one record with `messages` messages; False if it is here already or cannot be one."""
+        """Note one record with `messages` messages; False if it is here already or cannot be one.
+
+        Raises StoreError if an earlier queue of the name cannot be deleted.
+        """
         if (
             physical_offset + size <= self.max_physical_offset
             or base_offset < 0
             or not 0 < messages <= BATCH_SIZE_MAX
         ):
             return False
+        if base_offset == 0 < self.next_offset:
+            self._start_again()
         if self._files.is_empty and not self.pending:
             self._begins_at = base_offset
         self.pending.append(

@@ -66,9 +66,14 @@ class ConsumeQueue(EntryQueue):
         return self._files.end // ENTRY_BYTES
 
     def put(self, *, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
-        """Note one message; False if it is here already (spec store 3.1). Readers see it after `flush`."""
+        """Note one message; False if it is here already (spec store 3.1). Readers see it after `flush`.
+
+        Raises StoreError if an earlier queue of the name cannot be deleted.
+        """
         if physical_offset + size <= self.max_physical_offset or queue_offset < 0:
             return False
+        if queue_offset == 0 < self.next_offset:
+            self._start_again()
         if queue_offset != self.next_offset:
             if queue_offset < self.next_offset:
                 return False

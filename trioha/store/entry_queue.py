@@ -3,6 +3,8 @@
 Theory of operation. The queue is derived from the log and can always be rebuilt. The dispatcher calls `put`
 of a subclass (or does the same inline) for each record, then `flush` once per batch; only then do readers see
 the entries. An entry that comes again is dropped, so dispatching a stretch of the log twice does no harm.
+A later record with number 0 is the first of a new queue of that name: the topic was deleted and created
+again, here or at the master. Nothing else in the log says so; entries of the earlier queue are deleted.
 
 Entries are numbered from the queue's first byte: entry `n` is at byte `n * entry_bytes`. Physical offsets
 rise with the number, so a binary search finds the entry of an offset. Blanks only keep the numbering of a
@@ -17,10 +19,13 @@ from pathlib import Path
 from struct import Struct
 from typing import ClassVar
 
+import structlog
 from attrs import frozen
 
 from trioha.store.file_cache import FileCache
 from trioha.store.fixed_entry_files import FixedEntryFiles
+
+log = structlog.get_logger(__name__)
 
 BLANK_SIZE = 0x7FFFFFFF
 """Size of a blank entry: no message."""
@@ -172,6 +177,16 @@ class EntryQueue(ABC):
         self._begins_at = None
         self.next_offset = self.max_offset
         self.max_physical_offset = self._flushed_physical_offset
+
+    def _start_again(self) -> None:
+        """Delete the entries of an earlier queue of this name. Raises StoreError: `discard` then."""
+        log.info(
+            "consume queue starts again at 0",
+            topic=self.topic,
+            queue=self.queue_id,
+            messages=self.next_offset,
+        )
+        self.destroy()
 
     # -- reading ---------------------------------------------------------------------------------------
 
