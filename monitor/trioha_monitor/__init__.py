@@ -17,6 +17,8 @@ __all__ = ["run_monitor", "run_replay"]
 from collections.abc import Sequence
 from pathlib import Path
 
+from trioha.remoting.client import NO_SECURITY, ClientSecurity
+
 
 def run_monitor(
     addresses: Sequence[str],
@@ -24,17 +26,24 @@ def run_monitor(
     name_servers: Sequence[str] = (),
     interval_s: float = 0.1,
     record_into: Path = Path(),
+    security: ClientSecurity = NO_SECURITY,
 ) -> int:
     """Show nodes until the user quits; returns the exit code.
 
     Nodes are those at `addresses` and all that the `name_servers` list (`host:port` each). `interval_s` is
-    the pause between two requests to one node; recordings go into folders in `record_into`. Call it from the
-    main thread, on a terminal, without a running event loop. Raises `MonitorError` if the monitor itself
-    failed.
+    the pause between two requests to one node; recordings go into folders in `record_into`. With `security`
+    requests are signed and encrypted. Call it from the main thread, on a terminal, without a running event
+    loop. Raises `MonitorError` if the monitor itself failed.
     """
     from trioha_monitor.app import run  # noqa: PLC0415 - Textual is loaded only when a screen opens
 
-    return run(addresses, name_servers=name_servers, interval_s=interval_s, record_into=record_into)
+    return run(
+        addresses,
+        name_servers=name_servers,
+        interval_s=interval_s,
+        record_into=record_into,
+        security=security,
+    )
 
 
 def run_replay(sessions: Sequence[Path]) -> int:

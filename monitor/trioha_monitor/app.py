@@ -24,6 +24,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from trioha.errors import TriohaError
+from trioha.remoting.client import ClientSecurity
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.faults import FaultLog
 from trioha_monitor.guest import TrioGuest
@@ -245,11 +246,17 @@ class MonitorApp(App[None]):
 
 
 def run(
-    addresses: Sequence[str], *, name_servers: Sequence[str], interval_s: float, record_into: Path
+    addresses: Sequence[str],
+    *,
+    name_servers: Sequence[str],
+    interval_s: float,
+    record_into: Path,
+    security: ClientSecurity,
 ) -> int:
     """See `trioha_monitor.run_monitor`."""
     times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
-    feed = live_views(addresses, name_servers=name_servers, settings=LiveSettings(times=times))
+    settings = LiveSettings.with_security(security, times=times)
+    feed = live_views(addresses, name_servers=name_servers, settings=settings)
     return _run(MonitorApp(feed, recording=MonitorRecording(record_into)))
 
 

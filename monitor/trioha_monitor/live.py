@@ -29,7 +29,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.errors import ConfigError, PeerError, TriohaError
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.address import parse_address
-from trioha.remoting.client import open_client
+from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
@@ -80,10 +80,15 @@ OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
 
 
 @asynccontextmanager
-async def remoting_session(address: str, times: FeedTimes) -> AsyncIterator[Ask]:
+async def remoting_session(
+    address: str, times: FeedTimes, *, security: ClientSecurity = NO_SECURITY
+) -> AsyncIterator[Ask]:
     """A session over RocketMQ's remoting protocol: updates of 907 from trioha, else 907 if known, else 28."""
     connecting = open_client(
-        address, connect_timeout_s=times.connect_timeout_s, frame_bytes_max=FRAME_BYTES_MAX
+        address,
+        connect_timeout_s=times.connect_timeout_s,
+        frame_bytes_max=FRAME_BYTES_MAX,
+        security=security,
     )
     async with connecting as client:
         reader = StatusReader(
@@ -189,10 +194,15 @@ OpenNames = Callable[[str, FeedTimes], AbstractAsyncContextManager[AskNames]]
 
 
 @asynccontextmanager
-async def name_server_session(address: str, times: FeedTimes) -> AsyncIterator[AskNames]:
+async def name_server_session(
+    address: str, times: FeedTimes, *, security: ClientSecurity = NO_SECURITY
+) -> AsyncIterator[AskNames]:
     """A session over RocketMQ's remoting protocol: 106."""
     connecting = open_client(
-        address, connect_timeout_s=times.connect_timeout_s, frame_bytes_max=NAMES_BYTES_MAX
+        address,
+        connect_timeout_s=times.connect_timeout_s,
+        frame_bytes_max=NAMES_BYTES_MAX,
+        security=security,
     )
     async with connecting as client:
         yield partial(fetch_broker_groups, client, timeout_s=times.request_timeout_s)
@@ -234,6 +244,15 @@ class LiveSettings:
     open_session: OpenSession = remoting_session
     open_names: OpenNames = name_server_session
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+    @classmethod
+    def with_security(cls, security: ClientSecurity, *, times: FeedTimes) -> LiveSettings:
+        """Connections that sign and encrypt."""
+        return cls(
+            times,
+            open_session=partial(remoting_session, security=security),
+            open_names=partial(name_server_session, security=security),
+        )
 
 
 def live_views(

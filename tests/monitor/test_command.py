@@ -24,6 +24,7 @@ from tests.monitor.builders import MASTER
 from trioha.cli import monitor as command_module
 from trioha.cli.monitor import monitor
 from trioha.errors import ConfigError, TriohaError
+from trioha.remoting.client import ClientSecurity
 
 SCRIPT = "import sys; from trioha.cli.monitor import monitor; sys.exit(monitor(*sys.argv[1:]))"
 
@@ -95,6 +96,7 @@ def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -
             "name_servers": ("127.0.0.1:9876",),
             "interval_s": 0.5,
             "record_into": Path("here"),
+            "security": ClientSecurity(),
         }
         return 7
 

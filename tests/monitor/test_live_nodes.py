@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import trio
+import trustme
 from attrs import evolve
 
 from tests.monitor.real_nodes import running, send
+from trioha.net.tls import client_context
+from trioha.remoting.client import ClientSecurity
+from trioha.remoting.signature import Credentials
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
-from trioha_monitor.view import ClusterView, EventKind, Verdict
+from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
 
 SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
 
@@ -117,3 +121,29 @@ async def test_an_observer_is_shown_as_one(tmp_path: Path) -> None:
             )
             assert view.replicas[0].node == str(observer.listen)
             nursery.cancel_scope.cancel()
+
+
+async def test_the_monitor_signs_and_encrypts(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "acl.yml").write_text("accounts: [{accessKey: account-1, secretKey: secret-1}]\n")
+    settings = {
+        "brokerRole": "ASYNC_MASTER", "brokerId": 0, "listenPort": 0, "aclEnable": "true",
+        "trioha.aclFile": tmp_path / "acl.yml", "tls.server.mode": "enforcing",
+        "tls.server.certPath": tmp_path / "server.pem", "tls.server.keyPath": tmp_path / "server.pem",
+    }  # fmt: skip
+    tls = client_context(tmp_path / "ca.pem", key="--tls-ca")
+
+    def settings_of(secret_key: str) -> LiveSettings:
+        security = ClientSecurity(Credentials("account-1", secret_key), tls)
+        return LiveSettings.with_security(security, times=SETTINGS.times)
+
+    async with running(tmp_path / "m", **settings) as master, trio.open_nursery() as nursery:
+        watch, refused = Watch(), Watch()
+        nursery.start_soon(live_views([str(master.listen)], settings=settings_of("secret-1")), watch.show)
+        nursery.start_soon(live_views([str(master.listen)], settings=settings_of("secret-2")), refused.show)
+        await watch.until(lambda view: view.nodes[0].health is Health.UP)
+        view = await refused.until(lambda view: view.nodes[0].health is Health.DOWN)
+        assert "Check signature failed" in str(view.nodes[0])
+        nursery.cancel_scope.cancel()

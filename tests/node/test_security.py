@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import trustme
 from tests.interop.node import TriohaNode, run_trioha
 from tests.node.test_name_servers import free_port, wait_until
 from trioha.net.tls import client_context
-from trioha.remoting.client import open_client
+from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.name_server import fetch_broker_groups
 
 pytestmark = pytest.mark.process
@@ -104,34 +106,90 @@ def test_a_node_listens_on_its_second_port_too(start: Callable[..., TriohaNode])
     assert sent(f"127.0.0.1:{port - 2}")["statuses"] == {"PUT_OK": 3}
 
 
-def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
-    tmp_path: Path, start: Callable[..., TriohaNode]
-) -> None:
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    """A folder's ca.pem; server.pem beside it is its certificate for 127.0.0.1."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    names = f"127.0.0.1:{free_port()}"
-    node = start(
-        "broker",
-        namesrvAddr=names,
-        **{
-            "trioha.withNamesrv": "true",
-            "tls.server.mode": "enforcing",
-            "tls.server.certPath": tmp_path / "server.pem",
-            "tls.server.keyPath": tmp_path / "server.pem",
-            "tls.enable": "true",
-            "tls.client.authServer": "true",
-            "tls.client.trustCertPath": tmp_path / "ca.pem",
-        },
-    )
-    assert sent(node.listen_address, "--tls-ca", tmp_path / "ca.pem")["statuses"] == {"PUT_OK": 3}
-    assert run_trioha("status", "--tls-ca", tmp_path / "ca.pem", node.listen_address).exit_code == 0
+    return tmp_path / "ca.pem"
+
+
+def enforcing(authority: Path) -> dict[str, Any]:
+    """Settings of a node with a name server of its own that serves TLS only."""
+    return {
+        "namesrvAddr": f"127.0.0.1:{free_port()}",
+        "trioha.withNamesrv": "true",
+        "tls.server.mode": "enforcing",
+        "tls.server.certPath": authority.with_name("server.pem"),
+        "tls.server.keyPath": authority.with_name("server.pem"),
+        "tls.enable": "true",
+        "tls.client.authServer": "true",
+        "tls.client.trustCertPath": authority,
+    }
+
+
+def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
+    start: Callable[..., TriohaNode], authority: Path
+) -> None:
+    settings = enforcing(authority)
+    node = start("broker", **settings)
+    assert sent(node.listen_address, "--tls-ca", authority)["statuses"] == {"PUT_OK": 3}
+    assert run_trioha("status", "--tls-ca", authority, node.listen_address).exit_code == 0
     assert run_trioha("status", node.listen_address).exit_code == 1
 
     async def registered() -> set[str]:
-        context = client_context(tmp_path / "ca.pem", key="--tls-ca")
-        async with open_client(names, tls=context) as client:
+        security = ClientSecurity(tls=client_context(authority, key="--tls-ca"))
+        async with open_client(settings["namesrvAddr"], security=security) as client:
             return {group.broker_name for group in await fetch_broker_groups(client)}
 
     wait_until(lambda: trio.run(registered) == {"interop"})
+
+
+def test_commands_that_are_clients_sign_and_encrypt(
+    tmp_path: Path, start: Callable[..., TriohaNode], authority: Path
+) -> None:
+    rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
+    rules.write_text(
+        "accounts:\n"
+        "- {accessKey: account-1, secretKey: secret-1, defaultTopicPerm: PUB|SUB, groupPerms: [group-1=SUB]}"
+        "\n- {accessKey: account-2, secretKey: secret-2, defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB}\n"
+    )
+    tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
+    (tmp_path / "all-groups.yml").write_text("accessKey: account-2\nsecretKey: secret-2\n")
+    settings = {**enforcing(authority), "aclEnable": "true", "trioha.aclFile": rules}
+    node = start("broker", **settings)
+    names = ("--namesrv", settings["namesrvAddr"])
+    signed = ("--credentials", tools, "--tls-ca", authority)
+
+    def produced(*options: str | Path) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "trioha", "produce", *names, "--topic", "T", *map(str, options)],
+            input=b"one\ntwo\n",
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+
+    def is_registered() -> bool:
+        return produced(*signed).returncode == 0
+
+    wait_until(is_registered)
+    unsigned = produced("--tls-ca", authority, "--attempts", "1")
+    assert unsigned.returncode == 1
+    assert b"No accessKey is configured" in unsigned.stderr
+    plain = produced("--credentials", tools, "--attempts", "1")
+    assert plain.returncode != 0
+
+    found = run_trioha("consume", "T", *names, "--from", "first", "--group", "group-1", *signed)
+    assert {json.loads(line)["body"] for line in found.stdout.splitlines()} == {"one", "two"}
+    # Without a group of its own it names one that the account has no permission for.
+    refused = run_trioha("consume", "T", *names, "--from", "first", *signed)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "No default permission for group:" in refused.stderr
+
+    every = ("--credentials", tmp_path / "all-groups.yml", "--tls-ca", authority)
+    loaded = sent(node.listen_address, "--consume", *every)
+    assert (loaded["statuses"], loaded["consumed"]["received"]) == ({"PUT_OK": 3}, 3)
+    assert "Traceback" not in node.log()

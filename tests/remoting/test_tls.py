@@ -18,7 +18,7 @@ from tests.remoting.streams import MemoryTransport, transport_pair
 from trioha.errors import ConfigError
 from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
 from trioha.remoting.address import Address
-from trioha.remoting.client import ConnectionLostError, open_client
+from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import Peer, RemotingServer, ServerLimits
@@ -89,7 +89,7 @@ async def served(server: RemotingServer) -> AsyncIterator[MemoryTransport]:
 
 
 async def asked_over(address: str, context: ssl.SSLContext | None, body: bytes = b"body") -> bytes:
-    async with open_client(address, tls=context) as client:
+    async with open_client(address, security=ClientSecurity(tls=context)) as client:
         return bytes((await client.request(request(310, body=body))).body)
 
 
@@ -105,7 +105,10 @@ async def test_one_port_serves_connections_with_and_without_tls(tls: ServerTls, 
 
 async def test_many_requests_over_tls_each_get_their_own_answer(tls: ServerTls, files: TlsFiles) -> None:
     got: set[bytes] = set()
-    async with serving(tls) as (_, address), open_client(address, tls=trusting(files)) as client:
+    async with (
+        serving(tls) as (_, address),
+        open_client(address, security=ClientSecurity(tls=trusting(files))) as client,
+    ):
 
         async def ask(number: int) -> None:
             answer = await client.request(request(310, body=bytes(number) + b"%d" % number))
@@ -193,7 +196,8 @@ async def test_a_trickle_does_not_prolong_a_handshake(
         async def trickle() -> None:
             for byte in b"\x16\x03\x01\x02\x00\x01" + bytes(500):
                 await stream.send_all(bytes([byte]))
-                await trio.sleep(1)
+                # Never at the moment of the deadline.
+                await trio.sleep(0.7)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trickle)

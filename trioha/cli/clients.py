@@ -12,11 +12,13 @@ from typing import Any, Final, TypeVar
 import trio
 from attrs import frozen
 
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.cluster import Cluster, open_cluster
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.routes import SingleBroker
 from trioha.errors import ConfigError, leaves_of
 from trioha.remoting.address import parse_address
+from trioha.remoting.client import NO_SECURITY, ClientSecurity
 
 NAME_SERVER_VARIABLE: Final = "NAMESRV_ADDR"
 """RocketMQ's environment variable for name servers."""
@@ -40,25 +42,35 @@ class ClusterAddress:
 
     name_servers: tuple[str, ...] = ()
     broker: SingleBroker | None = None
+    security: ClientSecurity = NO_SECURITY
+    """Of the connections to all of them."""
 
     @classmethod
-    def of(cls, *, namesrv: str | None, broker: str | None, queues: int) -> ClusterAddress:
-        """Of the options `--namesrv` and `--broker`. Raises ConfigError."""
+    def of(
+        cls,
+        *,
+        namesrv: str | None,
+        broker: str | None,
+        queues: int,
+        security: SecurityOptions = NO_SECURITY_OPTIONS,
+    ) -> ClusterAddress:
+        """Of the options `--namesrv` and `--broker`. Blocks. Raises ConfigError."""
         if queues < 1:
             raise ConfigError(f"{queues} is too few", key="--queues", hint="at least 1")
         if broker is not None:
             if namesrv is not None:
                 raise ConfigError("is given beside --namesrv", key="--broker", hint="use one of them")
-            return cls(broker=SingleBroker(str(parse_address(broker)), queues))
+            return cls(broker=SingleBroker(str(parse_address(broker)), queues), security=security.read())
         text = namesrv or os.environ.get(NAME_SERVER_VARIABLE) or NAME_SERVER_DEFAULT
         addresses = [part for part in text.replace(",", ";").split(";") if part.strip()]
         if not addresses:
             raise ConfigError("has no address", key="--namesrv", hint="write HOST:PORT;HOST:PORT")
-        return cls(name_servers=tuple(str(parse_address(address)) for address in addresses))
+        name_servers = tuple(str(parse_address(address)) for address in addresses)
+        return cls(name_servers, security=security.read())
 
     def open(self) -> AbstractAsyncContextManager[Cluster]:
         """A client of the cluster."""
-        return open_cluster(name_servers=self.name_servers, broker=self.broker)
+        return open_cluster(name_servers=self.name_servers, broker=self.broker, security=self.security)
 
 
 async def run_with_signals(work: Callable[[], Awaitable[T]], *, on_signal: Callable[[], None]) -> T:

@@ -12,6 +12,7 @@ import trio
 from cyclopts import Parameter
 
 from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
@@ -76,6 +77,7 @@ def consume(
     from_: Annotated[str, Parameter(name="--from")] = Start.LAST.value,
     follow: bool = False,
     limit: int | None = None,
+    security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Print the messages of a topic, a JSON object a line.
 
@@ -106,7 +108,7 @@ def consume(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"{limit} is too few", key="--limit", hint="at least 1")
-    address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues)
+    address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues, security=security)
     try:
         Subscription.parse(topic, tags)
     except ValueError as error:

@@ -26,14 +26,21 @@ from rich.table import Table
 
 from trioha.cli.console import err, out, print_json
 from trioha.cli.load_consumption import LOAD_PROPERTY, Consumption, LoadConsumer
-from trioha.cli.security import ClientSecurity, CredentialsOption, TlsOption
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.cluster import in_background
 from trioha.distribution import nearest_rank
 from trioha.errors import ConfigError, PeerError
 from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address, parse_address
-from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
+from trioha.remoting.client import (
+    NO_SECURITY,
+    ClientSecurity,
+    ConnectionLostError,
+    RemotingClient,
+    RequestTimeoutError,
+    open_client,
+)
 from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     PUT_STATUS_CODES,
@@ -90,7 +97,7 @@ class LoadPlan:
     """The same seed gives the same sizes and bodies in the same order."""
     consume: bool = False
     """Receive the messages, too."""
-    security: ClientSecurity = field(factory=ClientSecurity)
+    security: ClientSecurity = NO_SECURITY
     """Account and TLS of the connections."""
 
 
@@ -199,7 +206,7 @@ class Load:
             await self._send_all()
             return
         address = str(plan.broker)
-        receive = partial(consumer.run, address, topic=plan.topic, queues=plan.queues)
+        receive = partial(consumer.run, address, topic=plan.topic, queues=plan.queues, security=plan.security)
         async with in_background(receive):
             await consumer.wait_started(address, timeout_s=plan.timeout_s)
             await self._send_all()
@@ -223,12 +230,7 @@ class Load:
 
     def _connecting(self) -> AbstractAsyncContextManager[RemotingClient]:
         plan = self._plan
-        return open_client(
-            plan.broker,
-            connect_timeout_s=plan.timeout_s,
-            credentials=plan.security.credentials,
-            tls=plan.security.tls,
-        )
+        return open_client(plan.broker, connect_timeout_s=plan.timeout_s, security=plan.security)
 
     def _use(self, client: RemotingClient) -> None:
         if self._keys is None:
@@ -425,8 +427,7 @@ def load(
     seed: int = 0,
     consume: bool = False,
     json: bool = False,
-    credentials: CredentialsOption = None,
-    tls_ca: TlsOption = None,
+    security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Send messages to a broker and measure it.
 
@@ -465,10 +466,6 @@ def load(
         messages were not received, which is exit code 1.
     json
         Print one JSON object instead of tables.
-    credentials
-        YAML file with accessKey and secretKey, as RocketMQ's conf/tools.yml: requests are signed.
-    tls_ca
-        PEM file of the authority of the broker's certificate: the connection uses TLS.
     """
     for option, number in (("--concurrency", concurrency), ("--queues", queues)):
         if number < 1:
@@ -498,7 +495,7 @@ def load(
         reconnect_timeout_s=reconnect,
         seed=seed,
         consume=consume,
-        security=ClientSecurity.of(credentials, tls_ca),
+        security=security.read(),
     )
     if consume:
         # Consumers log what they retry.

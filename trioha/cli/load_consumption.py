@@ -16,6 +16,7 @@ from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consum
 from trioha.client.messages import ReceivedMessage
 from trioha.client.routes import SingleBroker
 from trioha.errors import PeerError
+from trioha.remoting.client import ClientSecurity
 
 LOAD_PROPERTY: Final = "LOAD"
 """Which load sent a message, its number, and when: perf_counter in ns of this process."""
@@ -76,13 +77,13 @@ class LoadConsumer:
             stored and not received for stored, received in zip(self._stored, self._received, strict=True)
         )
 
-    async def run(self, address: str, *, topic: str, queues: int) -> None:
+    async def run(self, address: str, *, topic: str, queues: int, security: ClientSecurity) -> None:
         """Receive until cancelled. Raises PeerError."""
         settings = ConsumerSettings(
             topic, start_at=StartAt(Start.LAST), unacknowledged_max=1 << 20, suspend_s=15.0
         )
         async with (
-            open_cluster(broker=SingleBroker(address, queues)) as cluster,
+            open_cluster(broker=SingleBroker(address, queues), security=security) as cluster,
             open_consumer(cluster, settings) as consumer,
         ):
             await consumer.positioned.wait()

@@ -12,6 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from trioha.cli.console import how_to_install
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.errors import TriohaError
 from trioha.remoting.address import parse_address
 
@@ -28,6 +29,7 @@ def monitor(
     ] = INTERVAL_S,
     record_dir: Path = Path(),
     replay: Annotated[tuple[Path, ...], Parameter(name="--replay", negative=(), consume_multiple=True)] = (),
+    security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Show nodes and their replicas live: verdicts, offsets, lag, logs, events; or replay recorded sessions.
 
@@ -55,6 +57,7 @@ def monitor(
         )
     watched = tuple(str(parse_address(address)) for address in addresses)
     name_servers = tuple(str(parse_address(address)) for address in namesrv)
+    client_security = security.read()
     package = _monitor_package()
     # Textual reads the keyboard from stdin and draws on stderr; a redirected stdout asks for text, too.
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
@@ -69,6 +72,7 @@ def monitor(
             name_servers=name_servers,
             interval_s=interval,
             record_into=record_dir,
+            security=client_security,
         )
     )
     code: int = run()

@@ -14,6 +14,7 @@ import trio
 
 from trioha.cli.clients import ClusterAddress, message_of_json, run_with_signals
 from trioha.cli.console import err, out, print_json
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.messages import BODY_BYTES_MAX, Message
 from trioha.client.producer import Producer, ProducerSettings, SendError, open_producer
 from trioha.errors import ConfigError, LocalProtocolError, PeerError
@@ -145,6 +146,7 @@ def produce(
     timeout: float = 10.0,
     group: str = "trioha-produce",
     json: bool = False,
+    security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Send each line of stdin as a message.
 
@@ -185,7 +187,7 @@ def produce(
             raise ConfigError(f"{number} is too few", key=option, hint="at least 1")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
-    address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues)
+    address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues, security=security)
     settings = ProducerSettings(
         group=group,
         timeout_s=timeout,

@@ -1,10 +1,9 @@
-"""The account and the TLS of commands that are clients of brokers."""
+"""The options of commands that are clients of brokers and name servers: their account and their TLS."""
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 from attrs import frozen
 from cyclopts import Parameter
@@ -12,31 +11,37 @@ from cyclopts import Parameter
 from trioha.config.yaml_file import YamlFields, parse_yaml, read_file
 from trioha.errors import ConfigError
 from trioha.net.tls import client_context
+from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
-
-CredentialsOption: TypeAlias = Annotated[Path | None, Parameter(name="--credentials")]
-TlsOption: TypeAlias = Annotated[Path | None, Parameter(name="--tls-ca")]
 
 _KEYS: Final = frozenset(("accessKey", "secretKey"))
 
 
-@frozen
-class ClientSecurity:
-    """How a client signs and encrypts."""
+@Parameter(name="*")
+@frozen(kw_only=True)
+class SecurityOptions:
+    """`--credentials` and `--tls-ca`."""
 
-    credentials: Credentials | None = None
-    tls: ssl.SSLContext | None = None
+    credentials: Annotated[
+        Path | None,
+        Parameter(
+            help="YAML file with accessKey and secretKey, as RocketMQ's conf/tools.yml: requests are signed."
+        ),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        Parameter(help="PEM file of the authority of the peers' certificates: connections use TLS."),
+    ] = None
 
-    @classmethod
-    def of(cls, credentials: Path | None, tls_ca: Path | None) -> ClientSecurity:
-        """Of a file with accessKey and secretKey, as RocketMQ's conf/tools.yml, and one with authorities.
-
-        Raises ConfigError.
-        """
-        return cls(
-            None if credentials is None else read_credentials(credentials),
-            None if tls_ca is None else client_context(tls_ca, key="--tls-ca"),
+    def read(self) -> ClientSecurity:
+        """The content of the files. Blocks. Raises ConfigError."""
+        return ClientSecurity(
+            None if self.credentials is None else read_credentials(self.credentials),
+            None if self.tls_ca is None else client_context(self.tls_ca, key="--tls-ca"),
         )
+
+
+NO_SECURITY_OPTIONS: Final = SecurityOptions()
 
 
 def read_credentials(path: Path) -> Credentials:

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from trioha.broker_status import BrokerStatus
 from trioha.cli.console import err, out, print_json
-from trioha.cli.security import ClientSecurity, CredentialsOption, TlsOption
+from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
-from trioha.remoting.client import open_client
+from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.fastjson import camel_case
 from trioha.remoting.status_reader import fetch_status
 
@@ -31,8 +31,7 @@ def status(
     *addresses: str,
     timeout: float = 3.0,
     json: bool = False,
-    credentials: CredentialsOption = None,
-    tls_ca: TlsOption = None,
+    security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Show the replication of running brokers, trioha's or RocketMQ's.
 
@@ -46,18 +45,13 @@ def status(
         Seconds for each broker to answer.
     json
         Print one JSON object instead of tables.
-    credentials
-        YAML file with accessKey and secretKey, as RocketMQ's conf/tools.yml: requests are signed.
-    tls_ca
-        PEM file of the authority of the brokers' certificates: connections use TLS.
     """
     if not addresses:
         raise ConfigError("no broker to ask", hint="write trioha status HOST:PORT ...")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
     asked = [parse_address(address) for address in addresses]
-    security = ClientSecurity.of(credentials, tls_ca)
-    answers = trio.run(_ask_all, asked, timeout, security)
+    answers = trio.run(_ask_all, asked, timeout, security.read())
     brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
     errors = [answer for answer in answers if isinstance(answer, TriohaError)]
     if json:
@@ -77,10 +71,7 @@ async def _ask_all(
 
     async def ask(index: int, address: Address) -> None:
         try:
-            connecting = open_client(
-                address, connect_timeout_s=timeout_s, credentials=security.credentials, tls=security.tls
-            )
-            async with connecting as client:
+            async with open_client(address, connect_timeout_s=timeout_s, security=security) as client:
                 answers[index] = await fetch_status(client, timeout_s=timeout_s)
         except RemoteProtocolError as error:
             answers[index] = RemoteProtocolError(f"{address}: {error}")

@@ -24,6 +24,7 @@ from trioha.client.connections import Connections, Open
 from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client_id, unregistration
 from trioha.client.routes import NameServers, RouteTable, SingleBroker
 from trioha.errors import PeerError
+from trioha.remoting.client import NO_SECURITY, ClientSecurity
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.subscriptions import Subscription
@@ -146,6 +147,7 @@ async def open_cluster(
     default_topic_queues: int = 4,
     connect_timeout_s: float = 3.0,
     client_id: str | None = None,
+    security: ClientSecurity = NO_SECURITY,
     open_connection: Open | None = None,
 ) -> AsyncIterator[Cluster]:
     """A client of the cluster of `name_servers` (`host:port` each), or of one `broker` without any.
@@ -156,7 +158,10 @@ async def open_cluster(
     # Connections end after everything else: memberships end by them.
     async with trio.open_nursery() as nursery:
         connections = Connections(
-            nursery, connect_timeout_s=connect_timeout_s, open_connection=open_connection
+            nursery,
+            connect_timeout_s=connect_timeout_s,
+            security=security,
+            open_connection=open_connection,
         )
         source = broker or NameServers(connections, name_servers)
         routes = RouteTable(source, default_topic_queues=default_topic_queues)

@@ -15,7 +15,13 @@ from typing import Final
 import trio
 
 from trioha.errors import ConfigError, PeerError
-from trioha.remoting.client import ConnectionLostError, RemotingClient, open_client
+from trioha.remoting.client import (
+    NO_SECURITY,
+    ClientSecurity,
+    ConnectionLostError,
+    RemotingClient,
+    open_client,
+)
 from trioha.remoting.command import RemotingCommand
 
 CONNECTIONS_MAX: Final = 1024
@@ -38,11 +44,18 @@ class Connections:
     """All connections of a client."""
 
     def __init__(
-        self, nursery: trio.Nursery, *, connect_timeout_s: float = 3.0, open_connection: Open | None = None
+        self,
+        nursery: trio.Nursery,
+        *,
+        connect_timeout_s: float = 3.0,
+        security: ClientSecurity = NO_SECURITY,
+        open_connection: Open | None = None,
     ) -> None:
-        """Connections live in `nursery`, until it is cancelled."""
+        """Connections live in `nursery`, until it is cancelled; tests replace `open_connection`."""
         self._nursery = nursery
-        self._open = open_connection or partial(open_client, connect_timeout_s=connect_timeout_s)
+        self._open = open_connection or partial(
+            open_client, connect_timeout_s=connect_timeout_s, security=security
+        )
         self._connections: dict[str, _Connection] = {}
         self.on_request: Callable[[str, RemotingCommand], None] | None = None
         """Called with the address and each request of a server; must not block. The body is valid during the

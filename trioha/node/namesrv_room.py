@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -17,8 +16,7 @@ from trioha.net.tls import ServerTls
 from trioha.node.addresses import ANY_ADDRESSES
 from trioha.node.budget import DescriptorBudget
 from trioha.remoting.address import Address, parse_address
-from trioha.remoting.client import open_client
-from trioha.remoting.signature import Credentials
+from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 
 LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
@@ -64,13 +62,11 @@ def registration_of(
     listen: Address,
     ha_address: Address,
     on_master: Callable[[str], None],
-    credentials: Credentials | None = None,
-    tls: ssl.SSLContext | None = None,
+    security: ClientSecurity = NO_SECURITY,
 ) -> BrokerRegistration | None:
     """Registration with the name servers of namesrvAddr; None if there is none.
 
-    `on_master` gets the HA address of a slave's master; requests are signed with `credentials`
-    and encrypted with `tls`.
+    `on_master` gets the HA address of a slave's master.
     """
     if not config.namesrv_addr:
         return None
@@ -88,5 +84,5 @@ def registration_of(
         period_s=config.register_name_server_period / 1000,
         timeout_s=config.register_broker_timeout_mills / 1000,
         on_master=on_master if config.broker_role is BrokerRole.SLAVE else None,
-        connect=partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, credentials=credentials, tls=tls),
+        connect=partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security),
     )

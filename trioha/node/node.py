@@ -201,8 +201,7 @@ async def _serve(
                 listen=listen,
                 ha_address=ha_address,
                 on_master=ha.master_location.receive,
-                credentials=security.credentials,
-                tls=security.client_tls,
+                security=security.client,
             )
             if registration is not None:
                 broker.admin.set_registration(registration)

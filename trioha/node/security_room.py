@@ -14,6 +14,7 @@ from trioha.config.broker import BrokerConfig
 from trioha.config.model import ClientAuth, TlsMode
 from trioha.net.threads import run_in_thread
 from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
+from trioha.remoting.client import ClientSecurity
 from trioha.remoting.serving import Handler
 from trioha.remoting.signature import Credentials
 
@@ -32,10 +33,8 @@ class SecurityRoom:
     """Of the ports for clients; None without TLS."""
     acl: AclFile | None
     """None without aclEnable."""
-    credentials: Credentials | None
-    """With which the node signs its own requests; None without an account."""
-    client_tls: ssl.SSLContext | None
-    """Of the node's own connections to name servers; None without tls.enable."""
+    client: ClientSecurity
+    """Of the node's own connections to name servers."""
 
     @classmethod
     async def open(cls, config: BrokerConfig) -> SecurityRoom:
@@ -45,7 +44,8 @@ class SecurityRoom:
         if config.acl_enable:
             assert config.acl_file is not None, "load_config requires it with aclEnable"
             acl = await AclFile.open(config.acl_file)
-        return cls(tls, acl, _credentials(config), await run_in_thread(partial(_client_tls, config)))
+        client_tls = await run_in_thread(partial(_client_tls, config))
+        return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
 
     def guarded(self, handler: Handler) -> Handler:
         """The handler behind access control, if that is enabled."""

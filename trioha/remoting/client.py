@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 import trio
 from attrs import define, frozen
@@ -237,25 +238,41 @@ class RemotingClient:
             trio.lowlevel.reschedule(waiter.task)
 
 
+@frozen
+class ClientSecurity:
+    """How a client signs and encrypts."""
+
+    credentials: Credentials | None = None
+    """Signs each request; None: requests are not signed."""
+    tls: ssl.SSLContext | None = None
+    """Encrypts the connections; None: they are plain."""
+
+
+NO_SECURITY: Final = ClientSecurity()
+
+
 @asynccontextmanager
 async def open_client(
     address: str | Address,
     *,
     connect_timeout_s: float = 3.0,
     frame_bytes_max: int = FRAME_BYTES_MAX,
-    credentials: Credentials | None = None,
-    tls: ssl.SSLContext | None = None,
+    security: ClientSecurity = NO_SECURITY,
 ) -> AsyncIterator[RemotingClient]:
     """A client connected to `address` (`host:port`), closed at the end of the block.
 
-    Requests are signed with `credentials`, and encrypted with `tls`, whose handshake belongs to connecting.
+    The TLS handshake of `security` belongs to connecting.
     Errors of the block are not wrapped in a group. Raises ConfigError for an invalid address,
     ConnectionLostError if no connection can be made within `connect_timeout_s`.
     """
     peer = parse_address(address) if isinstance(address, str) else address
-    stream, local = await _connect(peer, connect_timeout_s, tls)
+    stream, local = await _connect(peer, connect_timeout_s, security.tls)
     client = RemotingClient(
-        stream, str(peer), local_address=local, frame_bytes_max=frame_bytes_max, credentials=credentials
+        stream,
+        str(peer),
+        local_address=local,
+        frame_bytes_max=frame_bytes_max,
+        credentials=security.credentials,
     )
     async with running(client):
         yield client
