@@ -32,6 +32,7 @@ from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import descriptor_budget
 from trioha.node.ha_room import HaRoom
 from trioha.node.metadata_room import metadata_settings
+from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import StoreRoom
 from trioha.remoting.address import Address
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -71,6 +72,7 @@ class Master:
             self.store,
             metadata=self.metadata,
             ha=ha,
+            security=SecurityRoom(None, None, None, None),
             ha_address=Address("127.0.0.1", 10912),
             sink=Events(),
             budget=budget,

@@ -80,9 +80,12 @@ async def test_pull_offsets_are_limited_and_those_that_are_there_still_move(traf
     assert traffic.pull_offsets == {("g", "T", 0): 2, ("g", "T", 1): 1, ("g", "T", 2): 1}
 
 
-async def test_the_rate_of_an_unknown_key_is_0(autojump_clock):
+async def test_a_young_key_has_the_rate_of_a_whole_second(autojump_clock):
     table = TrafficTable("puts", keys_max=1)
     assert table.per_s("T") == 0.0
-    table.count("T", 1, 1)
-    # At the very moment of its first message there is no time to divide by.
-    assert table.per_s("T") == 0.0
+    table.count("T", 8, 1)
+    assert table.per_s("T") == 8.0
+    await trio.sleep(0.25)
+    assert table.per_s("T") == 8.0
+    await trio.sleep(3.75)
+    assert table.per_s("T") == 2.0

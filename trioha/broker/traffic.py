@@ -79,8 +79,8 @@ class Traffic:
         start_s, messages, times, total_bytes = sample
         total = self.total_bytes - total_bytes if in_bytes else self.messages - messages
         times = self.times - times
-        elapsed_s = now_s - start_s
-        return Window(total, total / elapsed_s if elapsed_s > 0 else 0.0, total / times if times else 0.0)
+        # A rate over part of a second would be of a single burst.
+        return Window(total, total / max(1.0, now_s - start_s), total / times if times else 0.0)
 
 
 class TrafficTable:
