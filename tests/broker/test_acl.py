@@ -136,6 +136,8 @@ NO = EXCEPTION + "No default permission for "
         ("consumer-only", heartbeat("workers", "Orders", "Other"), NO + "topic:Other"),
         ("consumer-only", heartbeat("others", "Orders"), NO + "group:others"),
         ("consumer-only", with_fields(30, topic="Other", queueId="0"), None),
+        # A decision names its half message by offsets that only its producer was given.
+        ("producer-only", with_fields(37, producerGroup="others", topic="Logs"), None),
         ("consumer-only", send("RMQ_SYS_TRACE_TOPIC"), None),
         (
             "consumer-only",

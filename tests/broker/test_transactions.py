@@ -161,6 +161,30 @@ async def test_a_slave_refuses_decisions():
         assert refused.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        ({"DELAY": "3"}, ResponseCode.SUCCESS),
+        ({"DELAY": "99", "TIMER_DELAY_SEC": "2"}, ResponseCode.SUCCESS),
+        ({"DELAY": "soon"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"TIMER_DELAY_SEC": "2"}, ResponseCode.SYSTEM_ERROR),
+        ({"DELAY": "0", "TIMER_DELIVER_MS": "2"}, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_a_transaction_has_no_delay_level_and_timers_are_refused(
+    start, autojump_clock, properties, code
+):
+    """RocketMQ's brokers put a half message with a level into the schedule topic, and lose it later."""
+    master = await start()
+    sent = await master.send(b"hello", **properties)
+    assert sent.code == code
+    if code == ResponseCode.SUCCESS:
+        assert (await master.end(sent)).code == ResponseCode.SUCCESS
+        (record,) = master.records(TOPIC, 2)
+        assert "DELAY" not in parse_properties(record.properties_raw)
+    assert len(master.halves) == (code == ResponseCode.SUCCESS)
+
+
 async def test_half_messages_are_refused_by_rejectTransactionMessage(start, autojump_clock):  # noqa: N802
     master = await start(is_rejecting=True)
     answer = await master.send()
@@ -294,6 +318,25 @@ async def test_a_decision_that_crosses_a_check_counts_once(start, autojump_clock
     assert (await master.end(check, COMMIT)).remark == "the transaction is not open any more"
     await trio.sleep(100)
     assert (master.delivered, master.ops, len(master.pushed)) == ([b"hello"], [b"1"], 1)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_decision_that_takes_longer_than_several_checks_counts(start, autojump_clock, restarts):
+    """A producer may decide on any copy: asked each second, one that needs 5 s would never decide."""
+    master = await start(check_interval_s=1.0, timeout_ms=1000, check_max=100)
+    master.connect()
+    for _ in range(5):
+        await master.send()
+    await trio.sleep(9)
+    first_checks = [check for _, check, _ in master.pushed[:15]]
+    assert len(master.pushed) >= 40
+    if restarts:
+        master = await restarted(start, master, clean=False)
+    for check in first_checks[5:10]:
+        assert (await master.end(check, COMMIT)).code == ResponseCode.SUCCESS
+    for check in first_checks:
+        assert (await master.end(check, COMMIT)).remark == "the transaction is not open any more"
+    assert (len(master.delivered), master.service.open_transactions) == (5, 0)
 
 
 async def test_a_transaction_that_nobody_decides_is_given_up_after_the_last_check(start, autojump_clock):

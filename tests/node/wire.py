@@ -43,16 +43,23 @@ class Wire:
         """Answers by opaque, as far as they come before the connection ends."""
         found: dict[int, RemotingCommand] = {}
         while not found.keys() >= set(opaques):
-            while (command := self._decoder.next_command()) is None:
-                try:
-                    data = self._socket.recv(1 << 16)
-                except ConnectionError:
-                    return found
-                if not data:
-                    return found
-                self._decoder.feed(data)
+            command = self.next_command()
+            if command is None:
+                return found
             found[command.opaque] = command
         return found
+
+    def next_command(self) -> RemotingCommand | None:
+        """What the node sends next, an answer or a request of its own; None if the connection ends."""
+        while (command := self._decoder.next_command()) is None:
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._decoder.feed(data)
+        return command
 
     def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The answer to one request."""

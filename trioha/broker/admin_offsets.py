@@ -23,6 +23,7 @@ from trioha.broker.admin_answers import (
     text_answer,
 )
 from trioha.broker.clients import ClientRegistry, ConsumerGroup
+from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
@@ -206,6 +207,7 @@ class AdminOffsets:
         refuse_on_slave("offsets", is_slave=self._is_slave)
         fields = HeaderFields(request.ext_fields)
         group, name = fields.text("group"), fields.text("topic")
+        refuse_own_group(group)
         is_5 = request.version >= Version.V5_0_0
         topic = self._metadata.topics.find(name)
         if topic is None:

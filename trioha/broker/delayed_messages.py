@@ -12,6 +12,7 @@ in it, as in RocketMQ's records.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from attrs import evolve
@@ -47,8 +48,7 @@ def scheduled(message: Message, levels: DelayLevels) -> Message:
     properties = parse_properties(raw)
     level = delay_level(properties.get(DELAY, "0"))
     if level <= 0:
-        if not _TIMER_PROPERTIES.isdisjoint(properties):
-            raise BadRequestError("accurate timer message is not enabled, timerWheelEnable is false")
+        refuse_timers(properties)
         return message
     level = min(level, levels.max_level)
     if level == 0:
@@ -58,6 +58,12 @@ def scheduled(message: Message, levels: DelayLevels) -> Message:
         )
     properties |= {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
     return evolve(message, topic=SCHEDULE_TOPIC, queue_id=level - 1, properties=encode_properties(properties))
+
+
+def refuse_timers(properties: Mapping[str, str]) -> None:
+    """Raises BadRequestError for a message with a timer of RocketMQ 5."""
+    if not _TIMER_PROPERTIES.isdisjoint(properties):
+        raise BadRequestError("accurate timer message is not enabled, timerWheelEnable is false")
 
 
 def delay_level(text: str) -> int:

@@ -19,8 +19,10 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from trioha.broker.delayed_messages import DELAY, REAL_QUEUE_ID, REAL_TOPIC
+from trioha.broker.delayed_messages import DELAY, REAL_QUEUE_ID, REAL_TOPIC, delay_level, refuse_timers
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError
 from trioha.remoting.end_transaction import Decision
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import Message
@@ -65,11 +67,13 @@ def is_half_message(properties: bytes, *, reconsume_times: int) -> bool:
 def half_message(message: Message) -> Message:
     """How the broker keeps a message that begins a transaction.
 
-    A delay level is dropped, as RocketMQ's own producers drop it. Raises ValueError for properties that
-    cannot be encoded.
+    A delay level is dropped, as RocketMQ's own producers drop it: its brokers delay the half message, and
+    lose it when it is due. Raises BadRequestError for a delay that is not a level and for a timer without a
+    level, ValueError for properties that cannot be encoded.
     """
     properties = parse_properties(message.properties)
-    properties.pop(DELAY, None)
+    if delay_level(properties.pop(DELAY, "0")) <= 0:
+        refuse_timers(properties)
     properties.pop(_CHECK_TIMES, None)
     properties.pop(_FIRST_OFFSET, None)
     if unique_key := properties.get(_UNIQUE_KEY):
@@ -110,6 +114,12 @@ def op_message(body: bytes, *, now_ms: int, host: Host) -> Message:
         born_timestamp_ms=now_ms,
         born_host=host,
     )
+
+
+def refuse_own_group(group: str) -> None:
+    """Raises BadRequestError for the group whose offsets only the broker commits."""
+    if group == TRANSACTION_GROUP:
+        raise BadRequestError(f"the offsets of {group} are the broker's own", code=ResponseCode.NO_PERMISSION)
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioha.broker.half_messages import TRANSACTION_GROUP
+from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.pull_processor import PullSettings
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
@@ -62,10 +62,7 @@ class OffsetProcessor:
         fields = HeaderFields(request.ext_fields)
         group, topic = fields.text("consumerGroup"), fields.text("topic")
         queue_id, offset = fields.number("queueId", NATURAL32), fields.number("commitOffset", I64)
-        if group == TRANSACTION_GROUP:
-            raise BadRequestError(
-                f"the offsets of {group} are the broker's own", code=ResponseCode.NO_PERMISSION
-            )
+        refuse_own_group(group)
         if self._metadata.groups.find(group) is None:
             raise BadRequestError(
                 f"Group {group[:300]} not exist!", code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -16,6 +16,7 @@ import trio
 from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
+from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPoll, LongPolls
 from trioha.broker.stats import MidnightTotals, RateWindows, local_date
 from trioha.broker.traffic import BrokerTraffic
@@ -277,6 +278,7 @@ class PullProcessor:
             or not header.has(PullFlag.SUSPEND)
         ):
             return
+        refuse_own_group(header.group)
         try:
             self._metadata.consumer_offsets.commit(
                 header.group, header.topic, header.queue_id, header.commit_offset

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from trioha.broker.half_messages import HalfMessage
 from trioha.broker.transaction_service import TransactionService
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
@@ -48,26 +49,26 @@ class TransactionProcessor:
         if half.queue_offset != header.queue_offset:
             raise BadRequestError("The transaction state table offset wrong")
         if service.followed.offset > header.queue_offset:
-            return self._decide(service, request, header)
-        return self._decide_later(service, request, header)
+            return self._decide(service, request, header.decision, half)
+        return self._decide_later(service, request, header.decision, half)
 
     async def _decide_later(
-        self, service: TransactionService, request: RemotingCommand, header: EndTransaction
+        self, service: TransactionService, request: RemotingCommand, decision: Decision, half: HalfMessage
     ) -> RemotingCommand:
         with trio.move_on_after(WAIT_S):
-            await service.followed.reached(header.queue_offset + 1)
-            return self._decide(service, request, header)
+            await service.followed.reached(half.queue_offset + 1)
+            return self._decide(service, request, decision, half)
         raise BadRequestError(
             "the half message is not dispatched yet; a check will follow", code=ResponseCode.SYSTEM_BUSY
         )
 
     def _decide(
-        self, service: TransactionService, request: RemotingCommand, header: EndTransaction
+        self, service: TransactionService, request: RemotingCommand, decision: Decision, half: HalfMessage
     ) -> RemotingCommand:
-        transaction = service.find(header.queue_offset)
+        transaction = service.find(half)
         if transaction is None:
             raise BadRequestError("the transaction is not open any more")
-        if header.decision is Decision.ROLLBACK:
+        if decision is Decision.ROLLBACK:
             service.roll_back(transaction)
         else:
             appended = service.commit(transaction)

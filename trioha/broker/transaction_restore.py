@@ -47,7 +47,7 @@ class TransactionRestore:
     def half_message(self, half: HalfMessage, *, check_at_s: float) -> None:
         """The next half message; all op records were given."""
         transaction = OpenTransaction.of(
-            half.queue_offset, half.record.physical_offset, check_at_s=check_at_s
+            half.queue_offset, half.record.physical_offset, check_at_s=check_at_s, identity=half.identity
         )
         is_decided = self._is_decided(half.queue_offset)
         identity = half.identity

@@ -177,9 +177,9 @@ class TransactionService:
         """The half message that the log has there; None if it has none."""
         return HalfMessage.of(self._store.reads.record_at(physical_offset))
 
-    def find(self, queue_offset: int) -> OpenTransaction | None:
-        """The open transaction with a copy at that offset of the half topic."""
-        return self._table.find(queue_offset)
+    def find(self, half: HalfMessage) -> OpenTransaction | None:
+        """The open transaction that has this copy."""
+        return self._table.find(half.queue_offset, half.identity)
 
     def commit(self, transaction: OpenTransaction) -> AppendResult:
         """Give the message to consumers. If it cannot be stored, the transaction stays open."""
@@ -363,7 +363,10 @@ class TransactionService:
             self._own.remove(half.queue_offset)
             return
         transaction = OpenTransaction.of(
-            half.queue_offset, half.record.physical_offset, check_at_s=self._check_at(half)
+            half.queue_offset,
+            half.record.physical_offset,
+            check_at_s=self._check_at(half),
+            identity=half.identity,
         )
         self._table.add(transaction)
         self._note_check(transaction.check_at_s)

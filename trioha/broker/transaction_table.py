@@ -14,9 +14,10 @@ clock that does not go back.
 ```
 
 A check puts the half message into the half topic anew, as RocketMQ does, so that the oldest open one is
-never far from the topic's end. Its producer may still name an older copy, in a decision that crossed the
-check: the table finds the transaction by its first copy and by its last two. A transaction that is not open
-any more is not found, so nothing is delivered twice.
+never far from the topic's end. Its producer may still name an older copy, in a decision that crossed a check
+or took longer than some: the table finds the transaction by any copy, or by its first copy and its last two
+if its producer gave it no UNIQ_KEY. A transaction that is not open any more is not found, so nothing is
+delivered twice.
 
 `position` is where reading has to begin to build this table again: every half message before it is decided or
 was put anew, and every op record before it names such half messages only. RocketMQ keeps the same pair as
@@ -53,11 +54,23 @@ class OpenTransaction:
     """Queue offset of its first copy; `queue_offset` if there is only one."""
     previous_offset: int
     """Queue offset of the copy before the newest; `queue_offset` if there is only one."""
+    identity: int | None = None
+    """Equal for all its copies, see `HalfMessage.identity`."""
 
     @classmethod
-    def of(cls, queue_offset: int, physical_offset: int, *, check_at_s: float) -> OpenTransaction:
+    def of(
+        cls, queue_offset: int, physical_offset: int, *, check_at_s: float, identity: int | None = None
+    ) -> OpenTransaction:
         """Of a half message that is its transaction's only copy."""
-        return cls(queue_offset, physical_offset, check_at_s, queue_offset, queue_offset)
+        return cls(queue_offset, physical_offset, check_at_s, queue_offset, queue_offset, identity)
+
+    @property
+    def aliases(self) -> Iterator[int]:
+        """Queue offsets of the older copies by which it is found, if it has no identity."""
+        if self.identity is None:
+            for offset in (self.first_offset, self.previous_offset):
+                if offset != self.queue_offset:
+                    yield offset
 
 
 @frozen
@@ -109,7 +122,9 @@ class TransactionTable:
         self._offsets: list[int] = []
         """A heap of their queue offsets; those of transactions that ended stay until they are drawn."""
         self._aliases: dict[int, int] = {}
-        """Older copies' queue offsets: the newest copy's."""
+        """Older copies' queue offsets: the newest copy's. Of transactions without an identity."""
+        self._identities: dict[int, int] = {}
+        """Identities: the queue offset of the newest copy."""
         self._checks: list[tuple[float, int]] = []
         """A heap of times and queue offsets, with stale ones as in `_offsets`."""
         self._pending: dict[int, None] = {}
@@ -136,18 +151,27 @@ class TransactionTable:
         if len(self._offsets) > 2 * len(self._open) + _STALE_MAX:
             self._offsets = list(self._open)
             heapify(self._offsets)
-        for offset in (transaction.first_offset, transaction.previous_offset):
-            if offset != transaction.queue_offset:
-                self._aliases[offset] = transaction.queue_offset
+        for offset in transaction.aliases:
+            self._aliases[offset] = transaction.queue_offset
+        if transaction.identity is not None:
+            self._identities[transaction.identity] = transaction.queue_offset
         self._schedule(transaction)
 
     def note_read(self, queue_offset: int) -> None:
         """All half messages before `queue_offset` were read; the open ones among them were added."""
         self._half_end = max(self._half_end, queue_offset)
 
-    def find(self, queue_offset: int) -> OpenTransaction | None:
-        """The open transaction with a copy at that offset of the half topic; None if there is none."""
-        return self._open.get(self._aliases.get(queue_offset, queue_offset))
+    def find(self, queue_offset: int, identity: int | None = None) -> OpenTransaction | None:
+        """The open transaction with a copy at that offset of the half topic; None if there is none.
+
+        `identity`: of the copy there.
+        """
+        transaction = self._open.get(self._aliases.get(queue_offset, queue_offset))
+        if transaction is None and identity is not None:
+            # The newest copy is after all others: an open one before `queue_offset` is not this one's.
+            newest = self._identities.get(identity, -1)
+            transaction = self._open.get(newest) if newest > queue_offset else None
+        return transaction
 
     def end(self, transaction: OpenTransaction) -> None:
         """It was decided, or given up; its op record is pending now."""
@@ -164,7 +188,12 @@ class TransactionTable:
         """Its half message was put anew, at these offsets."""
         self._remove(transaction)
         renewed = OpenTransaction(
-            queue_offset, physical_offset, check_at_s, transaction.first_offset, transaction.queue_offset
+            queue_offset,
+            physical_offset,
+            check_at_s,
+            transaction.first_offset,
+            transaction.queue_offset,
+            transaction.identity,
         )
         self.add(renewed)
         return renewed
@@ -176,9 +205,11 @@ class TransactionTable:
 
     def _remove(self, transaction: OpenTransaction) -> None:
         del self._open[transaction.queue_offset]
-        for offset in (transaction.first_offset, transaction.previous_offset):
-            if offset != transaction.queue_offset:
-                self._aliases.pop(offset, None)
+        for offset in transaction.aliases:
+            self._aliases.pop(offset, None)
+        identity = transaction.identity
+        if identity is not None and self._identities.get(identity) == transaction.queue_offset:
+            del self._identities[identity]
 
     # -- checks ------------------------------------------------------------------------------------------
 
