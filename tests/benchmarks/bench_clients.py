@@ -13,7 +13,8 @@ load than the clock does. Both pairs and both name servers run all the time, and
 time; an idle broker of RocketMQ takes some percent of a core, which the column `others` shows. The machine
 should be idle. Needs Maven and a JDK; takes some fifteen minutes (`--quick`: three).
 
-Run it with `python tests/benchmarks/bench_clients.py [--quick] [--json] [--works WORK,...]`.
+Run it with `python tests/benchmarks/bench_clients.py [--quick] [--json | --markdown] [--works WORK,...]
+[--rocketmq 5.3.3]`.
 """
 
 from __future__ import annotations
@@ -522,6 +523,11 @@ class Line:
         return statistics.median(self.rocketmq.cpu_s) / ours if ours else float("inf")
 
     @property
+    def others_cores(self) -> float:
+        """Cores that other processes kept busy: the median of the rounds, of the side with more."""
+        return max(statistics.median(series.others_cores) for series in (self.trioha, self.rocketmq))
+
+    @property
     def is_reached(self) -> bool:
         """Whether trioha is at least as good, or below the limit."""
         limit = self.figure.limit
@@ -550,11 +556,11 @@ def table(found: list[Line]) -> Table:
         "CPU s for",
         "trioha",
         "RocketMQ",
+        "times less",
         "others",
     ):
         shown.add_column(heading, justify="right")
     for line in found:
-        others = max(statistics.median(series.others_cores) for series in (line.trioha, line.rocketmq))
         shown.add_row(
             line.figure.name,
             line.figure.unit,
@@ -564,10 +570,37 @@ def table(found: list[Line]) -> Table:
             line.figure.cpu_unit,
             f"{statistics.median(line.trioha.cpu_s):.3f}",
             f"{statistics.median(line.rocketmq.cpu_s):.3f}",
-            f"{others:.2f}",
+            f"{line.cpu_ratio:.2f}",
+            f"{line.others_cores:.2f}",
             style=None if line.is_reached else "yellow",
         )
     return shown
+
+
+def markdown(found: list[Line]) -> str:
+    """The table of docs/benchmarks.md; what does not reach its goal is bold."""
+    rows = [
+        "| work | unit | trioha | RocketMQ | better | goal | CPU s for | trioha | RocketMQ | less | others |",
+        "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|",
+    ]
+    for line in found:
+        figure = line.figure
+        ratio = f"{line.ratio:.2f}"
+        cells = (
+            figure.name,
+            figure.unit,
+            f"{line.trioha.median:,.5g}",
+            f"{line.rocketmq.median:,.5g}",
+            ratio if line.is_reached else f"**{ratio}**",
+            "1" if figure.limit is None else f"under {figure.limit:g} {figure.unit}",
+            figure.cpu_unit,
+            f"{statistics.median(line.trioha.cpu_s):.3f}",
+            f"{statistics.median(line.rocketmq.cpu_s):.3f}",
+            f"{line.cpu_ratio:.2f}",
+            f"{line.others_cores:.2f}",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def as_json(found: list[Line]) -> list[dict[str, object]]:
@@ -594,7 +627,9 @@ def as_json(found: list[Line]) -> list[dict[str, object]]:
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """What the command line asks for; an unknown work is an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--quick", action="store_true", help="one round of small works")
     parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up")
     parser.add_argument("--megabytes", type=int, help="backlog that a consumer drains")
@@ -654,7 +689,11 @@ def main() -> None:
     if options.json:
         print(json.dumps({"cores": os.cpu_count(), "seconds": round(took_s, 1), "works": as_json(found)}))
         return
-    Console(width=150 if not sys.stdout.isatty() else None).print(table(found))
+    if options.markdown:
+        print(markdown(found))
+        print()
+    else:
+        Console(width=160 if not sys.stdout.isatty() else None).print(table(found))
     print(f"{os.cpu_count()} cores, {took_s:.0f} s. others: cores busy with other processes.")
 
 

@@ -11,11 +11,13 @@ from attrs import evolve
 from tests.broker.consuming import Broker
 from tests.remoting.streams import transport_pair
 from trioha.client.cluster import open_cluster
+from trioha.metadata.topics import retry_topic
 from trioha.recording.events import PutStatus
 from trioha.remoting.address import Address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, running
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, response_to
+from trioha.remoting.send_back import SendBackRequest
 from trioha.remoting.send_message import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
@@ -23,6 +25,7 @@ from trioha.remoting.send_message import (
 )
 from trioha.remoting.server import RemotingServer
 from trioha.store.message_properties import parse_properties
+from trioha.store.record import decode_record
 
 NAME_SERVER = "ns:9876"
 MESSAGE_ID = "7F0000010000A8670000000000003494"
@@ -168,6 +171,7 @@ class ServedBroker:
         self.broker = Broker(tmp_path, **settings)
         self.requests = []
         self.put = self.broker.put
+        self.refuses_retries = False
 
     def attach(self, fake, nursery, address="broker-a:10911"):
         """Serve at an address of a `FakeCluster`, with notifications and deadlines of pulls."""
@@ -177,10 +181,21 @@ class ServedBroker:
 
     def __call__(self, asked, peer):
         self.requests.append(asked)
+        if asked.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            return self._retry(asked)
         handler = self.broker.room.handlers.get(asked.code)
         if handler is None:
             raise BadRequestError("not supported", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         return handler(asked, peer)
+
+    def _retry(self, asked):
+        """Store a message that is sent back in the retry topic of its group, without a delay."""
+        if self.refuses_retries:
+            return response_to(asked, ResponseCode.SYSTEM_ERROR, remark="refused")
+        header = SendBackRequest.of(asked)
+        record = decode_record(self.broker.store.reads.record_at(header.offset))
+        self.put(record.body, topic=retry_topic(header.group), RETRY_TOPIC=record.topic)
+        return response_to(asked, ResponseCode.SUCCESS)
 
     def count(self, code):
         """Number of requests of that code."""

@@ -284,3 +284,84 @@ async def test_queues_that_a_topic_gets_later_are_read_from_their_start(tmp_path
             name_server.topics[TOPIC] = route_body({"broker-a": 4})
             assert bodies(await receive(consumer, 1)) == [b"new"]
         nursery.cancel_scope.cancel()
+
+
+# -- retries -------------------------------------------------------------------------------------------------
+
+
+def with_retry_topic(fake, group="g"):
+    """The name server knows the retry topic of a group."""
+    fake.handlers[NAME_SERVER].topics[f"%RETRY%{group}"] = route_body({"broker-a": 1})
+
+
+async def test_a_message_that_is_sent_back_is_received_again(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"m0", b"m1", b"m2", tag="x")
+        with_retry_topic(fake)
+        async with opened(fake) as cluster:
+            async with open_consumer(cluster, settings(group="g", expression="x")) as consumer:
+                batch = await consumer.receive()
+                await consumer.send_back(batch[1], delay_level=4)
+                consumer.acknowledge((batch[0], batch[2]))
+                (again,) = await consumer.receive()
+                assert (again.body, again.topic, again.queue.topic) == (b"m1", TOPIC, "%RETRY%g")
+                consumer.acknowledge((again,))
+            assert broker.committed("g", 0) == 3
+            assert broker.committed("g", 0, topic="%RETRY%g") == 1
+    (sent_back,) = (
+        command for command in broker.requests if command.code == RequestCode.CONSUMER_SEND_MSG_BACK
+    )
+    assert sent_back.ext_fields == {
+        "offset": str(batch[1].physical_offset), "group": "g", "delayLevel": "4",
+        "originMsgId": batch[1].message_id, "originTopic": TOPIC, "unitMode": "false",
+        "maxReconsumeTimes": "16",
+    }  # fmt: skip
+
+
+async def test_a_retry_that_is_refused_leaves_the_message_unacknowledged(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"m0", b"m1")
+        broker.refuses_retries = True
+        async with opened(fake) as cluster:
+            async with open_consumer(cluster, settings(group="g")) as consumer:
+                batch = await consumer.receive()
+                consumer.acknowledge(batch[:1])
+                with pytest.raises(PeerError, match=r"the retry of message 1 of Orders@broker-a:0 .*refused"):
+                    await consumer.send_back(batch[1])
+            assert broker.committed("g", 0) == 1
+
+
+@pytest.mark.parametrize("start_at", [StartAt(Start.LAST), StartAt(Start.TIME, 1 << 50)])
+async def test_a_retry_topic_is_read_from_its_first_message(tmp_path, autojump_clock, start_at):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"old")
+        with_retry_topic(fake)
+        broker.put(b"retried", topic="%RETRY%g")
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(group="g", start_at=start_at)) as consumer,
+        ):
+            assert bodies(await consumer.receive()) == [b"retried"]
+
+
+async def test_a_retry_topic_that_comes_later_is_read_within_20_virtual_seconds(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"m0")
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(group="g")) as consumer,
+        ):
+            (message,) = await consumer.receive()
+            await consumer.send_back(message)
+            await trio.sleep(5)
+            with_retry_topic(fake)
+            with trio.fail_after(20):
+                assert bodies(await consumer.receive()) == [b"m0"]
+
+
+async def test_a_heartbeat_has_the_retry_topic_beside_the_topic(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        async with opened(fake) as cluster, open_consumer(cluster, settings(group="g", expression="a||b")):
+            group = broker.broker.room.clients.consumers["g"]
+            expressions = {topic: found.expression for topic, found in group.subscriptions.items()}
+        assert expressions == {TOPIC: "a||b", "%RETRY%g": "*"}

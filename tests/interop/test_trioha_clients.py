@@ -18,6 +18,7 @@ from tests.interop.name_server import name_server
 from tests.interop.node import TriohaNode
 from tests.interop.test_consumers import free_port
 from trioha.client.cluster import open_cluster
+from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.routes import TopicNotFoundError
 from trioha.remoting.send_message import DEFAULT_TOPIC
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 StartNode = Callable[..., TriohaNode]
 TRIOHA = [sys.executable, "-m", "trioha"]
 TOPIC = "TopicOfBoth"
+DELAYS = "1s 1s 1s 1s 1s"
 
 
 def produce(name_servers: str, messages: list[dict[str, Any]], *arguments: str) -> list[dict[str, Any]]:
@@ -80,11 +82,14 @@ def cluster(request: pytest.FixtureRequest, java: JavaDriver, start_node: StartN
     """A name server with a broker, all of trioha or all of RocketMQ: its address."""
     if request.param == "trioha":
         address = f"127.0.0.1:{free_port()}"
-        start_node("broker", role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"})
+        settings = {"namesrvAddr": address, "trioha.withNamesrv": "true", "messageDelayLevel": DELAYS}
+        start_node("broker", role="ASYNC_MASTER", **settings)
         yield address
         return
     with name_server(java.version, folder=tmp_path / "namesrv") as address:
-        java.open_broker(tmp_path / "store", role="ASYNC_MASTER", namesrvAddr=address)
+        java.open_broker(
+            tmp_path / "store", role="ASYNC_MASTER", namesrvAddr=address, messageDelayLevel=DELAYS
+        )
         trio.run(wait_registered, address)
         yield address
 
@@ -115,6 +120,33 @@ def test_trioha_consumes_what_a_java_producer_sends(java: JavaDriver, cluster: s
     rest = consume(cluster, "--group", "g", "--from", "first")
     places = [(message["brokerName"], message["queueId"], message["queueOffset"]) for message in first + rest]
     assert len(places) == len(set(places)) == 80
+
+
+def test_trioha_is_given_again_what_it_sent_back(java: JavaDriver, cluster: str) -> None:
+    assert java.produce(cluster, 3, topic=TOPIC) == {"SEND_OK": 3}
+    received = trio.run(receive_with_failures, cluster)
+    assert sorted(received) == [
+        ("m0", 0, TOPIC), ("m1", 0, TOPIC), ("m1", 1, TOPIC), ("m1", 2, TOPIC), ("m2", 0, TOPIC),
+    ]  # fmt: skip
+
+
+async def receive_with_failures(name_server: str) -> list[tuple[str, int, str]]:
+    """Body, retries and topic of each message that a group receives; the handling of m1 fails twice."""
+    settings = ConsumerSettings(TOPIC, group="retrying", start_at=StartAt(Start.FIRST))
+    received: list[tuple[str, int, str]] = []
+    with trio.fail_after(60):
+        async with (
+            open_cluster(name_servers=(name_server,)) as cluster,
+            open_consumer(cluster, settings) as consumer,
+        ):
+            while len(received) < 5:
+                for message in await consumer.receive():
+                    received.append((message.body.decode(), message.reconsume_times, message.topic))
+                    if received[-1][0] == "m1" and message.reconsume_times < 2:
+                        await consumer.send_back(message)
+                    else:
+                        consumer.acknowledge((message,))
+    return received
 
 
 def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, tmp_path: Path) -> None:

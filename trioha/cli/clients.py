@@ -23,7 +23,7 @@ from trioha.remoting.client import NO_SECURITY, ClientSecurity
 NAME_SERVER_VARIABLE: Final = "NAMESRV_ADDR"
 """RocketMQ's environment variable for name servers."""
 NAME_SERVER_DEFAULT: Final = "127.0.0.1:9876"
-SHOWN_APART: Final = frozenset(("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "DELAY"))
+SHOWN_APART: Final = frozenset(("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "DELAY", "RETRY_TOPIC"))
 """Properties with a field of their own in the JSON of a message."""
 IGNORED_FIELDS: Final = frozenset(
     (
@@ -102,7 +102,7 @@ async def run_with_signals(work: Callable[[], Awaitable[T]], *, on_signal: Calla
 def message_to_json(message: ReceivedMessage) -> dict[str, Any]:
     """The object that `trioha consume` prints; `body` as text if it is UTF-8, else as base64."""
     fields: dict[str, Any] = {
-        "topic": message.queue.topic,
+        "topic": message.topic,
         "brokerName": message.queue.broker_name,
         "queueId": message.queue.queue_id,
         "queueOffset": message.queue_offset,

@@ -83,7 +83,7 @@ class Production:
         """The first error of each status."""
 
     def stop(self) -> None:
-        """Read no more lines; those that were read are sent."""
+        """Send no more lines; messages in flight are awaited."""
         self._reading.cancel()
 
     async def run(self, producer: Producer, *, concurrency: int) -> None:
@@ -153,7 +153,7 @@ def produce(
     A line is a body, or with --ndjson an object: body or bodyBase64, and if wanted topic, tags, keys,
     properties, shardingKey, delayLevel, flag. What `trioha consume` prints is such an object. Prints the
     counts of put statuses, or with --json a result for each line. Exit code 1 if any message did not end with
-    PUT_OK. Ctrl-C ends the reading; lines that were read are sent.
+    PUT_OK. After Ctrl-C no more lines are sent, and messages in flight are awaited.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Cluster:
         self.routes = routes
         self.client_id = client_id
         self._producers: Counter[str] = Counter()
-        self._consumers: dict[str, Subscription] = {}
+        self._consumers: dict[str, Sequence[Subscription]] = {}
         self._on_members_changed: dict[str, Callable[[], None]] = {}
         self._heartbeat_due = trio.Event()
         connections.on_request = self._receive_request
@@ -72,14 +72,14 @@ class Cluster:
 
     @asynccontextmanager
     async def consuming(
-        self, group: str, subscription: Subscription, *, on_members_changed: Callable[[], None]
+        self, group: str, subscriptions: Sequence[Subscription], *, on_members_changed: Callable[[], None]
     ) -> AsyncIterator[None]:
         """Be a member of a group of consumers; all brokers of the known routes know it when this returns.
 
         `on_members_changed` is called when a broker reports a change of the group's members.
         """
         assert group not in self._consumers, "a client consumes once for each group"
-        self._consumers[group] = subscription
+        self._consumers[group] = subscriptions
         self._on_members_changed[group] = on_members_changed
         try:
             await self.send_heartbeats()

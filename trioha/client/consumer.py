@@ -15,11 +15,15 @@ A pull loop pulls one queue with long polling and hands over batches in order. I
 `unacknowledged_max` or `unacknowledged_bytes_max` are not acknowledged, so a slow application holds at most
 these and one pull for each queue. What was acknowledged is committed; what was not is delivered again, to the
 member that has the queue next.
+
+A message whose handling failed is given back with `send_back`. Its broker stores a copy in the group's retry
+topic, after a delay that grows with each retry, and after `reconsume_times_max` retries in the group's
+dead-letter topic. A consumer of a group receives the retry topic beside its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum
 from types import MappingProxyType
@@ -37,6 +41,7 @@ from trioha.client.progress import QueueProgress
 from trioha.client.route import MASTER_ID, MessageQueue, TopicRoute
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.metadata.topics import RETRY_PREFIX, retry_topic
 from trioha.numbers import I64, NATURAL64, parse_int
 from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
 from trioha.remoting.command import RemotingCommand, request
@@ -100,6 +105,8 @@ class ConsumerSettings:
     """How long a broker holds a pull without messages."""
     unacknowledged_max: int = field(default=4096, validator=ge(1))
     unacknowledged_bytes_max: int = field(default=64 * 1024 * 1024, validator=ge(1))
+    reconsume_times_max: int = field(default=16, validator=ge(0))
+    """Retries of a message that is sent back, before the dead-letter topic gets it."""
 
     @property
     def group_name(self) -> str:
@@ -130,15 +137,18 @@ class Consumer:
         self,
         cluster: Cluster,
         settings: ConsumerSettings,
-        subscription: Subscription,
+        subscriptions: Sequence[Subscription],
         *,
         is_topic_new: bool = False,
     ) -> None:
-        """`is_topic_new`: the topic does not exist yet; all its messages come after the start."""
+        """`subscriptions` are those of the topic and, for a group, of its retry topic.
+
+        `is_topic_new`: the topic does not exist yet; all its messages come after the start.
+        """
         self._cluster = cluster
         self._is_topic_new = is_topic_new
         self._settings = settings
-        self._subscription = subscription
+        self._subscriptions = {subscription.topic: subscription for subscription in subscriptions}
         self._assigned: dict[MessageQueue, _Assigned] = {}
         self._known_queues: frozenset[MessageQueue] = frozenset()
         """Queues of the topic that were there at the last assignment."""
@@ -184,6 +194,34 @@ class Consumer:
             if assigned is not None and assigned.progress is not None:
                 assigned.progress.acknowledge(message.queue_offset)
         self._wake_pulls()
+
+    async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Give a message back whose handling failed: it is delivered again later, as another message.
+
+        `delay_level` is an index, from 1, of the broker's delay levels; 0 leaves it to the broker, which
+        waits longer for each retry, and -1 sends the message to the dead-letter topic. Raises PeerError if
+        the broker did not store it; then, as after a cancellation, the message stays unacknowledged.
+        """
+        group = self._settings.group
+        assert group is not None, "retries belong to a group"
+        fields = {
+            "offset": str(message.physical_offset),
+            "group": group,
+            "delayLevel": str(delay_level),
+            "originMsgId": message.message_id,
+            "originTopic": message.topic,
+            "unitMode": "false",
+            "maxReconsumeTimes": str(self._settings.reconsume_times_max),
+        }
+        address = await self._address_of(message.queue)
+        answer = await self._cluster.request(
+            address, request(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=fields)
+        )
+        _check(answer, address, f"the retry of message {message.queue_offset} of {message.queue}")
+        self.acknowledge((message,))
+        if not any(queue.topic.startswith(RETRY_PREFIX) for queue in self._assigned):
+            # The first message of the group that is sent back may have made the retry topic.
+            self.rebalance()
 
     def _wake_pulls(self) -> None:
         """Fewer messages are unacknowledged: loops that wait for room look again."""
@@ -231,11 +269,18 @@ class Consumer:
         route = await self._cluster.routes.fetch(self._settings.topic)
         queues = route.read_queues(self._settings.topic)
         wanted = set(queues)
-        if self._settings.group is not None:
+        group = self._settings.group
+        if group is not None:
             if self._is_topic_new and not self._known_queues:
                 # Its brokers are known only now.
                 await self._cluster.send_heartbeats()
-            wanted = set(await self._share(route, queues, self._settings.group))
+            members = await self._members(route, group)
+            retry_queues = await self._retry_queues(group)
+            wanted = {
+                queue
+                for of_topic in (queues, retry_queues)
+                for queue in allocate(of_topic, members, member=self._cluster.client_id)
+            }
         for queue in self._assigned.keys() - wanted:
             assigned = self._assigned.pop(queue)
             assigned.scope.cancel()
@@ -248,21 +293,28 @@ class Consumer:
         self._known_queues |= set(queues)
         self._note_positions()
 
-    async def _share(
-        self, route: TopicRoute, queues: Iterable[MessageQueue], group: str
-    ) -> tuple[MessageQueue, ...]:
-        """The queues of this member. Raises PeerError if the members are not known."""
+    async def _retry_queues(self, group: str) -> Sequence[MessageQueue]:
+        """The queues of the group's retry topic; none if no broker has it yet. Raises PeerError."""
+        topic = retry_topic(group)
+        try:
+            return (await self._cluster.routes.fetch(topic)).read_queues(topic)
+        except TopicNotFoundError:
+            return ()
+
+    async def _members(self, route: TopicRoute, group: str) -> list[str]:
+        """The members of the group, this one among them. Raises PeerError if they are not known."""
         failure: PeerError | None = None
         asked = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={"consumerGroup": group})
         for address in route.addresses():
             try:
                 answer = await self._cluster.request(address, asked, timeout_s=REQUEST_TIMEOUT_S)
                 _check(answer, address, "the members of the group")
-                return allocate(queues, _members(answer.body, address), member=self._cluster.client_id)
+                members = _members(answer.body, address)
+                if self._cluster.client_id in members:
+                    return members
+                failure = PeerError(f"this client is not a member of {group} there", address=address)
             except PeerError as error:
                 failure = error
-            except ValueError:
-                failure = PeerError(f"this client is not a member of {group} there", address=address)
         raise failure or PeerError("the topic has no broker", address=self._cluster.routes.source)
 
     # -- pulling ---------------------------------------------------------------------------------------
@@ -342,6 +394,7 @@ class Consumer:
 
     def _pull_request(self, queue: MessageQueue, progress: QueueProgress) -> RemotingCommand:
         settings = self._settings
+        subscription = self._subscriptions[queue.topic]
         flags = PullFlag.SUBSCRIPTION
         if settings.follow:
             flags |= PullFlag.SUSPEND
@@ -356,9 +409,9 @@ class Consumer:
                 "sysFlag": str(int(flags)),
                 "commitOffset": "0",
                 "suspendTimeoutMillis": str(round(settings.suspend_s * 1000)),
-                "subscription": self._subscription.expression,
-                "subVersion": str(self._subscription.version),
-                "expressionType": self._subscription.expression_type,
+                "subscription": subscription.expression,
+                "subVersion": str(subscription.version),
+                "expressionType": subscription.expression_type,
             },
         )
 
@@ -366,8 +419,8 @@ class Consumer:
         """Hand over the messages of a pull that are wanted."""
         progress = assigned.progress
         assert progress is not None, "it is pulled"
-        start_at = self._settings.start_at
-        tags = frozenset(self._subscription.tags)
+        start_at = self._start_at(assigned.queue)
+        tags = frozenset(self._subscriptions[assigned.queue.topic].tags)
         batch = []
         for message in received_messages(answer.body, assigned.queue):
             if message.queue_offset < progress.next_offset or (tags and message.tag not in tags):
@@ -403,20 +456,25 @@ class Consumer:
 
     # -- offsets ---------------------------------------------------------------------------------------
 
+    def _start_at(self, queue: MessageQueue) -> StartAt:
+        """Where to start in a queue without an offset of the group; a retry topic is the group's own."""
+        return _FIRST if queue.topic.startswith(RETRY_PREFIX) else self._settings.start_at
+
     async def _start_offset(self, assigned: _Assigned) -> int:
         """Where to start in a queue: the group's offset, else as the settings say. Raises PeerError."""
         queue, settings = assigned.queue, self._settings
+        start_at = self._start_at(queue)
         if settings.group is not None:
             committed = await self._committed_offset(queue, settings.group)
             if committed is not None:
                 return committed
-        start = Start.FIRST if assigned.is_new else settings.start_at.start
+        start = Start.FIRST if assigned.is_new else start_at.start
         if start is Start.FIRST:
             return await self._offset(RequestCode.GET_MIN_OFFSET, queue)
         if start is Start.LAST:
             return await self._offset(RequestCode.GET_MAX_OFFSET, queue)
         return await self._offset(
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=str(settings.start_at.timestamp_ms)
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=str(start_at.timestamp_ms)
         )
 
     async def _committed_offset(self, queue: MessageQueue, group: str) -> int | None:
@@ -482,6 +540,7 @@ class Consumer:
             self.positioned.set()
 
 
+_FIRST: Final = StartAt(Start.FIRST)
 _PULL_CODES: Final = frozenset(
     (
         ResponseCode.SUCCESS,
@@ -539,9 +598,10 @@ async def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> AsyncIt
     Raises PeerError if no name server answers, or if the topic does not exist, without `follow`; ValueError
     for an expression without a tag.
     """
-    subscription = Subscription.parse(
-        settings.topic, settings.expression, version=round(trio.current_time() * 1000) & I64.high
-    )
+    version = round(trio.current_time() * 1000) & I64.high
+    subscriptions = [Subscription.parse(settings.topic, settings.expression, version=version)]
+    if settings.group is not None:
+        subscriptions.append(Subscription.parse(retry_topic(settings.group), "*", version=version))
     is_topic_new = False
     try:
         await cluster.routes.fetch(settings.topic)
@@ -549,11 +609,11 @@ async def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> AsyncIt
         if not settings.follow:
             raise
         is_topic_new = True
-    consumer = Consumer(cluster, settings, subscription, is_topic_new=is_topic_new)
+    consumer = Consumer(cluster, settings, subscriptions, is_topic_new=is_topic_new)
     async with AsyncExitStack() as membership:
         if settings.group is not None:
             await membership.enter_async_context(
-                cluster.consuming(settings.group, subscription, on_members_changed=consumer.rebalance)
+                cluster.consuming(settings.group, subscriptions, on_members_changed=consumer.rebalance)
             )
         try:
             async with in_background(consumer.run, consumer.run_commits):

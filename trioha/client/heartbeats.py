@@ -22,9 +22,9 @@ def new_client_id() -> str:
 
 
 def heartbeat(
-    client_id: str, *, producers: Iterable[str], consumers: Mapping[str, Subscription]
+    client_id: str, *, producers: Iterable[str], consumers: Mapping[str, Iterable[Subscription]]
 ) -> RemotingCommand:
-    """The request for a client with these groups; `consumers` has the subscription of each group."""
+    """The request for a client with these groups; `consumers` has the subscriptions of each group."""
     body = {
         "clientID": client_id,
         "consumerDataSet": [
@@ -33,10 +33,10 @@ def heartbeat(
                 "consumeType": "CONSUME_PASSIVELY",
                 "groupName": group,
                 "messageModel": "CLUSTERING",
-                "subscriptionDataSet": [subscription.to_json()],
+                "subscriptionDataSet": [subscription.to_json() for subscription in subscriptions],
                 "unitMode": False,
             }
-            for group, subscription in consumers.items()
+            for group, subscriptions in consumers.items()
         ],
         "producerDataSet": [{"groupName": group} for group in producers],
     }

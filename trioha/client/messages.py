@@ -15,6 +15,7 @@ from attrs import Factory, field, frozen
 
 from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.metadata.topics import RETRY_PREFIX
 from trioha.store.message_bodies import COMPRESSED, ZLIB, compression_of, decode_body
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX, encode_properties, parse_properties
 from trioha.store.record import Blank, Record, RecordError, decode_record
@@ -113,6 +114,15 @@ class ReceivedMessage:
     """How often it was sent back by consumers of the group."""
     compression: str | None = None
     """How the body is still compressed; None if it is not."""
+    physical_offset: int = 0
+    """Of its record in the broker's commit log."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to; `queue` may be one of the group's retry topic."""
+        if self.queue.topic.startswith(RETRY_PREFIX):
+            return self.properties.get("RETRY_TOPIC", self.queue.topic)
+        return self.queue.topic
 
     @property
     def message_id(self) -> str:
@@ -166,4 +176,5 @@ def _received(record: Record, queue: MessageQueue) -> ReceivedMessage:
         record.flag,
         record.reconsume_times,
         compression_of(record.sys_flag) if plain is None else None,
+        record.physical_offset,
     )

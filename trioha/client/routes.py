@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from trioha.client.connections import Connections
 from trioha.client.route import MASTER_ID, READ, WRITE, QueueData, TopicRoute, parse_route
 from trioha.errors import PeerError, RemoteProtocolError
+from trioha.metadata.topics import RETRY_PREFIX
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
 from trioha.remoting.send_message import DEFAULT_TOPIC
@@ -84,7 +85,10 @@ class NameServers:
 
 @frozen
 class SingleBroker:
-    """A broker that is used without a name server: it has all topics, each with so many queues."""
+    """A broker that is used without a name server: it has all topics, each with so many queues.
+
+    Retry topics have one.
+    """
 
     address: str
     queues: int = 4
@@ -92,10 +96,11 @@ class SingleBroker:
     def __str__(self) -> str:
         return self.address
 
-    async def fetch(self, topic: str) -> TopicRoute | None:  # noqa: ARG002 - the same for all
+    async def fetch(self, topic: str) -> TopicRoute | None:
         """As `RouteSource.fetch`: always a route."""
         await trio.lowlevel.checkpoint()
-        data = QueueData(self.address, self.queues, self.queues, READ | WRITE)
+        queues = 1 if topic.startswith(RETRY_PREFIX) else self.queues
+        data = QueueData(self.address, queues, queues, READ | WRITE)
         return TopicRoute({self.address: {MASTER_ID: self.address}}, (data,))
 
 

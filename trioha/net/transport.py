@@ -117,7 +117,7 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             raise self._translated(error) from error
 
     async def send_all_parts(self, parts: list[bytes | memoryview]) -> None:
-        """Send all of `parts`, as `send_all_parts`."""
+        """As the function `send_all_parts` of this module."""
         await self.checkpoint_if_due()
         while parts:
             sent_bytes = self.send_parts_now(parts)

@@ -1,0 +1,59 @@
+"""Retries on a real node: delays, the number of retries, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.interop.node import TriohaNode
+from tests.interop.test_consumers import free_port
+from trioha.client.cluster import open_cluster
+from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.messages import Message
+from trioha.client.producer import open_producer
+
+pytestmark = [pytest.mark.process]
+
+FIRST = StartAt(Start.FIRST)
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[str]:
+    """The name server of a node with short delays."""
+    address = f"127.0.0.1:{free_port()}"
+    settings: dict[str, Any] = {
+        "namesrvAddr": address, "trioha.withNamesrv": "true", "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
+    }  # fmt: skip
+    node = TriohaNode(tmp_path / "store", role="ASYNC_MASTER", **settings)
+    yield address
+    node.kill()
+
+
+async def test_a_message_is_retried_so_often_and_is_a_dead_letter_then(name_server: str) -> None:
+    consumer_settings = ConsumerSettings("Orders", group="g", start_at=FIRST, reconsume_times_max=2)
+    received: list[tuple[bytes, int, str]] = []
+    with trio.fail_after(60):
+        async with open_cluster(name_servers=(name_server,)) as cluster:
+            async with open_producer(cluster) as producer:
+                for number in range(3):
+                    await producer.send(Message("Orders", b"m%d" % number))
+            async with open_consumer(cluster, consumer_settings) as consumer:
+                while len(received) < 5:
+                    for message in await consumer.receive():
+                        received.append((message.body, message.reconsume_times, message.topic))
+                        if message.body == b"m1":
+                            await consumer.send_back(message)
+                        else:
+                            consumer.acknowledge((message,))
+            dead_settings = ConsumerSettings("%DLQ%g", start_at=FIRST)
+            async with open_consumer(cluster, dead_settings) as dead_letters:
+                (dead,) = await dead_letters.receive()
+    assert sorted(received) == [
+        (b"m0", 0, "Orders"), (b"m1", 0, "Orders"), (b"m1", 1, "Orders"), (b"m1", 2, "Orders"),
+        (b"m2", 0, "Orders"),
+    ]  # fmt: skip
+    assert (dead.body, dead.reconsume_times) == (b"m1", 3)
