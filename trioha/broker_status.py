@@ -172,6 +172,9 @@ class BrokerStatus:
     table: BrokerRuntimeInfo = BrokerRuntimeInfo()
     files: int | None = None
     """Files of the log; only trioha reports it."""
+    acl_refusals: int | None = None
+    """Requests that access control refused since the start; None without access control. Only trioha reports
+    it."""
     warnings: tuple[str, ...] = ()
     """What the broker warns of in its own configuration; only trioha reports it."""
 

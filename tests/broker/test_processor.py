@@ -454,6 +454,15 @@ async def test_runtime_info_has_the_counters_of_clients(broker):
     assert len([key for key in table if key.startswith("trioha.clients.")]) == len(fields(ServerStatistics))
 
 
+async def test_refusals_of_access_control_are_in_runtime_info_and_ha_status(broker):
+    broker.info.client_statistics = ServerStatistics
+    broker.info.acl_refusals = lambda: 7
+    answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    assert json.loads(bytes(answer.body))["table"]["trioha.clients.aclRefusals"] == "7"
+    answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))
+    assert json.loads(bytes(answer.body))["trioha"]["aclRefusals"] == 7
+
+
 @pytest.mark.parametrize("code", [11, 315, 999, -5])
 async def test_other_request_codes_are_not_supported(broker, code):
     answer = await broker.ask(request(code))

@@ -53,8 +53,11 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start: Callabl
     refused = sent(node.listen_address)
     assert refused["statuses"] == {"SYSTEM_ERROR": 3}
     assert "No accessKey is configured" in refused["remarks"]["SYSTEM_ERROR"]
+    found = run_trioha("status", "--json", "--credentials", tools, node.listen_address)
+    assert json.loads(found.stdout)["brokers"][0]["aclRefusals"] == 3
+    shown = run_trioha("status", "--credentials", tools, node.listen_address)
+    assert "requests refused by access control: 3" in " ".join(shown.stdout.split())
     assert run_trioha("status", node.listen_address).exit_code == 1
-    assert run_trioha("status", "--credentials", tools, node.listen_address).exit_code == 0
 
     rules.write_text("accounts: [")
     wait_until(lambda: "the rules of access control stay as they were" in node.log())

@@ -65,6 +65,8 @@ class BrokerInfo:
         """Of the pulls, whose processor is built after this object."""
         self.delay_progress: Callable[[], Sequence[DelayProgress]] = tuple
         """Of the delay levels, whose delivery is built after this object; none on a slave."""
+        self.acl_refusals: Callable[[], int | None] = lambda: None
+        """Requests that access control refused; it is built after this object."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -94,6 +96,7 @@ class BrokerInfo:
             ended_connections=statistics.closed,
             probes=probes,
             files=len(commit_log.files),
+            acl_refusals=self.acl_refusals(),
         )
 
     def ha_status_body(self) -> bytes:
@@ -166,6 +169,8 @@ class BrokerInfo:
         if self.client_statistics is None:
             return {}
         counters = asdict(self.client_statistics())
+        if (acl_refusals := self.acl_refusals()) is not None:
+            counters["acl_refusals"] = acl_refusals
         return {f"{CLIENTS_PREFIX}{camel_case(name)}": str(number) for name, number in counters.items()}
 
     async def _disk_usage(self) -> tuple[int, int, int]:

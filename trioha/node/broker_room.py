@@ -27,6 +27,7 @@ from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels
@@ -122,9 +123,11 @@ class BrokerRoom:
                 **transactions.handlers,
             },
         )
-        server = RemotingServer(
-            security.guarded(processor), limits=server_limits(config, budget), tls=security.tls
-        )
+        handler: Handler = processor
+        if (control := security.access_control(processor)) is not None:
+            handler = control
+            info.acl_refusals = lambda: control.refused
+        server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

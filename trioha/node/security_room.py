@@ -47,10 +47,10 @@ class SecurityRoom:
         client_tls = await run_in_thread(partial(_client_tls, config))
         return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
 
-    def guarded(self, handler: Handler) -> Handler:
-        """The handler behind access control, if that is enabled."""
+    def access_control(self, handler: Handler) -> AccessControl | None:
+        """Access control in front of `handler`; None if it is not enabled."""
         if self.acl is None:
-            return handler
+            return None
         control = AccessControl(self.acl.rules, handler)
         self.acl.on_change = control.replace
         return control

@@ -90,6 +90,7 @@ _BROKER_KEYS: Final = {
     "probes": "probes",
     "settings": "settings",
     "files": "files",
+    "acl_refusals": "aclRefusals",
     "warnings": "warnings",
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
