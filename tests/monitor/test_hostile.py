@@ -27,6 +27,9 @@ TIMES = FeedTimes(
 
 SLOWER = evolve(TIMES, interval_s=0.05, refresh_s=0.1)
 
+CONNECTED = {Health.UP, Health.LATE}
+"""On a busy machine an answer may take longer than a second; a node whose connection ended is DOWN."""
+
 
 class HostileNode:
     """Answers each request for its status with the next body, in a cycle."""
@@ -80,8 +83,8 @@ async def test_a_hostile_answer_ends_its_own_connection_only() -> None:
         with trio.fail_after(100):
             await node.all_told.wait()
         nursery.cancel_scope.cancel()
-    assert healths <= {Health.CONNECTING, Health.UP}
-    assert views[0].nodes[0].health is Health.UP
+    assert healths <= CONNECTED | {Health.CONNECTING}
+    assert views[0].nodes[0].health in CONNECTED
     assert len(faults) > 10
     assert BORDER.bugs == bugs
 
@@ -119,7 +122,8 @@ def test_no_hostile_text_ends_the_application_or_leaves_its_cell() -> None:
                     assert_drawn_in_cells(pilot, size=(120, 40))
                 honest_node = view.node(f"127.0.0.1:{honest_ports[0]}")
                 assert honest_node is not None
-                assert (honest_node.health, honest_node.log.max_offset) == (Health.UP, 5000)
+                assert honest_node.health in CONNECTED
+                assert honest_node.log.max_offset == 5000
             assert app.is_running
 
     asyncio.run(run())
