@@ -37,6 +37,8 @@ class RocketClients:
                     f"-Dlogback.configurationFile={home / 'logback.xml'}",
                     f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
                     "-Drocketmq.client.logUseSlf4j=true",
+                    # A consumer whose offsets were reset waits for the next rebalancing, 20 s by default.
+                    "-Drocketmq.client.rebalance.waitInterval=2000",
                     "-cp", client_class_path(version), "interop.ClientDriver",
                 ],
                 stdin=subprocess.PIPE,

@@ -11,6 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -90,13 +91,37 @@ public final class ClientDriver {
                 ((List<?>) field.get(null)).clear();
             }
         }
+        Thread waker = waker(Thread.getAllStackTraces().keySet());
         try {
             MQAdminStartup.main0(arguments, null);
         } finally {
+            waker.interrupt();
+            waker.join();
             System.out.flush();
             System.setOut(before);
         }
         return printed.toString("UTF-8");
+    }
+
+    /** Ends the waits of a command that shuts its client down: 5.x waits up to 3 s for a thread that waits for events. */
+    private static Thread waker(Set<Thread> others) {
+        Thread waker = new Thread(() -> {
+            try {
+                while (true) {
+                    Thread.sleep(100);
+                    for (Thread thread : Thread.getAllStackTraces().keySet()) {
+                        if (thread.getName().startsWith("NettyEventExecutor") && !others.contains(thread)) {
+                            thread.interrupt();
+                        }
+                    }
+                }
+            } catch (InterruptedException ended) {
+                Thread.currentThread().interrupt();
+            }
+        }, "waker");
+        waker.setDaemon(true);
+        waker.start();
+        return waker;
     }
 
     /** Sends messages one by one: a line for each with its status, broker and queue. */
