@@ -71,6 +71,25 @@ async def test_every_retry_waits_a_level_longer_and_names_the_first_message(brok
     assert levels == [3, 4, 5, 6]
 
 
+async def test_messages_sent_back_are_counted_by_group_and_first_topic(broker, nursery, autojump_clock):
+    counted = []
+    broker.send_back_processor.on_stored = lambda group, topic: counted.append((group, topic))
+    await broker.send()
+    await broker.send_back(delay_level=1)
+    # Also that of a retry, which is in another topic.
+    await broker.send_back(broker.records()[-1].physical_offset, delay_level=1)
+    await broker.send_back(1 << 40)
+    assert counted == [(GROUP, TOPIC)] * 2
+
+
+async def test_nothing_is_sent_back_to_a_broker_without_write_permission(broker, autojump_clock):
+    await broker.send()
+    broker.send_back_processor.configure(broker_permission=4)
+    assert (await broker.send_back()).code == ResponseCode.NO_PERMISSION
+    broker.send_back_processor.configure(broker_permission=6)
+    assert (await broker.send_back()).code == ResponseCode.SUCCESS
+
+
 @pytest.mark.parametrize(("asked", "given"), [(1, 1), (5, 5), (99, 18), (0, 3)])
 async def test_the_consumer_may_choose_the_delay_level(broker, asked, given, autojump_clock):
     await broker.send()

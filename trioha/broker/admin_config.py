@@ -88,7 +88,8 @@ class AdminConfig:
             except RefusedChange as refused:
                 raise BadRequestError(str(refused), code=ResponseCode.NO_PERMISSION) from None
             except ConfigError as error:
-                raise BadRequestError(str(error)) from None
+                # Several problems have a line each; a remark is one line.
+                raise BadRequestError("; ".join(str(error).splitlines())) from None
             except OSError as error:
                 raise BadRequestError(f"{file.path} cannot be written: {error.strerror or error}") from error
         log.info(

@@ -18,7 +18,7 @@ from attrs import frozen
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPoll, LongPolls
-from trioha.broker.stats import MidnightTotals, RateWindows, local_date
+from trioha.broker.rates import MidnightTotals, RateWindows, local_date
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup

@@ -8,7 +8,7 @@ from itertools import count
 import trio
 from attrs import define, field, frozen
 
-from trioha.broker.stats import MidnightTotals, RateWindows, local_date
+from trioha.broker.rates import MidnightTotals, RateWindows, local_date
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog

@@ -1,4 +1,7 @@
-"""Rates over the last 10 s, 60 s and 600 s, as RocketMQ's runtime info gives them."""
+"""Rates of the broker over the last 10 s, 60 s and 600 s, and its totals at midnight, for its runtime info.
+
+`traffic.py` has messages by topic and group, over a minute, an hour and a day.
+"""
 
 from __future__ import annotations
 
