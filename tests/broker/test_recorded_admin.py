@@ -35,6 +35,7 @@ from trioha.node.metadata_room import metadata_settings
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import StoreRoom
 from trioha.remoting.address import Address
+from trioha.remoting.client import NO_SECURITY
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, response_to
 from trioha.remoting.fastjson import parse_json
@@ -72,7 +73,7 @@ class Master:
             self.store,
             metadata=self.metadata,
             ha=ha,
-            security=SecurityRoom(None, None, None, None),
+            security=SecurityRoom(tls=None, acl=None, client=NO_SECURITY),
             ha_address=Address("127.0.0.1", 10912),
             sink=Events(),
             budget=budget,
