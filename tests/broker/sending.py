@@ -24,7 +24,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.remoting.serving import Peer
 from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.message_properties import encode_properties
+from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, decode_record
@@ -47,6 +47,11 @@ class WallClock:
 
     def time_ns(self) -> int:
         return self.now_ms() * 1_000_000
+
+
+def properties_of(record):
+    """The properties of a record, as a dict."""
+    return parse_properties(record.properties_raw)
 
 
 class WrittenTopics(TopicTable):
@@ -92,7 +97,12 @@ class Sending:
         self.ordered = set()
         self.retries = Retries(self.topics, self.groups, consumes_in_order=self.ordered.__contains__)
         self.send_back_processor = SendBackProcessor(
-            self.store.reads, self.puts, self.retries, self.topics, delay_levels=delay_levels
+            self.store.reads,
+            self.puts,
+            self.retries,
+            self.topics,
+            broker_ip="192.0.2.1",
+            delay_levels=delay_levels,
         )
         self.processor = BrokerProcessor(
             send=SendProcessor(
@@ -100,6 +110,7 @@ class Sending:
                 topics=self.topics,
                 retries=self.retries,
                 cluster_name="cluster",
+                broker_ip="192.0.2.1",
                 delay_levels=delay_levels,
             ),
             info=None,

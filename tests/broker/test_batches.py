@@ -6,13 +6,12 @@ from struct import pack
 
 import pytest
 
-from tests.broker.sending import PEER, TOPIC, Sending, WallClock
+from tests.broker.sending import PEER, TOPIC, Sending, properties_of
 from tests.remoting.recorded import VECTORS, commands
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.message_batch import encode_batch_body, parse_batch
 from trioha.remoting.send_message import SendMessageResponseHeader
-from trioha.store.message_properties import parse_properties
 from trioha.store.messages import BatchItem, MessageBatch
 from trioha.store.record import Host
 
@@ -25,19 +24,8 @@ BATCH = encode_batch_body(ITEMS)
 
 
 @pytest.fixture
-def wall(monkeypatch):
-    clock = WallClock()
-    monkeypatch.setattr("trioha.store.commit_log.time", clock)
-    return clock
-
-
-@pytest.fixture
 async def broker(tmp_path, wall):
     return Sending(tmp_path, wall)
-
-
-def properties_of(record):
-    return parse_properties(record.properties_raw)
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE])

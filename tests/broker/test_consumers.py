@@ -293,6 +293,20 @@ async def test_a_client_that_comes_back_renews_its_locks(broker, autojump_clock)
     assert await lock(broker, "c2", 0, peer=OTHER) == []
 
 
+async def test_a_group_has_locks_until_they_are_given_up_or_their_lease_is_over(broker, autojump_clock):
+    locks = broker.room.locks
+    await lock(broker, "c1", 0, 1)
+    assert (locks.has_locks(GROUP), locks.has_locks("second")) == (True, False)
+    await lock(broker, "c1", 0, code=RequestCode.UNLOCK_BATCH_MQ)
+    assert locks.has_locks(GROUP)
+    await trio.sleep(LEASE_S + 1)
+    assert not locks.has_locks(GROUP)
+    await lock(broker, "c1", 1)
+    await lock(broker, "c1", 1, code=RequestCode.UNLOCK_BATCH_MQ)
+    assert not locks.has_locks(GROUP)
+    assert not locks._by_group
+
+
 async def test_locks_have_a_maximum(tmp_path):
     broker = Broker(tmp_path, queue_locks_max=3)
     assert await lock(broker, "c1", 0, 1) == [0, 1]

@@ -4,7 +4,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.broker.sending import START_MS, TOPIC, Sending, WallClock
+from tests.broker.sending import START_MS, TOPIC, Sending
 from tests.ha.support import settled
 from tests.store.support import VECTORS, copy_store, expected
 from trioha.broker.delayed_delivery import CLOCK_CHECK_S, RETRY_S, SLICE_MESSAGES
@@ -17,13 +17,6 @@ from trioha.store.message_properties import parse_properties
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Host, decode_record
 from trioha.store.record_layout import BORN_HOST_V6
-
-
-@pytest.fixture
-def wall(monkeypatch):
-    clock = WallClock()
-    monkeypatch.setattr("trioha.store.commit_log.time", clock)
-    return clock
 
 
 @pytest.fixture
@@ -192,16 +185,16 @@ async def test_a_put_that_is_refused_for_now_is_tried_again_and_its_level_waits(
      b"REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010\x02", b"REAL_TOPIC\x01a/b\x02REAL_QID\x010\x02",
      b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02"],
 )  # fmt: skip
-async def test_a_record_that_names_no_queue_is_passed_over(broker, nursery, properties, autojump_clock):
+async def test_a_record_that_names_no_queue_is_skipped(broker, nursery, properties, autojump_clock):
     nursery.start_soon(broker.delivery.run)
     broker.put(b"bad", topic="SCHEDULE_TOPIC_XXXX", properties=properties)
     await broker.delayed(1, b"good")
     await trio.sleep(3)
     assert [body for _, body in broker.deliveries if body == b"good"] == [b"good"]
-    assert (broker.offsets.find(1), broker.delivery.passed_over) == (2, 1)
+    assert (broker.offsets.find(1), broker.delivery.skipped) == (2, 1)
 
 
-async def test_a_damaged_message_is_passed_over(broker, nursery, autojump_clock):
+async def test_a_damaged_message_is_skipped(broker, nursery, autojump_clock):
     nursery.start_soon(broker.delivery.run)
     await broker.delayed(1, b"damaged")
     await broker.delayed(1, b"good")
@@ -209,7 +202,7 @@ async def test_a_damaged_message_is_passed_over(broker, nursery, autojump_clock)
     at = bytes(view[:1000]).index(b"damaged")
     view[at : at + 1] = b"D"
     await trio.sleep(3)
-    assert (broker.deliveries, broker.delivery.passed_over) == ([(1.0, b"good")], 1)
+    assert (broker.deliveries, broker.delivery.skipped) == ([(1.0, b"good")], 1)
 
 
 async def test_an_ipv6_producer_stays_the_messages_born_host(broker, nursery, autojump_clock):
@@ -256,7 +249,7 @@ async def test_a_clock_that_is_set_back_while_a_message_waits_does_not_hold_it_u
     assert broker.deliveries == [(CLOCK_CHECK_S, b"five")]
 
 
-async def test_an_entry_that_names_another_record_is_passed_over(broker, nursery, autojump_clock):
+async def test_an_entry_that_names_another_record_is_skipped(broker, nursery, autojump_clock):
     nursery.start_soon(broker.delivery.run)
     await broker.send(b"first", properties={"REAL_TOPIC": TOPIC, "REAL_QID": "0"})
     first = broker.records()[0]
@@ -268,7 +261,7 @@ async def test_an_entry_that_names_another_record_is_passed_over(broker, nursery
     broker.delivery.arrived([queue])
     await trio.sleep(10)
     assert broker.deliveries == [(0.0, b"first")]
-    assert (broker.delivery.passed_over, broker.offsets.find(1)) == (2, 2)
+    assert (broker.delivery.skipped, broker.offsets.find(1)) == (2, 2)
 
 
 async def test_a_queue_that_cannot_be_read_is_read_again_later(broker, nursery, monkeypatch, autojump_clock):

@@ -7,7 +7,7 @@ from struct import pack
 
 import pytest
 import trio
-from attrs import fields
+from attrs import evolve, fields
 
 from tests.ha.support import Events, connected, make_master, settled
 from tests.store.support import open_store
@@ -24,7 +24,7 @@ from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
 from trioha.recording.events import Kind
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.send_message import SendMessageRequestHeader, SendMessageResponseHeader
@@ -100,6 +100,7 @@ class Broker:
             topics=self.topics,
             retries=Retries(self.topics, GroupTable()),
             cluster_name="cluster",
+            broker_ip="192.0.2.1",
             delay_levels=DelayLevels(delay_levels),
         )
         self.processor = BrokerProcessor(
@@ -112,7 +113,9 @@ class Broker:
         answer = self.processor(command, PEER)
         return answer if isinstance(answer, RemotingCommand) else await answer
 
-    async def send(self, *, code=RequestCode.SEND_MESSAGE_V2, body=b"hello", **changes):
+    async def send(
+        self, *, code=RequestCode.SEND_MESSAGE_V2, body=b"hello", version=Version.V4_9_7, **changes
+    ):
         fields = {
             "producer_group": "group",
             "topic": "Orders",
@@ -130,7 +133,7 @@ class Broker:
             from trioha.remoting.send_message import _LONG_NAMES
 
             ext = {_LONG_NAMES[name]: value for name, value in ext.items()}
-        return await self.ask(request(code, ext_fields=ext, body=body))
+        return await self.ask(evolve(request(code, ext_fields=ext, body=body), version=version))
 
     def stored(self, offset=0):
         record = decode_record(self.log.read(offset, 65536))
@@ -175,6 +178,17 @@ async def test_a_send_makes_its_topic_and_is_answered_when_the_topic_is_in_its_f
     # The topic is known now, and nothing is waited for.
     await send("Made")
     assert (answers[1].code, topics.changed_at) == (ResponseCode.SUCCESS, {"Other": 2})
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(Version.V4_9_7, ResponseCode.SYSTEM_ERROR), (Version.V5_0_0, ResponseCode.INVALID_PARAMETER)],
+)
+@pytest.mark.parametrize("changes", [{"queue_id": 99}, {"topic": ""}, {"topic": "a b"}, {"topic": "t" * 128}])
+async def test_an_invalid_parameter_has_the_code_of_the_senders_version(broker, changes, version, code):
+    answer = await broker.send(version=version, **changes)
+    assert answer.code == code
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ import json
 import pytest
 import trio
 
-from tests.broker.sending import GROUP, TOPIC, Sending, WallClock
+from tests.broker.sending import GROUP, TOPIC, Sending, properties_of
 from tests.remoting.recorded import VECTORS, commands
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import TopicConfig, TopicTable
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.send_back import SendBackRequest
-from trioha.store.message_properties import parse_properties
 from trioha.store.put_status import PutStatus
 from trioha.store.record import offset_message_id
 
@@ -21,19 +20,8 @@ LEVELS = " ".join(["1s"] * 18)
 
 
 @pytest.fixture
-def wall(monkeypatch):
-    clock = WallClock()
-    monkeypatch.setattr("trioha.store.commit_log.time", clock)
-    return clock
-
-
-@pytest.fixture
 async def broker(tmp_path, wall):
     return Sending(tmp_path, wall, levels=LEVELS)
-
-
-def properties_of(record):
-    return parse_properties(record.properties_raw)
 
 
 async def test_a_failed_message_is_delivered_to_the_retry_topic_when_its_delay_is_over(

@@ -92,6 +92,7 @@ class Master:
             topics=self.metadata.topics,
             retries=Retries(self.metadata.topics, self.metadata.groups),
             cluster_name="cluster",
+            broker_ip="192.0.2.1",
             delay_levels=DelayLevels(DEFAULT_DELAY_LEVELS),
             prepare=self.service.prepare,
         )

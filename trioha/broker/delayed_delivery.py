@@ -13,7 +13,7 @@ stands still: no sleep is longer than `CLOCK_CHECK_S`. A message that seems to b
 delay from now is due at once: the clock or messageDelayLevel has changed.
 
 A put that is refused for now (a full disk, too few slaves) is tried again after `RETRY_S`, and the level
-waits. A record that cannot be delivered, now or later, is logged and passed over.
+waits. A record that cannot be delivered, now or later, is logged and skipped.
 
 Only a master delivers: the records reach slaves by replication.
 """
@@ -101,7 +101,7 @@ class DelayedDelivery:
         """Set when a level is to be looked at earlier than `run` sleeps for."""
         self.delivered = 0
         """Messages delivered since the start."""
-        self.passed_over = 0
+        self.skipped = 0
         """Records that could not be delivered."""
         for queue in store.queues:
             if queue.topic == SCHEDULE_TOPIC:
@@ -195,7 +195,7 @@ class DelayedDelivery:
         return entry.tags_code if self._is_credible(level, entry.tags_code, now_ms) else now_ms
 
     def _deliver(self, level: _Level, entry: Entry) -> bool:
-        """Whether the entry is done: its message was put, or is passed over for good."""
+        """Whether the entry is done: its message was put, or is skipped."""
         if entry.is_blank:
             return True
         view = self._store.reads.record_at(entry.physical_offset)
@@ -208,7 +208,7 @@ class DelayedDelivery:
                 raise ValueError(f"the record there is of topic {record.topic!r}")
             message = delivered(record)
         except (RecordError, ValueError) as error:
-            self._pass_over(entry, str(error))
+            self._skip(entry, str(error))
             return True
         result = self._puts.put(message, wait_store_ok=False)
         assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
@@ -220,7 +220,7 @@ class DelayedDelivery:
             return True
         reason = result.append.reason or result.status.name
         if result.status in _REFUSED_FOR_GOOD:
-            self._pass_over(entry, reason)
+            self._skip(entry, reason)
             return True
         self._stall(level, reason)
         return False
@@ -230,6 +230,6 @@ class DelayedDelivery:
             level.is_stalled = True
             log.error("delayed messages cannot be delivered now", level=level.level, reason=reason)
 
-    def _pass_over(self, entry: Entry, reason: str) -> None:
-        self.passed_over += 1
+    def _skip(self, entry: Entry, reason: str) -> None:
+        self.skipped += 1
         log.error("delayed message cannot be delivered", offset=entry.physical_offset, reason=reason)

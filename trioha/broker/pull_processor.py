@@ -19,6 +19,7 @@ from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPoll, LongPolls
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
+from trioha.broker.remarks import SEE_FAQ
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
@@ -33,7 +34,6 @@ from trioha.remoting.subscriptions import TAG, Subscription
 from trioha.store.message_store import MessageStore
 from trioha.store.reads import GetResult, GetStatus, ReadLimits
 
-SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 SUSPEND_S_MAX: Final = 90.0
 """A connection without traffic is closed after 120 s."""
 MASTER_ID: Final = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 from attrs import define, frozen
@@ -47,6 +47,7 @@ class MessageQueue:
 
 
 _Key = tuple[str, str, int]
+_Owner = TypeVar("_Owner", str, int)
 
 
 @define
@@ -60,6 +61,13 @@ class _Lock:
         return now_s > self.renewed_s + self.lease_s
 
 
+def _discard(index: defaultdict[_Owner, set[_Key]], of: _Owner, key: _Key) -> None:
+    keys = index[of]
+    keys.discard(key)
+    if not keys:
+        del index[of]
+
+
 class QueueLocks:
     """All locks of a broker. Run it."""
 
@@ -68,6 +76,7 @@ class QueueLocks:
         self._locks: dict[_Key, _Lock] = {}
         """By group, topic and queue id."""
         self._by_connection: defaultdict[int, set[_Key]] = defaultdict(set)
+        self._by_group: defaultdict[str, set[_Key]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -95,12 +104,13 @@ class QueueLocks:
             self._remove(key)
         self._locks[key] = _Lock(client_id, connection, now_s, LEASE_S)
         self._by_connection[connection].add(key)
+        self._by_group[key[0]].add(key)
         return True
 
     def has_locks(self, group: str) -> bool:
         """Whether the group consumes in order: a client of it holds a lock."""
         now_s = trio.current_time()
-        return any(key[0] == group and not lock.is_over(now_s) for key, lock in self._locks.items())
+        return any(not self._locks[key].is_over(now_s) for key in self._by_group.get(group, ()))
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Give up the client's locks of these queues."""
@@ -117,10 +127,8 @@ class QueueLocks:
 
     def _remove(self, key: _Key) -> None:
         lock = self._locks.pop(key)
-        keys = self._by_connection[lock.connection]
-        keys.discard(key)
-        if not keys:
-            del self._by_connection[lock.connection]
+        _discard(self._by_connection, lock.connection, key)
+        _discard(self._by_group, key[0], key)
 
     async def run(self) -> None:
         """Remove expired locks, until cancelled."""

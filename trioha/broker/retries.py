@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from trioha.broker.remarks import SEE_FAQ, topic_refuses_sends
 from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import (
@@ -23,7 +24,6 @@ from trioha.metadata.topics import (
 from trioha.remoting.codes import ResponseCode, Version
 from trioha.remoting.command import BadRequestError
 
-SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 DEAD_LETTER_QUEUES: Final = 1
 UNIT_SUBSCRIPTION: Final = 2
 """Bit of topicSysFlag: the topic's consumers are in unit mode."""
@@ -76,9 +76,7 @@ class Retries:
         except (TableFull, ValueError) as error:
             raise BadRequestError(str(error)) from None
         if not topic.is_writable:
-            raise BadRequestError(
-                f"the topic[{name}] sending message is forbidden", code=ResponseCode.NO_PERMISSION
-            )
+            raise topic_refuses_sends(name)
         return topic
 
     def topic_of_send(

@@ -19,6 +19,7 @@ from typing import Final
 
 from trioha.broker.delayed_messages import DELAY, scheduled
 from trioha.broker.puts import PutResult, PutService
+from trioha.broker.remarks import broker_refuses_sends
 from trioha.broker.retries import Retries, allowed_retries
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
@@ -56,13 +57,16 @@ class SendBackProcessor:
         retries: Retries,
         topics: TopicTable,
         *,
+        broker_ip: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
     ) -> None:
+        """`broker_ip`: brokerIP1, for remarks."""
         self._reads = reads
         self._puts = puts
         self._retries = retries
         self._topics = topics
+        self._broker_ip = broker_ip
         self._delay_levels = delay_levels
         self._is_writable = broker_permission & Perm.WRITE != 0
         self.on_stored: OnStored = _not_counted
@@ -83,7 +87,7 @@ class SendBackProcessor:
             raise BadRequestError(PutStatus.SERVICE_NOT_AVAILABLE.name)
         group = self._retries.group(header.group)
         if not self._is_writable:
-            raise BadRequestError("the broker sending message is forbidden", code=ResponseCode.NO_PERMISSION)
+            raise broker_refuses_sends(self._broker_ip)
         if group.retry_queue_nums <= 0:
             return response_to(request, ResponseCode.SUCCESS)
         origin, topic, message = self._message(header, group, version=request.version)

@@ -10,6 +10,7 @@ from typing import Final
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
 from trioha.broker.half_messages import HALF_TOPIC, is_half_message
 from trioha.broker.puts import PutResult, PutService
+from trioha.broker.remarks import SEE_FAQ, broker_refuses_sends, topic_refuses_sends
 from trioha.broker.retries import Retries
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.table import TableFull
@@ -32,9 +33,6 @@ from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
 from trioha.store.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from trioha.watermark import Watermark
-
-SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
-"""End of some remarks of 4.9."""
 
 FORBIDDEN_TOPICS: Final = frozenset(
     {
@@ -67,15 +65,17 @@ class SendProcessor:
         topics: TopicTable,
         retries: Retries,
         cluster_name: str,
+        broker_ip: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
         prepare: Prepare | None = None,
     ) -> None:
-        """`delay_levels`: those of messageDelayLevel, which the dispatcher uses for due times; `prepare`:
-        None refuses transactions."""
+        """`broker_ip`: brokerIP1, for remarks; `delay_levels`: those of messageDelayLevel, which the
+        dispatcher uses for due times; `prepare`: None refuses transactions."""
         self._puts = puts
         self._topics = topics
         self._retries = retries
+        self._broker_ip = broker_ip
         self._is_writable = broker_permission & Perm.WRITE != 0
         self._delay_levels = delay_levels
         self._prepare = prepare
@@ -225,14 +225,12 @@ class SendProcessor:
             # A slave has its master's topics and refuses the put.
             return max(0, header.queue_id)
         if not self._is_writable:
-            raise BadRequestError("the broker sending message is forbidden", code=ResponseCode.NO_PERMISSION)
+            raise broker_refuses_sends(self._broker_ip)
         topic = self._topics.find(header.topic)
         if topic is None:
             topic = self._make_topic(header)
         if not topic.is_writable:
-            raise BadRequestError(
-                f"the topic[{topic.name}] sending message is forbidden", code=ResponseCode.NO_PERMISSION
-            )
+            raise topic_refuses_sends(topic.name)
         queue_id = header.queue_id
         if 0 <= queue_id < topic.queue_nums:
             return queue_id
@@ -240,7 +238,7 @@ class SendProcessor:
             return random.randrange(topic.write_queue_nums)
         raise BadRequestError(
             f"request queueId[{queue_id}] is illegal, {describe_topic(topic)} Producer: {peer.address}",
-            code=ResponseCode.SYSTEM_ERROR,
+            code=ResponseCode.INVALID_PARAMETER,
         )
 
     def _make_topic(self, header: SendMessageRequestHeader) -> TopicConfig:

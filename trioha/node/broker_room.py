@@ -90,6 +90,7 @@ class BrokerRoom:
             topics=metadata.topics,
             retries=retries,
             broker_permission=config.broker_permission,
+            broker_ip=config.broker_ip1,
             cluster_name=config.broker_cluster_name,
             delay_levels=delay_levels,
             prepare=transactions.prepare,
@@ -99,6 +100,7 @@ class BrokerRoom:
             puts,
             retries,
             metadata.topics,
+            broker_ip=config.broker_ip1,
             delay_levels=delay_levels,
             broker_permission=config.broker_permission,
         )

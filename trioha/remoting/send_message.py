@@ -26,7 +26,7 @@ from attrs import frozen
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I32, I64, NATURAL32, Range, parse_int
 from trioha.recording.events import PutStatus
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
 
 TOPIC_CHARS_MAX: Final = 127
@@ -224,8 +224,15 @@ def send_response(
 
 
 def refused_send(asked: RemotingCommand, error: BadRequestError) -> RemotingCommand:
-    """The response to a send that was refused before it was put."""
-    return response_to(asked, error.code, remark=error.reason, ext_fields=SEND_RESPONSE_FIELDS)
+    """The response to a send that was refused before it was put.
+
+    An invalid parameter has the code of the sender's version: producers of 4.9 do not know INVALID_PARAMETER,
+    those of 5.x would try again after SYSTEM_ERROR.
+    """
+    code = error.code
+    if code == ResponseCode.INVALID_PARAMETER and asked.version < Version.V5_0_0:
+        code = ResponseCode.SYSTEM_ERROR
+    return response_to(asked, code, remark=error.reason, ext_fields=SEND_RESPONSE_FIELDS)
 
 
 PUT_STATUS_CODES: Final[Mapping[PutStatus, ResponseCode]] = MappingProxyType(
@@ -305,14 +312,21 @@ def _number(name: str, text: str, within: Range = I32) -> int:
 
 @lru_cache(maxsize=4096)
 def _check_topic(topic: str) -> None:
-    chars_max = RETRY_TOPIC_CHARS_MAX if topic.startswith(RETRY_TOPIC_PREFIX) else TOPIC_CHARS_MAX
+    is_retry = topic.startswith(RETRY_TOPIC_PREFIX)
+    chars_max = RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX
     if not topic:
-        raise BadRequestError("The specified topic is blank.")
-    if len(topic) > chars_max:
-        raise BadRequestError(
-            f"The specified topic: {topic[:300]}, is longer than topic max length: {chars_max}"
+        reason = "The specified topic is blank."
+    elif len(topic) > chars_max and is_retry:
+        reason = (
+            f"The specified topic is DLQ or Retry topic: {topic[:300]}, "
+            f"and it's longer than topic max length: {chars_max}"
         )
-    if not _TOPIC.fullmatch(topic):
-        raise BadRequestError(
+    elif len(topic) > chars_max:
+        reason = f"The specified topic: {topic[:300]}, is longer than topic max length: {chars_max}"
+    elif not _TOPIC.fullmatch(topic):
+        reason = (
             f"The specified topic: {topic}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
         )
+    else:
+        return
+    raise BadRequestError(reason, code=ResponseCode.INVALID_PARAMETER)

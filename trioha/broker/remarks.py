@@ -1,0 +1,25 @@
+"""Remarks of RocketMQ's brokers that several requests are refused with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError
+
+SEE_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+"""End of some remarks of 4.9."""
+
+
+def broker_refuses_sends(broker_ip: str) -> BadRequestError:
+    """brokerPermission does not let clients write."""
+    return BadRequestError(
+        f"the broker[{broker_ip}] sending message is forbidden", code=ResponseCode.NO_PERMISSION
+    )
+
+
+def topic_refuses_sends(topic: str) -> BadRequestError:
+    """The topic's permission does not let clients write."""
+    return BadRequestError(
+        f"the topic[{topic}] sending message is forbidden", code=ResponseCode.NO_PERMISSION
+    )
