@@ -102,7 +102,7 @@ def _batch_body(chance: random.Random) -> bytes:
         BatchItem(_message_body(chance), chance.choice((b"", b"TAGS\x01tag\x02", b"KEYS\x01a b")))
         for _ in range(chance.choice((1, 1, 3, 20)))
     ]
-    return _damaged(encode_batch_body(items), chance)
+    return damaged(encode_batch_body(items), chance)
 
 
 _SEND: Final = (
@@ -148,7 +148,7 @@ def _heartbeat(chance: random.Random) -> bytes:
         for _ in range(chance.choice((0, 1, 3)))
     ]
     body = {"clientID": f"c{chance.randrange(9)}", "producerDataSet": [], "consumerDataSet": groups}
-    return _damaged(json.dumps(body).encode(), chance)
+    return damaged(json.dumps(body).encode(), chance)
 
 
 def _locks(chance: random.Random) -> bytes:
@@ -157,17 +157,17 @@ def _locks(chance: random.Random) -> bytes:
         for _ in range(chance.choice((0, 1, 5)))
     ]
     body = {"clientId": f"c{chance.randrange(9)}", "consumerGroup": "group", "mqSet": queues}
-    return _damaged(json.dumps(body).encode(), chance)
+    return damaged(json.dumps(body).encode(), chance)
 
 
 def _client_config(chance: random.Random) -> bytes:
     data = {"topic": "TopicHostile", "subString": "a", "expressionType": chance.choice(("TAG", "SQL92"))}
-    return _damaged(json.dumps({"clientId": "c", "group": "g", "subscriptionData": data}).encode(), chance)
+    return damaged(json.dumps({"clientId": "c", "group": "g", "subscriptionData": data}).encode(), chance)
 
 
 def _subscription_group(chance: random.Random) -> bytes:
     body = {"groupName": f"group-admin-{chance.randrange(9)}", "retryMaxTimes": chance.randrange(20)}
-    return _damaged(json.dumps(body).encode(), chance)
+    return damaged(json.dumps(body).encode(), chance)
 
 
 def _broker_config(chance: random.Random) -> bytes:
@@ -175,10 +175,10 @@ def _broker_config(chance: random.Random) -> bytes:
     key, value = chance.choice(
         (("fileReservedTime", "72"), ("fileReservedTime", "71"), ("flushDiskType", "SYNC_FLUSH"), ("x", "y"))
     )
-    return _damaged(f"{key}={value}\n".encode(), chance)
+    return damaged(f"{key}={value}\n".encode(), chance)
 
 
-def _damaged(body: bytes, chance: random.Random) -> bytes:
+def damaged(body: bytes, chance: random.Random) -> bytes:
     """Most often as it is; else with bytes changed or cut off."""
     if chance.random() < 0.5:
         return body

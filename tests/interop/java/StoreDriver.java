@@ -80,6 +80,7 @@ public final class StoreDriver {
     private final PrintStream answers;
     private final Clients clients = new Clients();
     private final Transactions transactions = new Transactions();
+    private final SteadyProducers steadyProducers = new SteadyProducers();
     private MQClientAPIImpl client;
 
     private StoreDriver(PrintStream answers) {
@@ -142,6 +143,9 @@ public final class StoreDriver {
         }
         if (command.startsWith("transaction")) {
             return transactions.perform(command, request);
+        }
+        if (command.startsWith("steady")) {
+            return steadyProducers.perform(command, request);
         }
         if (command.equals("ask")) {
             return ask(request.getString("address"));
