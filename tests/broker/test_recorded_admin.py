@@ -52,9 +52,9 @@ MAPS = {"subscriptionTable", "offsetTable", "attributes", "consumeStatsList[]"}
 
 
 class Master:
-    """All rooms of a master that serve clients, without sockets."""
+    """All rooms of a broker that serve clients, without sockets."""
 
-    def __init__(self, tmp_path):
+    def __init__(self, tmp_path, **settings):
         path = tmp_path / "broker.conf"
         path.write_text("")
         self.config = BrokerConfig(
@@ -62,6 +62,7 @@ class Master:
             broker_cluster_name="SpecCluster",
             broker_name="broker-a",
             broker_ip1="127.0.0.1",
+            **settings,
         )
         self.store = open_store(tmp_path)
         self.metadata = MetadataStore.open(metadata_settings(self.config))

@@ -36,6 +36,7 @@ SESSIONS = [
     "remoting-5.3.3/012-orderly--master",
     "remoting-5.3.3/018-lite--master",
     "remoting-5.3.3/070-probe--master",
+    "remoting-5.3.3/077-ser-rocketmq-push--master",
 ]
 PULLS = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 NEWER_SUBSCRIPTION, RETRY, HEARTBEAT_V2 = "newer subscription", "retry", "heartbeat v2"
@@ -91,6 +92,22 @@ class Messages:
             pass
 
 
+def commit_offsets(broker, asked, answers):
+    """Commit what groups had consumed before the session: the answer to the first question for each queue."""
+    seen = set()
+    for command in asked:
+        if command.code != RequestCode.QUERY_CONSUMER_OFFSET:
+            continue
+        fields = command.ext_fields
+        key = fields["consumerGroup"], fields["topic"], int(fields["queueId"])
+        answer = answers.get(command.opaque)
+        if key not in seen and answer is not None and answer.code == ResponseCode.SUCCESS:
+            offset = int(answer.ext_fields["offset"])
+            if offset:  # 0 is also the answer to a question with setZeroIfNotFound
+                broker.metadata.consumer_offsets.commit(*key, offset)
+        seen.add(key)
+
+
 def difference(command, real):
     """Which of the listed differences a request is about; None if the answers must be alike."""
     if real.code == ResponseCode.SUBSCRIPTION_NOT_LATEST:
@@ -117,6 +134,7 @@ async def test_answers_have_the_code_and_shape_of_the_real_brokers(
         reverse="probe" in session,
     ):
         messages.store_first(command, real.get(command.opaque))
+    commit_offsets(broker, asked, real)
     nursery.start_soon(broker.room.run)
     await settled()
     waiting = Waiting(nursery)
