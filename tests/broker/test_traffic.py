@@ -73,11 +73,11 @@ async def test_pulls_are_counted_by_topic_and_group_and_their_offsets_kept(traff
     assert traffic.pull_offsets == {}
 
 
-async def test_pull_offsets_are_limited_and_those_that_are_there_still_move(traffic, autojump_clock):
+async def test_pull_offsets_are_limited_and_the_first_gives_up_its_place(traffic, autojump_clock):
     for queue_id in range(9):
         traffic.note_pull("g", "T", queue_id, next_offset=1, messages=0, total_bytes=0)
-    traffic.note_pull("g", "T", 0, next_offset=2, messages=0, total_bytes=0)
-    assert traffic.pull_offsets == {("g", "T", 0): 2, ("g", "T", 1): 1, ("g", "T", 2): 1}
+    traffic.note_pull("g", "T", 7, next_offset=2, messages=0, total_bytes=0)
+    assert traffic.pull_offsets == {("g", "T", 6): 1, ("g", "T", 7): 2, ("g", "T", 8): 1}
 
 
 async def test_a_young_key_has_the_rate_of_a_whole_second(autojump_clock):

@@ -171,8 +171,10 @@ class BrokerTraffic:
         self.broker_pulls = TrafficTable("pulls of the broker", keys_max=1)
         """By cluster name."""
         self.pull_offsets: dict[tuple[str, str, int], int] = {}
-        """Next queue offset that a group was given, by group, topic and queue id; `trioha.statisticsMax`
-        of them."""
+        """Next queue offset that a group was given, by group, topic and queue id.
+
+        At most `trioha.statisticsMax`: the one that was added first gives up its place to a new one.
+        """
         self._keys_max = keys_max
 
     def note_put(self, topic: str, messages: int, total_bytes: int) -> None:
@@ -185,8 +187,9 @@ class BrokerTraffic:
     ) -> None:
         """One pull was answered; `messages` may be 0."""
         key = (group, topic, queue_id)
-        if len(self.pull_offsets) < self._keys_max or key in self.pull_offsets:
-            self.pull_offsets[key] = next_offset
+        if key not in self.pull_offsets and len(self.pull_offsets) >= self._keys_max:
+            del self.pull_offsets[next(iter(self.pull_offsets))]
+        self.pull_offsets[key] = next_offset
         if messages:
             self.pulls.count(f"{topic}@{group}", messages, total_bytes)
             self.broker_pulls.count(self._cluster_name, messages, total_bytes)
