@@ -397,7 +397,7 @@ class JavaConsumer:
     def received(self, number: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
         """What it was given so far, in order; waits for `number` messages, but not longer than `within_s`.
 
-        Each message with queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
+        Each message with broker, queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
         receivedTimestamp (ms since 1970).
         """
         said = self.driver.call(

@@ -196,19 +196,6 @@ def test_a_trioha_broker_under_a_real_name_server_is_found_by_real_clients(
     assert none == {}
 
 
-def test_a_topic_is_spread_over_a_real_and_a_trioha_broker(
-    java: JavaDriver, clients: RocketClients, start_node: StartNode, tmp_path: Path
-) -> None:
-    with trioha_name_server(tmp_path / "names") as names:
-        ours = start_node("ours", role="ASYNC_MASTER", namesrvAddr=names, brokerName="broker-t")
-        java.open_broker(tmp_path / "theirs", role="ASYNC_MASTER", namesrvAddr=names, brokerName="broker-r")
-        wait_until(lambda: set(groups(names)) == {"broker-t", "broker-r"}, "both are registered")
-        sent = clients.send(names, "Spread", 16)
-        assert ours.is_running
-    assert {status for status, _, _ in sent} == {"SEND_OK"}
-    assert {broker for _, broker, _ in sent} == {"broker-t", "broker-r"}
-
-
 def test_a_real_broker_registers_again_with_a_name_server_that_was_started_anew(
     java: JavaDriver, tmp_path: Path
 ) -> None:

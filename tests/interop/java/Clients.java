@@ -7,6 +7,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -39,6 +40,7 @@ final class Clients {
         synchronized void receive(List<MessageExt> messages) {
             for (MessageExt message : messages) {
                 Map<String, Object> one = new LinkedHashMap<>();
+                one.put("broker", message.getBrokerName());
                 one.put("queueId", message.getQueueId());
                 one.put("queueOffset", message.getQueueOffset());
                 one.put("body", new String(message.getBody(), StandardCharsets.UTF_8));
@@ -119,6 +121,16 @@ final class Clients {
         return request.getString("mode").equals("lite") ? startLite(request) : startPush(request);
     }
 
+    /** How often a client asks for routes and sends heartbeats, where a test says so. */
+    private static void poll(ClientConfig client, JSONObject request) {
+        if (request.containsKey("pollNameServerInterval")) {
+            client.setPollNameServerInterval(request.getIntValue("pollNameServerInterval"));
+        }
+        if (request.containsKey("heartbeatBrokerInterval")) {
+            client.setHeartbeatBrokerInterval(request.getIntValue("heartbeatBrokerInterval"));
+        }
+    }
+
     private static Consumer startPush(JSONObject request) throws Exception {
         Consumer consumer = new Consumer();
         String mode = request.getString("mode");
@@ -131,12 +143,7 @@ final class Clients {
         push.subscribe(request.getString("topic"), request.getString("expression"));
         consumer.failures = request.getIntValue("failures");
         consumer.retryLevel = request.getIntValue("retryLevel");
-        if (request.containsKey("pollNameServerInterval")) {
-            push.setPollNameServerInterval(request.getIntValue("pollNameServerInterval"));
-        }
-        if (request.containsKey("heartbeatBrokerInterval")) {
-            push.setHeartbeatBrokerInterval(request.getIntValue("heartbeatBrokerInterval"));
-        }
+        poll(push, request);
         if (request.containsKey("maxReconsumeTimes")) {
             push.setMaxReconsumeTimes(request.getIntValue("maxReconsumeTimes"));
         }
@@ -168,6 +175,7 @@ final class Clients {
         DefaultLitePullConsumer lite = new DefaultLitePullConsumer(request.getString("group"));
         lite.setNamesrvAddr(request.getString("namesrv"));
         lite.setInstanceName(request.getString("name"));
+        poll(lite, request);
         lite.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         lite.subscribe(request.getString("topic"), request.getString("expression"));
         lite.start();
