@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.hostile.requests import SERVED
 from tests.remoting.recorded import VECTORS, commands
 from trioha.broker.acl import AccessControl
-from trioha.broker.acl_resources import ADMIN_CODES
+from trioha.broker.acl_resources import ADMIN_CODES, needs_of
 from trioha.broker.acl_rules import AclRules, parse_acl
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -242,3 +243,38 @@ def test_refusals_are_logged_once_a_minute_with_their_number() -> None:
         ("192.0.2.7:5555", 310, 2),
     ]
     assert lines[0]["reason"].endswith("No accessKey is configured")
+
+
+NEEDS = {
+    **dict.fromkeys((10, 310, 320), "PUB topic:T"),
+    **dict.fromkeys((11, 15, 361), "SUB topic:T, SUB group:G"),
+    12: "SUB topic:T",
+    **dict.fromkeys((35, 36, 38), "SUB group:G"),
+    34: "SUB group:G, SUB topic:T",
+    **dict.fromkeys((17, 25, 200, 207, 215), "admin"),
+    **dict.fromkeys(
+        (
+            14, 26, 28, 29, 30, 31, 32, 33, 37, 41, 42, 46, 202, 203, 204, 208, 222, 300, 305, 315, 317, 351,
+            352, 907,
+        ),
+        "a signature",
+    ),
+}  # fmt: skip
+"""What a real 4.9.7 broker asks for, but for 320 and 361, which are as sends and pulls."""
+
+
+def test_each_request_that_is_served_needs_what_a_real_broker_asks_for() -> None:
+    """A new request code must be listed here with a decision."""
+    fields = {"topic": "T", "b": "T", "group": "G", "consumerGroup": "G", "a": "G"}
+    found = {}
+    for code in SERVED:
+        asked = heartbeat("G", "T") if code == RequestCode.HEART_BEAT else request(code, ext_fields=fields)
+        needs = ", ".join(f"{permission.name} {resource}" for resource, permission in needs_of(asked))
+        assert not (needs and code in ADMIN_CODES)
+        found[int(code)] = "admin" if code in ADMIN_CODES else needs or "a signature"
+    assert found == NEEDS
+
+
+def test_the_admin_codes_are_those_of_4_9_7() -> None:
+    """The field ADMIN_CODE of org.apache.rocketmq.acl.common.Permission."""
+    assert sorted(ADMIN_CODES) == [17, 25, 200, 207, 215]

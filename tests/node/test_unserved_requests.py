@@ -1,0 +1,55 @@
+"""Requests that a node does not serve, on a live node: consumption by POP, the proxy's, later ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.interop.node import TriohaNode
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
+
+pytestmark = pytest.mark.process
+
+POP_CODES = (
+    *range(200050, 200056),  # pop, ack, peek, change of the invisible time, notification, polling info
+    *range(200070, 200080),  # topics of lite consumers
+    200151,  # a batch of acks
+    400, 401, 402,  # assignment by the broker, and the mode of a group's requests
+)  # fmt: skip
+LATER_CODES = (0, -1, 5001, 900_000, 2**31 - 1, -(2**31))
+FIELDS = {
+    "topic": "TopicTest", "consumerGroup": "group", "queueId": "-1", "maxMsgNums": "32",
+    "invisibleTime": "60000", "pollTime": "15000", "bornTime": "1700000000000", "initMode": "0", "exp": "*",
+    "expType": "TAG", "extraInfo": "0 1 60000 0 0 broker 0", "offset": "0",
+}  # fmt: skip
+
+
+def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_without_them(
+    tmp_path: Path,
+) -> None:
+    node = TriohaNode(tmp_path, role="ASYNC_MASTER")
+
+    async def ask_all() -> None:
+        async with open_client(node.listen_address) as client:
+            for code in (*POP_CODES, *LATER_CODES):
+                for body in (b"", b'{"topic":"TopicTest","consumerGroup":"group","strategyName":"AVG"}'):
+                    answer = await client.request(request(code, ext_fields=FIELDS, body=body), timeout_s=30)
+                    assert (answer.code, answer.remark) == (
+                        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                        f" request type {code} not supported",
+                    )
+            # The connection goes on.
+            answer = await client.request(request(RequestCode.GET_BROKER_HA_STATUS), timeout_s=30)
+            assert answer.code == ResponseCode.SUCCESS
+
+    try:
+        trio.run(ask_all)
+        assert "Traceback" not in node.log()
+        node.stop()
+    finally:
+        if node.is_running:
+            node.kill()
