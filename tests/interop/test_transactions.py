@@ -11,6 +11,7 @@ import pytest
 
 from tests.interop.java import JavaConsumer, JavaDriver
 from tests.interop.node import TriohaNode
+from tests.interop.rocketmq import is_5
 from tests.interop.test_consumers import bodies, expected, free_port
 from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
 from tests.interop.transactions import TransactionProducer
@@ -48,10 +49,11 @@ def received_exactly(consumer: JavaConsumer, wanted: Counter[str], node: TriohaN
     assert bodies(consumer.received(number + 1, within_s=1.5)) == wanted
 
 
-def test_transactions_are_committed_rolled_back_and_decided_by_checks(
+def test_transactions_are_committed_rolled_back_decided_by_checks_and_given_up(
     java: JavaDriver, start_node: StartNode, ports: dict[str, object]
 ) -> None:
-    node = start_node("broker", **settings_of(ports, **FAST_CHECKS))
+    checks_max = 10
+    node = start_node("broker", **settings_of(ports, **{**FAST_CHECKS, "transactionCheckMax": checks_max}))
     name_server = str(ports["namesrvAddr"])
     producer = TransactionProducer.start(java, name_server)
     sent = producer.send(5, topic=TOPIC, prefix="committed", decision=COMMIT)
@@ -60,43 +62,32 @@ def test_transactions_are_committed_rolled_back_and_decided_by_checks(
     producer.send(5, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
     unknown = producer.send(5, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
     producer.send(5, topic=TOPIC, prefix="dropped", decision=UNKNOWN, decision_of_check=ROLLBACK)
-    producer.checks(10)
+    producer.send(1, topic=TOPIC, prefix="undecided", decision=UNKNOWN)
+    given_up = "TRANS_CHECK_MAX_TIME_TOPIC"
+    wait_for_route(name_server, given_up)
     consumer = java.consume(name_server, group="consumers", topic=TOPIC)
+    other = java.consume(name_server, group="others", topic=given_up)
+    received_exactly(other, Counter(["undecided0"]), node)
     received_exactly(consumer, expected(5, "committed") + expected(5, "late"), node)
-    checks = producer.checks(11, within_s=0.5)
-    assert bodies(checks) == expected(5, "late") + expected(5, "dropped")
+    checks = producer.checks(1)
+    assert set(bodies(checks)) == set(expected(5, "late") + expected(5, "dropped")) | {"undecided0"}
     assert {check["topic"] for check in checks} == {TOPIC}
     asked = {check["body"]: (check["queueId"], check["transactionId"]) for check in checks}
     for number, each in enumerate(unknown):
         assert asked[f"late{number}"] == (each["queueId"], each["transactionId"])
+    # Before the producer's first heartbeat nobody can be asked.
+    times = [int(check["times"]) for check in checks if check["body"] == "undecided0"]
+    assert times == list(range(checks_max + 1 - len(times), checks_max + 1)), node.log()
     producer.end()
     consumer.end()
+    other.end()
 
 
-def test_what_nobody_decides_is_given_up_after_the_last_check(
+def test_open_transactions_go_on_after_a_kill(
     java: JavaDriver, start_node: StartNode, ports: dict[str, object]
 ) -> None:
-    node = start_node("broker", **settings_of(ports, **{**FAST_CHECKS, "transactionCheckMax": 12}))
-    name_server = str(ports["namesrvAddr"])
-    producer = TransactionProducer.start(java, name_server)
-    producer.send(1, topic=TOPIC, prefix="undecided", decision=UNKNOWN)
-    # Before the producer's first heartbeat nobody can be asked.
-    times = [int(check["times"]) for check in producer.checks(12, within_s=8.0)]
-    assert times == list(range(13 - len(times), 13)), node.log()
-    assert times, node.log()
-    given_up = "TRANS_CHECK_MAX_TIME_TOPIC"
-    wait_for_route(name_server, given_up)
-    consumer = java.consume(name_server, group="consumers", topic=given_up)
-    received_exactly(consumer, Counter(["undecided0"]), node)
-    assert len(producer.checks(13, within_s=1.5)) == len(times)
-    consumer.end()
-    producer.end()
-
-
-@pytest.mark.parametrize("op_interval_ms", [0, 300])
-def test_open_transactions_go_on_after_a_kill(
-    java: JavaDriver, start_node: StartNode, ports: dict[str, object], op_interval_ms: int
-) -> None:
+    # Op records as the version's own broker writes them.
+    op_interval_ms = 300 if is_5(java.version) else 0
     more = {"transactionOpBatchInterval": op_interval_ms, "flushConsumerOffsetInterval": 100}
     node = start_node("broker", **settings_of(ports, **SLOW_CHECKS, **more))
     name_server = str(ports["namesrvAddr"])
@@ -151,16 +142,17 @@ def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_
 ) -> None:
     sent = expected(2, "committed") + expected(2, "theirs") + expected(2, "ours")
     with trioha_name_server(tmp_path / "names") as names:
-        real = java.open_broker(
-            tmp_path / "broker", role="ASYNC_MASTER", namesrvAddr=names, transactionCheckInterval=3_600_000
-        )
+        settings = {"role": "ASYNC_MASTER", "namesrvAddr": names, "transactionTimeOut": 200}
+        if is_5(java.version):
+            settings["transactionOpBatchInterval"] = 200
+        real = java.open_broker(tmp_path / "broker", **settings, transactionCheckInterval=3_600_000)
         wait_for_route(names, "TBW102")
         producer = TransactionProducer.start(java, names)
         producer.send(2, topic=TOPIC, prefix="committed", decision=COMMIT)
         producer.send(2, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
         producer.send(2, topic=TOPIC, prefix="theirs", decision=UNKNOWN, decision_of_check=COMMIT)
-        # 5.x gathers op records for 3 s.
-        time.sleep(5.0)
+        # Decisions are one-way: wait until their op records are written.
+        time.sleep(2.0)
         real.shutdown()
         # Both nodes have one address: the producer may still have the first node's route.
         common = {"role": "ASYNC_MASTER", "namesrvAddr": names, "listenPort": free_port()}
@@ -172,16 +164,10 @@ def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_
         node.stop()
         node = start_node("broker", **common, **SLOW_CHECKS)
         producer.send(2, topic=TOPIC, prefix="ours", decision=UNKNOWN, decision_of_check=COMMIT)
-        time.sleep(2.5)
+        time.sleep(0.5)
         node.stop()
-        real = java.open_broker(
-            tmp_path / "broker",
-            role="ASYNC_MASTER",
-            namesrvAddr=names,
-            # Longer than 5.x gathers op records: until then its broker checks, and commits, again.
-            transactionCheckInterval=4000,
-            transactionTimeOut=200,
-        )
+        # Longer than 5.x gathers op records: until then its broker checks, and commits, again.
+        real = java.open_broker(tmp_path / "broker", **settings, transactionCheckInterval=1500)
         wait_for_route(names, TOPIC)
         consumer = java.consume(names, group="others", topic=TOPIC)
         assert bodies(consumer.received(6)) == sent

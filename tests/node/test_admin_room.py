@@ -6,6 +6,7 @@ import pytest
 
 from tests.broker.test_recorded_admin import Master, here
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
+from trioha.broker.transaction_service import TransactionSettings
 from trioha.metadata.topics import DEFAULT_TOPIC
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -61,6 +62,28 @@ async def test_topics_and_groups_follow_their_settings(master):
     await change(master, "autoCreateTopicEnable=true\nautoCreateSubscriptionGroup=true\n")
     assert topics.find_or_create("New", default_topic=DEFAULT_TOPIC, queue_nums=4) is not None
     assert groups.find_or_create("new") is not None
+
+
+async def test_transactions_follow_their_settings(master):
+    service = master.room.transactions.service
+    rounds = service.settings.check_interval_s
+    await change(
+        master,
+        "transactionTimeOut=7\ntransactionCheckMax=8\nrejectTransactionMessage=true\n"
+        "transactionOpBatchInterval=9000\ntransactionOpMsgMaxSize=10\ntrioha.openTransactionsMax=11\n"
+        "fileReservedTime=12\n",
+    )
+    assert service.settings == TransactionSettings(
+        broker_name=service.settings.broker_name,
+        timeout_ms=7,
+        check_interval_s=rounds,
+        check_max=8,
+        is_rejecting=True,
+        op_interval_s=9.0,
+        op_bytes_max=10,
+        open_max=11,
+        reserved_ms=12 * 3_600_000,
+    )
 
 
 async def test_retention_follows_its_settings(master, monkeypatch):

@@ -586,8 +586,8 @@ class BrokerConfig:
     """Milliseconds for which the ends of transactions are gathered into one op record; 0 writes a record for
     each end at once, as 4.9 does.
 
-    Both versions read both. With 0 a crash makes fewer transactions decide twice. RocketMQ default: 3000, and
-    4.9 does not gather.
+    5.x reads both kinds of records. With 0 a crash makes fewer transactions decide twice. RocketMQ default:
+    3000, and 4.9 does not gather.
     """
 
     transaction_op_msg_max_size: int = _setting(
@@ -598,7 +598,7 @@ class BrokerConfig:
     open_transactions_max: int = _setting(
         "trioha.openTransactionsMax", values.integer(low=1), default=100_000
     )
-    """Half messages without a decision: one more is refused. Each takes some 400 bytes."""
+    """Half messages without a decision: one more is refused. Each takes some 600 bytes."""
 
     topics_max: int = _setting("trioha.topicsMax", values.integer(low=1), default=10_000)
     """Topics that a broker may have, its system's included: one more is refused."""

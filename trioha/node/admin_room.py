@@ -23,6 +23,7 @@ from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.store_room import retention_settings
+from trioha.node.transaction_room import TransactionRoom
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Handler
@@ -108,6 +109,7 @@ class AdminRoom:
         retention: Retention,
         send: SendProcessor,
         send_back: SendBackProcessor,
+        transactions: TransactionRoom,
     ) -> None:
         """Let changes of the configuration take effect in these parts."""
         at_run_time = self.config.at_run_time
@@ -134,6 +136,16 @@ class AdminRoom:
                 topics.add_system_topics()
 
         at_run_time("auto_create_topic_enable", "topics_max", apply=set_topics)
+        at_run_time(
+            "transaction_time_out",
+            "transaction_check_max",
+            "reject_transaction_message",
+            "transaction_op_batch_interval",
+            "transaction_op_msg_max_size",
+            "open_transactions_max",
+            "file_reserved_time",
+            apply=transactions.configure,
+        )
         at_run_time(
             "auto_create_subscription_group",
             "groups_max",

@@ -112,7 +112,12 @@ class BrokerRoom:
         admin = AdminRoom.build(config, store, metadata, consumers, config_file=config_file)
         admin.count_traffic(puts, send_back)
         admin.set_run_time_settings(
-            consumers=consumers, metadata=metadata, retention=retention, send=send, send_back=send_back
+            consumers=consumers,
+            metadata=metadata,
+            retention=retention,
+            send=send,
+            send_back=send_back,
+            transactions=transactions,
         )
         processor = BrokerProcessor(
             send=send,

@@ -60,6 +60,11 @@ class TransactionRoom:
         if self.service is not None:
             self.service.push = lambda connection, frame: server.push(connection, frame, may_wait=True)
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Handle further transactions as `config` says; rounds of checks keep their interval."""
+        if self.service is not None:
+            self.service.settings = transaction_settings(config)
+
     async def run(self) -> None:
         """Check transactions until cancelled; on a slave there is nothing to do."""
         if self.service is not None:
