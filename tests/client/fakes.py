@@ -177,6 +177,7 @@ class ServedBroker:
         """Serve at an address of a `FakeCluster`, with notifications and deadlines of pulls."""
         fake.add(address, self)
         self.broker.room.attach(fake.servers[address])
+        self.broker.admin.attach(fake.servers[address])
         nursery.start_soon(self.broker.room.run)
 
     def __call__(self, asked, peer):

@@ -10,7 +10,9 @@ from tests.client.fakes import NAME_SERVER, FakeNameServer, ServedBroker, fake_c
 from trioha.client.consumer import COMMIT_INTERVAL_S, ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError
-from trioha.remoting.codes import RequestCode
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
 
 TOPIC = "Orders"
 FIRST = StartAt(Start.FIRST)
@@ -365,3 +367,46 @@ async def test_a_heartbeat_has_the_retry_topic_beside_the_topic(tmp_path, autoju
             group = broker.broker.room.clients.consumers["g"]
             expressions = {topic: found.expression for topic, found in group.subscriptions.items()}
         assert expressions == {TOPIC: "a||b", "%RETRY%g": "*"}
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+async def test_a_group_whose_offsets_are_reset_continues_there(tmp_path, autojump_clock, is_acknowledged):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(*(b"%d" % number for number in range(5)))
+        member = settings(group="g")
+        async with opened(fake) as cluster, open_consumer(cluster, member) as consumer:
+            first = await receive(consumer, 5, acknowledge=is_acknowledged)
+            await consumer.commit()
+            began_s = trio.current_time()
+            fields = {"topic": TOPIC, "group": "g", "timestamp": "0", "isForce": "true"}
+            answer = await broker.broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+            assert answer.code == ResponseCode.SUCCESS
+            again = await receive(consumer, 5, acknowledge=False)
+            # The pull that waits at the old end does not delay it.
+            assert trio.current_time() - began_s < 1.0
+            assert bodies(again) == bodies(first)
+            assert len(consumer.queues) == 4
+            await consumer.commit()
+            assert broker.committed("g", 0) == 0
+            consumer.acknowledge(again)
+        assert broker.committed("g", 0) == 5
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"offsetTable":[]}', b'{"offsetTable":{"q":5}}',
+    b'{"offsetTable":{{"topic":"Orders","brokerName":"broker-a","queueId":0}:-5}}'])  # fmt: skip
+async def test_a_reset_that_is_not_understood_changes_nothing(tmp_path, autojump_clock, body):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"0")
+        async with opened(fake) as cluster, open_consumer(cluster, settings(group="g")) as consumer:
+            await receive(consumer, 1)
+            reset = request(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                ext_fields={"topic": TOPIC, "group": "g"},
+                body=body,
+                oneway=True,
+            )
+            (group,) = broker.broker.room.clients.consumers.values()
+            for connection in group.members:
+                fake.servers["broker-a:10911"].push(connection, encode(reset), may_wait=True)
+            broker.put(b"1")
+            assert bodies(await receive(consumer, 1)) == [b"1"]

@@ -13,7 +13,7 @@ Producers and consumers share one `Cluster`: one connection to each broker, one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,8 +22,10 @@ import trio
 
 from trioha.client.connections import Connections, Open
 from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client_id, unregistration
+from trioha.client.offset_reset import OffsetReset
+from trioha.client.route import MessageQueue
 from trioha.client.routes import NameServers, RouteTable, SingleBroker
-from trioha.errors import PeerError
+from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand
@@ -46,6 +48,7 @@ class Cluster:
         self._producers: Counter[str] = Counter()
         self._consumers: dict[str, Sequence[Subscription]] = {}
         self._on_members_changed: dict[str, Callable[[], None]] = {}
+        self._on_reset: dict[str, Callable[[Mapping[MessageQueue, int]], None]] = {}
         self._heartbeat_due = trio.Event()
         connections.on_request = self._receive_request
         # The old connection's end was the end of the memberships at that broker.
@@ -72,20 +75,27 @@ class Cluster:
 
     @asynccontextmanager
     async def consuming(
-        self, group: str, subscriptions: Sequence[Subscription], *, on_members_changed: Callable[[], None]
+        self,
+        group: str,
+        subscriptions: Sequence[Subscription],
+        *,
+        on_members_changed: Callable[[], None],
+        on_reset: Callable[[Mapping[MessageQueue, int]], None],
     ) -> AsyncIterator[None]:
         """Be a member of a group of consumers; all brokers of the known routes know it when this returns.
 
-        `on_members_changed` is called when a broker reports a change of the group's members.
+        `on_members_changed` is called when a broker reports a change of the group's members, `on_reset` with
+        new offsets when an administrator resets those of the group.
         """
         assert group not in self._consumers, "a client consumes once for each group"
         self._consumers[group] = subscriptions
         self._on_members_changed[group] = on_members_changed
+        self._on_reset[group] = on_reset
         try:
             await self.send_heartbeats()
             yield
         finally:
-            del self._consumers[group], self._on_members_changed[group]
+            del self._consumers[group], self._on_members_changed[group], self._on_reset[group]
             await self._leave(unregistration(self.client_id, consumer_group=group), masters_only=False)
 
     async def run(self) -> None:
@@ -132,11 +142,20 @@ class Cluster:
                 for address in addresses:
                     nursery.start_soon(send, address)
 
-    def _receive_request(self, _address: str, command: RemotingCommand) -> None:
+    def _receive_request(self, address: str, command: RemotingCommand) -> None:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             changed = self._on_members_changed.get(command.ext_fields.get("consumerGroup", ""))
             if changed is not None:
                 changed()
+        elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+            try:
+                reset = OffsetReset.of(command)
+            except RemoteProtocolError as error:
+                log.warning("reset of offsets not understood", address=address, reason=str(error))
+                return
+            on_reset = self._on_reset.get(reset.group)
+            if on_reset is not None:
+                on_reset(reset.offsets)
 
 
 @asynccontextmanager

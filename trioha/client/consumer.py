@@ -8,7 +8,8 @@ open_consumer
 ```
 
 A consumer of a group is a member of it: members share the queues by averaging, and continue where the group
-was. Queues are assigned anew when a broker reports a change of members, and every `REBALANCE_INTERVAL_S`. A
+was. Queues are assigned anew when a broker reports a change of members or of the group's offsets, which an
+administrator has reset, and every `REBALANCE_INTERVAL_S`. A
 consumer without a group receives all queues and commits nothing.
 
 A pull loop pulls one queue with long polling and hands over batches in order. It waits while messages beyond
@@ -152,6 +153,8 @@ class Consumer:
         self._assigned: dict[MessageQueue, _Assigned] = {}
         self._known_queues: frozenset[MessageQueue] = frozenset()
         """Queues of the topic that were there at the last assignment."""
+        self._resets: dict[MessageQueue, int] = {}
+        """New offsets of queues that wait to be assigned again."""
         self._rebalance_due = trio.Event()
         self._less_unacknowledged = trio.Event()
         self._failure: PeerError | RemoteProtocolError | None = None
@@ -232,6 +235,20 @@ class Consumer:
         """Assign the queues anew, soon."""
         self._rebalance_due.set()
 
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Continue at these offsets in those of the queues that this consumer has.
+
+        Messages that were received and are not acknowledged yet are forgotten.
+        """
+        for queue, offset in offsets.items():
+            assigned = self._assigned.pop(queue, None)
+            if assigned is not None:
+                assigned.scope.cancel()
+                self._resets[queue] = offset
+                log.info("offset was reset", queue=str(queue), offset=offset)
+        self._wake_pulls()
+        self.rebalance()
+
     # -- assignment ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -289,7 +306,10 @@ class Consumer:
         for queue in sorted(wanted - self._assigned.keys()):
             is_new = self._is_topic_new or (bool(self._known_queues) and queue not in self._known_queues)
             assigned = self._assigned[queue] = _Assigned(queue, trio.CancelScope(), is_new)
+            if queue in self._resets:
+                assigned.progress = QueueProgress(self._resets[queue])
             loops.start_soon(self._pull_queue, assigned)
+        self._resets.clear()
         self._known_queues |= set(queues)
         self._note_positions()
 
@@ -613,7 +633,12 @@ async def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> AsyncIt
     async with AsyncExitStack() as membership:
         if settings.group is not None:
             await membership.enter_async_context(
-                cluster.consuming(settings.group, subscriptions, on_members_changed=consumer.rebalance)
+                cluster.consuming(
+                    settings.group,
+                    subscriptions,
+                    on_members_changed=consumer.rebalance,
+                    on_reset=consumer.reset,
+                )
             )
         try:
             async with in_background(consumer.run, consumer.run_commits):

@@ -1,0 +1,51 @@
+"""RESET_CONSUMER_CLIENT_OFFSET: a broker lets the members of a group continue at other offsets.
+
+An administrator asks the broker for it (`mqadmin resetOffsetByTime`); the broker sends each connected member
+the new offsets, as a map by queue with objects as keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import frozen
+
+from trioha.client.route import MessageQueue
+from trioha.errors import RemoteProtocolError
+from trioha.numbers import NATURAL32, NATURAL64, parse_int
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.fastjson import JsonLimits, parse_json
+
+_LIMITS: Final = JsonLimits(containers_max=20_000, dialect_chars_max=4 << 20)
+
+
+@frozen
+class OffsetReset:
+    """New offsets of a group."""
+
+    group: str
+    offsets: Mapping[MessageQueue, int]
+
+    @classmethod
+    def of(cls, command: RemotingCommand) -> OffsetReset:
+        """Raises RemoteProtocolError."""
+        group = command.ext_fields.get("group", "")
+        value = parse_json(command.body, limits=_LIMITS)
+        table = value.get("offsetTable") if isinstance(value, dict) else None
+        if not isinstance(table, dict):
+            raise RemoteProtocolError("a reset of offsets without a map of queues")
+        try:
+            return cls(group, {_queue(key): parse_int(offset, NATURAL64) for key, offset in table.items()})
+        except (ValueError, KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"a reset of offsets has a wrong queue or offset: {error}") from None
+
+
+def _queue(key: object) -> MessageQueue:
+    """Raises ValueError, KeyError, TypeError."""
+    if not isinstance(key, tuple):
+        raise TypeError(f"{key!r:.100} is not a queue")
+    fields = dict(key)
+    return MessageQueue(
+        str(fields["topic"]), str(fields["brokerName"]), parse_int(fields["queueId"], NATURAL32)
+    )
