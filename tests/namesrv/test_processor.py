@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import zlib
 from collections.abc import Awaitable, Callable
@@ -309,6 +310,21 @@ async def test_a_broker_that_changes_a_topic_while_it_registers_is_answered_in_o
         route = server.registry.route(topic)
         assert route is not None
         assert route.queues["broker-a"].read_queues == queues
+
+
+async def test_no_garbage_is_collected_while_a_large_registration_is_taken(server: Asked) -> None:
+    paused = []
+
+    async def look() -> None:
+        paused.append(not gc.isenabled())
+
+    assert gc.isenabled()
+    assert (await between_slices(server, look)).code == 0
+    assert paused == [True]
+    assert gc.isenabled()
+    cut = await server.ask(C.REGISTER_BROKER, body_with(topics(*LARGE))[:-9], **WHO)
+    assert cut.code == 1
+    assert gc.isenabled()
 
 
 async def test_a_broker_that_leaves_while_it_registers_leaves_nothing(server: Asked) -> None:
