@@ -1,5 +1,6 @@
 """Admission to the HA port over real sockets: allow-list, limits, first-report deadline, mutual TLS."""
 
+import ssl
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_network
@@ -13,14 +14,9 @@ from cryptography.hazmat.primitives import serialization
 from tests.ha.support import SETTINGS, Peer, connected, make_master, make_slave, settled
 from tests.store.support import log_bytes, message, open_log
 from trioha.errors import ConfigError
-from trioha.ha.admission import (
-    Admission,
-    AdmissionSettings,
-    TlsFiles,
-    client_context,
-    server_context,
-)
+from trioha.ha.admission import Admission, AdmissionSettings
 from trioha.ha.probes import ProbeCount
+from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
 from trioha.recording.events import CloseReason
 
 
@@ -159,12 +155,16 @@ def files(folder, authority, *names, common_name=None):
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     issued.private_key_pem.write_to_path(folder / "key.pem")
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    return TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem", authority=folder / "ca.pem")
+    return MutualTlsFiles(
+        certificate=folder / "cert.pem", key=folder / "key.pem", authority=folder / "ca.pem"
+    )
 
 
 async def dial_tls(port, tls_files):
     stream = trio.SSLStream(
-        await trio.open_tcp_stream("127.0.0.1", port), client_context(tls_files), server_hostname="127.0.0.1"
+        await trio.open_tcp_stream("127.0.0.1", port),
+        mutual_client_context(tls_files),
+        server_hostname="127.0.0.1",
     )
     try:
         await stream.do_handshake()
@@ -177,7 +177,7 @@ async def dial_tls(port, tls_files):
 async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificate(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "127.0.0.1", common_name="master")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example", common_name="slave-1")
-    master, replicas, events = make_master(log, tls=server_context(server_files))
+    master, replicas, events = make_master(log, tls=mutual_server_context(server_files))
     slave_log, _ = open_log(tmp_path / "slave")
     async with listening(master) as port:
         slave, _, _ = make_slave(slave_log, dialer=partial(dial_tls, port, slave_files))
@@ -199,8 +199,10 @@ async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, t
     server_files = files(tmp_path / "server", authority, "127.0.0.1")
     stranger = files(tmp_path / "stranger", trustme.CA(), "slave.example")
     # It trusts the server, but the server does not trust it.
-    trusting = TlsFiles(certificate=stranger.certificate, key=stranger.key, authority=server_files.authority)
-    master, _, _ = make_master(log, tls=server_context(server_files))
+    trusting = MutualTlsFiles(
+        certificate=stranger.certificate, key=stranger.key, authority=server_files.authority
+    )
+    master, _, _ = make_master(log, tls=mutual_server_context(server_files))
     async with listening(master) as port:
         with trio.fail_after(20), pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - either step may say it
             async with await dial_tls(port, trusting) as stream:
@@ -223,7 +225,7 @@ async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, t
 async def test_a_slave_does_not_replicate_from_a_master_with_another_name(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "another.example")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example")
-    master, _, _ = make_master(log, tls=server_context(server_files))
+    master, _, _ = make_master(log, tls=mutual_server_context(server_files))
     async with listening(master) as port:
         with trio.fail_after(20), pytest.raises(trio.BrokenResourceError) as raised:
             await dial_tls(port, slave_files)
@@ -235,9 +237,9 @@ def test_an_error_of_a_tls_file_names_its_key(tmp_path, authority):
     good = files(tmp_path, authority, "x.example")
     other = files(tmp_path / "other", authority, "y.example")
     with pytest.raises(ConfigError, match=r"haTlsKey: .*missing.pem cannot be read"):
-        server_context(evolve(good, key=tmp_path / "missing.pem"))
-    with pytest.raises(ConfigError, match=r"haTlsCert: .*no certificate with its key"):
-        server_context(evolve(good, key=other.key))
+        mutual_server_context(evolve(good, key=tmp_path / "missing.pem"))
+    with pytest.raises(ConfigError, match=r"haTlsCert: .*not a certificate and its key"):
+        mutual_server_context(evolve(good, key=other.key))
     key = serialization.load_pem_private_key(good.key.read_bytes(), None)
     encrypted = tmp_path / "encrypted.pem"
     encrypted.write_bytes(
@@ -249,7 +251,18 @@ def test_an_error_of_a_tls_file_names_its_key(tmp_path, authority):
     )
     # No password is asked on the terminal.
     with pytest.raises(ConfigError, match="the key without a passphrase"):
-        server_context(evolve(good, key=encrypted))
+        mutual_server_context(evolve(good, key=encrypted))
     (tmp_path / "empty.pem").write_text("nothing")
     with pytest.raises(ConfigError, match=r"haTlsCa: .*has no certificates"):
-        client_context(evolve(good, authority=tmp_path / "empty.pem"))
+        mutual_client_context(evolve(good, authority=tmp_path / "empty.pem"))
+
+
+def test_a_slave_trusts_the_given_authority_and_no_other_of_its_machine(monkeypatch, tmp_path, authority):
+    stranger = trustme.CA()
+    stranger.cert_pem.write_to_path(tmp_path / "machine.pem")
+    # Where OpenSSL looks for the authorities of the machine.
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "machine.pem"))
+    context = mutual_client_context(files(tmp_path / "slave", authority, "slave.example"))
+    assert context.get_ca_certs(binary_form=True) == [
+        ssl.PEM_cert_to_DER_cert(authority.cert_pem.bytes().decode())
+    ]

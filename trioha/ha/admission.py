@@ -7,16 +7,12 @@ show a certificate of the same authority. A peer that is not admitted gets no by
 
 from __future__ import annotations
 
-import ssl
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
-from pathlib import Path
 
 from attrs import frozen
-
-from trioha.errors import ConfigError
 
 Network = IPv4Network | IPv6Network
 
@@ -86,60 +82,6 @@ def _is_in(host: str, networks: tuple[Network, ...]) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return any(address.version == network.version and address in network for network in networks)
-
-
-@frozen
-class TlsFiles:
-    """PEM files for mutual TLS at the HA port (trioha.haTlsCert, haTlsKey, haTlsCa)."""
-
-    certificate: Path
-    """The node's own certificate, with its chain."""
-    key: Path
-    authority: Path
-    """Certificates of the authorities that may have signed the peer's certificate."""
-
-
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS of the listening side, which requires the peer's certificate. Raises ConfigError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.verify_mode = ssl.CERT_REQUIRED
-    _load(context, files)
-    return context
-
-
-def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS of the connecting side: the peer's certificate must name the host. Raises ConfigError."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    _load(context, files)
-    return context
-
-
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for key, path in (
-        ("trioha.haTlsCert", files.certificate),
-        ("trioha.haTlsKey", files.key),
-        ("trioha.haTlsCa", files.authority),
-    ):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}", key=key) from None
-    try:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(files.certificate, files.key, password="")
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{files.certificate} and {files.key} are no certificate with its key: {error.reason or error}",
-            key="trioha.haTlsCert",
-            hint="both are PEM files, the key without a passphrase",
-        ) from None
-    try:
-        context.load_verify_locations(files.authority)
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{files.authority} has no certificates: {error.reason}", key="trioha.haTlsCa", hint="a PEM file"
-        ) from None
 
 
 def identity_of(certificate: dict[str, object] | None) -> str | None:

@@ -1,6 +1,7 @@
-"""TLS of the ports for clients: the context of the configuration, and a stream that can be drained.
+"""TLS: contexts of the ports for clients and of the HA port, and a server's stream that can be drained.
 
-A client starts TLS on the same port as plain connections: see `trioha.remoting.opening`.
+Clients start TLS on the same port as plain connections (`trioha.remoting.opening`). At the HA port TLS is
+mutual, and all connections use it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ class TlsFiles:
 
 
 @frozen
+class MutualTlsFiles:
+    """PEM files for mutual TLS at the HA port (trioha.haTlsCert, haTlsKey, haTlsCa)."""
+
+    certificate: Path
+    """The node's own certificate, with its chain."""
+    key: Path
+    authority: Path
+    """Certificates of the authorities that may have signed the peer's certificate."""
+
+
+@frozen
 class ServerTls:
     """TLS of one server."""
 
@@ -52,17 +64,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """The context of a server. Blocks. Raises ConfigError for files that cannot be used."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for key, path in (("tls.server.certPath", files.certificate), ("tls.server.keyPath", files.key)):
-        _check_readable(path, key)
-    try:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(files.certificate, files.key, password=files.key_password or "")
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(
-            f"{files.certificate} and {files.key} are not a certificate and its key: {_reason(error)}",
-            key="tls.server.certPath",
-            hint="both are PEM files; tls.server.keyPassword is that of the key",
-        ) from None
+    _load_certificate(
+        context,
+        files.certificate,
+        files.key,
+        password=files.key_password,
+        settings=("tls.server.certPath", "tls.server.keyPath"),
+        hint="both are PEM files; tls.server.keyPassword is that of the key",
+    )
     if files.authority is not None:
         _load_authority(context, files.authority, key="tls.server.trustCertPath")
         context.verify_mode = files.verify_mode
@@ -83,6 +92,60 @@ def client_context(authority: Path | None, *, key: str) -> ssl.SSLContext:
     else:
         _load_authority(context, authority, key=key)
     return context
+
+
+def mutual_server_context(files: MutualTlsFiles) -> ssl.SSLContext:
+    """The context of the HA port, which requires the peer's certificate. Blocks. Raises ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load_mutual(context, files)
+    return context
+
+
+def mutual_client_context(files: MutualTlsFiles) -> ssl.SSLContext:
+    """The context of a slave: its master's certificate must be of the authority and name the host. Blocks.
+    Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # A default context for servers would be as strict, and trust the authorities of the machine, too.
+    context.verify_flags |= ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).verify_flags
+    _load_mutual(context, files)
+    return context
+
+
+def _load_mutual(context: ssl.SSLContext, files: MutualTlsFiles) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_certificate(
+        context,
+        files.certificate,
+        files.key,
+        password=None,
+        settings=("trioha.haTlsCert", "trioha.haTlsKey"),
+        hint="both are PEM files, the key without a passphrase",
+    )
+    _load_authority(context, files.authority, key="trioha.haTlsCa")
+
+
+def _load_certificate(
+    context: ssl.SSLContext,
+    certificate: Path,
+    key: Path,
+    *,
+    password: str | None,
+    settings: tuple[str, str],
+    hint: str,
+) -> None:
+    """Load a certificate and its key, whose `settings` errors name."""
+    for setting, path in zip(settings, (certificate, key), strict=True):
+        _check_readable(path, setting)
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(certificate, key, password=password or "")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{certificate} and {key} are not a certificate and its key: {_reason(error)}",
+            key=settings[0],
+            hint=hint,
+        ) from None
 
 
 def _load_authority(context: ssl.SSLContext, path: Path, *, key: str) -> None:

@@ -14,7 +14,7 @@ from attrs import frozen
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
 from trioha.config.model import HaRole
 from trioha.errors import ConfigError
-from trioha.ha.admission import AdmissionSettings, TlsFiles, client_context, server_context
+from trioha.ha.admission import AdmissionSettings
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
@@ -23,6 +23,7 @@ from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
+from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
 from trioha.net.transport import SocketTransport
 from trioha.node.addresses import announced, os_reason
 from trioha.node.budget import DescriptorBudget
@@ -121,7 +122,7 @@ class HaRoom:
                 connections_max=budget.ha_connections,
                 connections_per_peer_max=config.ha_connections_per_peer,
             ),
-            tls=server_context(tls_files) if tls_files is not None else None,
+            tls=mutual_server_context(tls_files) if tls_files is not None else None,
             connection_ids=connection_ids,
         )
         group_commit = GroupCommit(
@@ -198,7 +199,9 @@ def _slave(
     tls_files = _tls_files(config)
     return HaSlave(
         master_address=str(location),
-        connect=partial(_connect, location, client_context(tls_files) if tls_files is not None else None),
+        connect=partial(
+            _connect, location, mutual_client_context(tls_files) if tls_files is not None else None
+        ),
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
@@ -230,7 +233,7 @@ async def _connect(location: MasterLocation, tls: ssl.SSLContext | None) -> trio
     return stream
 
 
-def _tls_files(config: BrokerConfig) -> TlsFiles | None:
+def _tls_files(config: BrokerConfig) -> MutualTlsFiles | None:
     if config.ha_tls_cert is None or config.ha_tls_key is None or config.ha_tls_ca is None:
         return None
-    return TlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)
+    return MutualTlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)
