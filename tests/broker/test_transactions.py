@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import trio
 import trio.testing
@@ -94,6 +96,19 @@ async def test_a_committed_message_is_delivered_as_it_was_sent(start, autojump_c
     assert (op.body, parse_properties(op.properties_raw)) == (b"0", {"WAIT": "true", "TAGS": "d"})
 
 
+async def test_the_statistics_count_a_committed_message_for_its_topic_and_a_half_message_for_the_half_topic(
+    start, autojump_clock
+):
+    master = await start()
+    puts = Counter()
+    master.puts.on_stored = lambda topic, messages, _bytes: puts.update({topic: messages})
+    committed, rolled_back = await master.send(b"a"), await master.send(b"b")
+    assert puts == {HALF_TOPIC: 2}
+    await master.end(committed, COMMIT)
+    await master.end(rolled_back, ROLLBACK)
+    assert puts == {HALF_TOPIC: 2, TOPIC: 1, OP_TOPIC: 2}
+
+
 async def test_a_rolled_back_message_is_not_delivered_and_an_unknown_one_stays_open(start, autojump_clock):
     master = await start()
     rolled_back, unknown = await master.send(b"a"), await master.send(b"b")
@@ -140,7 +155,7 @@ async def test_a_decision_that_does_not_fit_its_half_message_is_refused(
     assert (master.delivered, master.ops) == ([], [])
 
 
-async def test_a_decision_on_a_message_that_is_no_half_message_is_refused(start, autojump_clock):
+async def test_a_decision_on_a_message_that_is_not_a_half_message_is_refused(start, autojump_clock):
     master = await start()
     sent = await master.send()
     await master.end(sent)

@@ -219,7 +219,7 @@ class Master:
 
     @property
     def given_up(self):
-        """Bodies of the messages that nobody decided."""
+        """Bodies of the messages that got no decision."""
         return [record.body for record in self.records(GIVEN_UP_TOPIC)]
 
     @property

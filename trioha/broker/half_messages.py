@@ -40,9 +40,9 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The consumer group whose offsets in the two topics say where reading goes on."""
+"""The consumer group whose offsets in the half topic and the op topic say where reading begins."""
 QUEUE_ID: Final = 0
-"""Of all of them."""
+"""The one queue of each of these topics."""
 OP_PROPERTIES: Final = encode_properties({"WAIT": "true", "TAGS": "d"})
 
 _TRAN_MSG: Final = b"TRAN_MSG\x01"
@@ -56,7 +56,7 @@ _HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
 
 
 def is_half_message(properties: bytes, *, reconsume_times: int) -> bool:
-    """Whether a send begins a transaction: property TRAN_MSG, which clients before 4.6.1 leave in retries."""
+    """Whether a send begins a transaction: it has TRAN_MSG, and is not a retry of a client before 4.6.1."""
     if _TRAN_MSG not in properties:
         return False
     parsed = parse_properties(properties)
@@ -94,7 +94,7 @@ def op_body(half_offsets: Iterable[int]) -> bytes:
 
 
 def op_offsets(body: bytes) -> list[int]:
-    """The half offsets that an op record names; what is not a number is passed over."""
+    """The half offsets that an op record names. Text that is not a number is ignored."""
     offsets = []
     for text in body.decode("ascii", "replace").split(","):
         try:
@@ -131,7 +131,7 @@ class HalfMessage:
 
     @classmethod
     def of(cls, view: memoryview | None) -> HalfMessage | None:
-        """Of a record's bytes; None if it is none of the half topic."""
+        """The half message in a record's bytes; None if the record is not one of the half topic."""
         if view is None:
             return None
         try:
@@ -159,7 +159,7 @@ class HalfMessage:
 
     @property
     def real_topic(self) -> str:
-        """Where the producer sent it; empty in a damaged record."""
+        """The topic that the producer sent it to; empty in a damaged record."""
         return self.properties.get(REAL_TOPIC, "")
 
     @property
@@ -169,7 +169,7 @@ class HalfMessage:
 
     @property
     def check_times(self) -> int:
-        """How often its producer was asked."""
+        """TRANSACTION_CHECK_TIMES: number of checks so far."""
         return max(0, _number(self.properties.get(_CHECK_TIMES), 0))
 
     @property
@@ -180,7 +180,7 @@ class HalfMessage:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the broker has put it anew, so that an older copy is void."""
+        """Whether the broker put it as a copy of an older record, which is void then."""
         return self.check_times > 0 or self.first_offset is not None
 
     @property
@@ -203,7 +203,7 @@ class HalfMessage:
             born_ms = record.store_timestamp_ms
         return max(0, now_ms - born_ms)
 
-    # -- what is made of it ------------------------------------------------------------------------------
+    # -- messages made of it -----------------------------------------------------------------------------
 
     def committed(self) -> Message:
         """The message that consumers get."""
@@ -224,11 +224,11 @@ class HalfMessage:
         return self._copy({_FIRST_OFFSET: str(first_offset)})
 
     def given_up(self) -> Message:
-        """The message for those who look after transactions that nobody decided."""
+        """The message for the topic of transactions without a decision."""
         return self._message(topic=GIVEN_UP_TOPIC, queue_id=QUEUE_ID, properties=self.record.properties_raw)
 
     def with_real_topic(self) -> bytes:
-        """Its record as its producer knows it. Raises RecordError for a topic that no record can hold."""
+        """Its record with the real topic. Raises RecordError for a topic that no record can hold."""
         topic = self.real_topic
         magic = MAGIC_V2 if len(topic.encode()) > TOPIC_BYTES_MAX_V1 else MAGIC_V1
         return encode_record(evolve(self.record, topic=topic, queue_id=self.real_queue_id, magic=magic))

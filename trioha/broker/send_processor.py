@@ -52,7 +52,7 @@ _WAIT_FALSE = b"WAIT\x01false"
 _INNER_NUM = b"INNER_NUM\x01"
 
 Prepare = Callable[[Message], Message]
-"""How a message that begins a transaction is kept. Raises BadRequestError."""
+"""Makes the half message of a send that begins a transaction. Raises BadRequestError."""
 
 
 class SendProcessor:

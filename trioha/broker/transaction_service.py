@@ -12,8 +12,8 @@ restore        after the start: op records and half messages from the kept posit
 ```
 
 `follow` waits for dispatch, `check` for the round of the earliest check, the others until there is work: an
-idle service does not run. A decision waits until `follow` has passed its half message. All puts are without
-waits for disk and slaves, as RocketMQ's are: what is lost with a crash is decided again, after a check.
+idle service does not run. A decision waits until `follow` has passed its half message. No put waits for disk
+and slaves, since producers send decisions one-way: one that a crash takes is made again after a check.
 
 A check puts the half message anew and sends its new offsets to one producer of the group, in turn. Half
 messages whose producer asked for a long immunity are put anew when the topic has grown far beyond them.
@@ -129,7 +129,7 @@ class TransactionService:
         """Half messages before it are in the table, if they are open; 0 until the table is restored."""
         self._table = TransactionTable(Position(0, 0))
         self._own: set[int] = set()
-        """Copies that this service has put anew and `follow` has not passed."""
+        """Queue offsets of copies that this service has put and `_follow` has not read."""
         self._schedule = CheckSchedule(start_s=0.0, interval_s=self.settings.check_interval_s)
         self._round_s = -math.inf
         """When the next round of checks is; infinite if there is nothing to check."""
@@ -152,7 +152,7 @@ class TransactionService:
     # -- sends -------------------------------------------------------------------------------------------
 
     def prepare(self, message: Message) -> Message:
-        """How a message that begins a transaction is kept. Raises BadRequestError."""
+        """The half message of a send that begins a transaction. Raises BadRequestError."""
         settings = self.settings
         if settings.is_rejecting:
             raise BadRequestError(
@@ -500,7 +500,7 @@ class TransactionService:
         return any(self.push(connection, frame) for connection in producers[first:] + producers[:first])
 
     def _give_up(self, transaction: OpenTransaction, half: HalfMessage, *, following_s: float) -> None:
-        """Put the message into the topic of those that nobody decided."""
+        """Put the message into the topic of transactions without a decision."""
         topics = self._metadata.topics
         if topics.find(GIVEN_UP_TOPIC) is None:
             try:
@@ -512,7 +512,7 @@ class TransactionService:
             self._table.postpone(transaction, check_at_s=following_s)
             return
         log.error(
-            "nobody decided on a transaction, its message was moved",
+            "a transaction got no decision, its message was moved",
             topic=GIVEN_UP_TOPIC,
             group=half.producer_group,
             unique_key=half.unique_key,

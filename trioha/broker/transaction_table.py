@@ -1,4 +1,4 @@
-"""Open transactions: half messages without a decision, when they are checked, and what is kept of them.
+"""Open transactions: half messages without a decision, times of their checks, pending op records, position.
 
 Theory of operation. The log is the truth: a transaction is open if its half message has no op record. A half
 message is known by its queue offset in the half topic, and an op record names the queue offsets of half
@@ -35,7 +35,7 @@ from typing import Final
 from attrs import define, frozen
 
 OP_RECORDS_PER_MARK: Final = 64
-"""So many op records more are read after a restart, for so many times fewer marks in memory."""
+"""Op records that share a mark in memory. A restart may read so many more than it needs."""
 _STALE_MAX: Final = 1024
 _ROUNDING: Final = 1e-6
 
@@ -179,7 +179,7 @@ class TransactionTable:
         self._pending[transaction.queue_offset] = None
 
     def forget(self, transaction: OpenTransaction) -> None:
-        """Its half message cannot be read, so nobody can decide it any more."""
+        """Its half message cannot be read: it can neither be committed nor checked."""
         self._remove(transaction)
 
     def renew(

@@ -1,4 +1,4 @@
-"""The parts of a node for transactions: none but a refusal on a slave."""
+"""The parts of a node for transactions. A slave has a handler that refuses decisions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TransactionRoom:
 
     @property
     def prepare(self) -> Callable[[Message], Message]:
-        """How sends of half messages are kept; as they are on a slave, which refuses all puts."""
+        """Makes half messages of sends; a slave, which refuses all puts, leaves them as they are."""
         return _unchanged if self.service is None else self.service.prepare
 
     def attach(self, server: RemotingServer) -> None:
@@ -66,7 +66,7 @@ class TransactionRoom:
             self.service.settings = transaction_settings(config)
 
     async def run(self) -> None:
-        """Check transactions until cancelled; on a slave there is nothing to do."""
+        """Check transactions until cancelled; returns at once on a slave."""
         if self.service is not None:
             await self.service.run()
 
