@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from trioha.config.model import LogFormat
 from trioha.errors import ConfigError
 from trioha.namesrv.server import NameServer
+from trioha.namesrv.server_tls import tls_of
 from trioha.namesrv.settings import LoadedSettings, load_settings
-from trioha.namesrv.tls import tls_of
 from trioha.net.descriptors import DescriptorGate, descriptor_limit, open_descriptors, raise_descriptor_limit
 from trioha.net.tls import ServerTls
 from trioha.node.logs import configure_logs

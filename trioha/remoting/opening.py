@@ -42,8 +42,7 @@ async def open_stream(
     closures: ClosureLog,
 ) -> trio.abc.Stream | None:
     """The stream of requests of an accepted connection; None if it must be closed, which is counted."""
-    if not isinstance(stream, PeekableStream):
-        return stream
+    assert isinstance(stream, PeekableStream), "a socket"
     try:
         with trio.move_on_after(limits.idle_timeout_s) as waiting:
             await stream.wait_readable()
