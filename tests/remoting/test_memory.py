@@ -19,7 +19,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.memory import bytes_max_for
+from trioha.remoting.memory import HEADROOM_BYTES, bytes_max_for, can_allocate
 from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
 
@@ -144,6 +144,36 @@ async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a
             await honest.send_all(encode(request(310), opaque=100))
         assert await answer_of(honest) is None
         assert server.statistics.shortages > 0
+
+
+async def test_unfinished_frames_leave_headroom_of_the_systems_memory(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system_bytes = len(LARGE) + HEADROOM_BYTES
+
+    def is_left(count: int) -> bool:
+        return server.statistics.held_bytes + count <= system_bytes
+
+    async with serving() as server:
+        monkeypatch.setattr("trioha.remoting.memory.can_allocate", is_left)
+        honest = server.connect()
+        async with trio.open_nursery() as peers:
+            for _ in range(5):
+                peers.start_soon(send, server.connect(), LARGE[: len(LARGE) // 2])
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.statistics.held_bytes <= len(LARGE)
+            assert server.statistics.memory_closes + server.statistics.shortages >= 3
+            for number in range(100):
+                await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
+                answer = await answer_of(honest)
+                assert answer is not None
+                assert answer.opaque == number
+
+
+def test_the_system_is_asked_for_memory() -> None:
+    assert can_allocate(HEADROOM_BYTES)
+    # More than any address space.
+    assert not can_allocate(1 << 60)
 
 
 async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(

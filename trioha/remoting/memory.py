@@ -23,9 +23,11 @@ room themselves, the largest and newest first. The last one stays. Each remainin
 rest as soon as that is free, before other connections may read: new connections cannot use it. A frame that
 makes progress while the memory has room is never ended here; its deadline is kept by its connection.
 
-The system may have less memory than `bytes_max`. A connection that fails to allocate its next read therefore
-calls `make_room`: the connection with the largest unfinished frame is closed, if that frame is larger than
-its own, and the read is tried again.
+The system may have less memory than `bytes_max`. Unfinished frames leave `HEADROOM_BYTES` of it for all
+else: before a connection continues to read one, `keep_headroom` closes connections, the one with the largest
+unfinished frame first, until so much can be allocated. A connection that fails to allocate a read all the
+same calls `make_room`: the connection with the largest unfinished frame is closed, if that frame is larger
+than its own, and the read is tried again.
 
 One connection alone may hold nearly half of the memory, which must therefore be at least `bytes_max_for` the
 largest frame: then a single connection can always complete its frame and have it handled.
@@ -34,6 +36,7 @@ largest frame: then a single connection can always complete its frame and have i
 from __future__ import annotations
 
 import math
+import mmap
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -47,6 +50,21 @@ READ_BYTES_MIN: Final = 2048
 WAKE_BYTES_MIN: Final = 8192
 """A connection that waits for room to read continues when it may receive so much: more than each request of
 the others holds and frees, which would otherwise wake all waiting connections."""
+HEADROOM_BYTES: Final = 16 * 1024 * 1024
+"""Memory of the system that unfinished frames leave free: for the requests of other connections and for a
+worker thread, whose stack alone takes 8 MiB."""
+
+
+def can_allocate(count: int) -> bool:
+    """Whether the system gives this process `count` more bytes.
+
+    It costs a few microseconds: the memory is not touched.
+    """
+    try:
+        mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError):
+        return False
+    return True
 
 
 def bytes_max_for(frame_bytes_max: int) -> int:
@@ -328,6 +346,15 @@ class MemoryAccount:
             await self._memory._wait(self)
         finally:
             self._request_bytes = self._is_only = None
+
+    async def keep_headroom(self) -> None:
+        """Close connections with unfinished frames until the system has `HEADROOM_BYTES`.
+
+        Raises MemoryError if this connection has the largest one.
+        """
+        while not can_allocate(HEADROOM_BYTES):
+            if not await self.make_room():
+                raise MemoryError("the system has no memory for the rest of an unfinished frame")
 
     async def make_room(self) -> bool:
         """Close the connection with the largest unfinished frame, and wait until it is closed.

@@ -223,6 +223,8 @@ class ServerConnection:
         """Received bytes, which are already in the account; none at the end of the stream."""
         account, wanted_bytes = self._account, self._limits.receive_bytes_max
         direct = self._direct
+        if account.unfinished_bytes:
+            await account.keep_headroom()
         if direct is None:
             wanted_bytes = min(wanted_bytes, STREAM_RECEIVE_BYTES_MAX)
             # Bytes may come at any time during the await: hold their memory before it.
