@@ -231,8 +231,13 @@ async def test_a_pull_is_refused_as_by_the_real_broker(broker, changes, code, re
 async def test_a_group_that_may_not_be_made_does_not_exist(tmp_path):
     broker = Broker(tmp_path, auto_create_subscription_group=False)
     assert broker.pull().code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    broker = Broker(tmp_path / "other", broker_permission=2)
-    assert broker.pull().code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_broker_without_the_permission_to_read_refuses_pulls(tmp_path):
+    broker = Broker(tmp_path, broker_permission=2, broker_ip1="192.0.2.1")
+    answer = broker.pull()
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark == "the broker[192.0.2.1] pulling message is forbidden"
 
 
 # -- pulls that wait -----------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ async def test_messages_sent_back_are_counted_by_group_and_first_topic(broker, n
 async def test_nothing_is_sent_back_to_a_broker_without_write_permission(broker, autojump_clock):
     await broker.send()
     broker.send_back_processor.configure(broker_permission=4)
-    assert (await broker.send_back()).code == ResponseCode.NO_PERMISSION
+    answer = await broker.send_back()
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark == "the broker[192.0.2.1] sending message is forbidden"
     broker.send_back_processor.configure(broker_permission=6)
     assert (await broker.send_back()).code == ResponseCode.SUCCESS
 

@@ -205,7 +205,7 @@ async def test_half_messages_are_refused_by_rejectTransactionMessage(start, auto
     answer = await master.send()
     assert (answer.code, answer.remark) == (
         ResponseCode.NO_PERMISSION,
-        "the broker[broker-a] sending transaction message is forbidden",
+        "the broker[127.0.0.1] sending transaction message is forbidden",
     )
 
 

@@ -15,7 +15,7 @@ from tests.interop.rocketmq import is_5
 from tests.interop.test_consumers import StartNode
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.message_properties import encode_properties
@@ -40,13 +40,13 @@ def send(
         values["properties"] = encode_properties(values["properties"]).decode()
     ext = SendMessageRequestHeader(**values).to_ext_fields() | dict(fields or {})
     ext.pop(without, None)
-    return RemotingCommand(RequestCode.SEND_MESSAGE_V2, 0, 0, None, ext, body)
+    return request(RequestCode.SEND_MESSAGE_V2, ext_fields=ext, body=body)
 
 
 def send_batch(body: bytes = BATCH, **changes: Any) -> RemotingCommand:
     """SEND_BATCH_MESSAGE."""
     single = send(body, batch=True, **changes)
-    return RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, 0, 0, None, single.ext_fields, body)
+    return request(RequestCode.SEND_BATCH_MESSAGE, ext_fields=single.ext_fields, body=body)
 
 
 def send_back(**changes: str) -> RemotingCommand:
@@ -55,7 +55,7 @@ def send_back(**changes: str) -> RemotingCommand:
         "offset": "7777777", "group": "consumers", "delayLevel": "0", "originMsgId": "x",
         "originTopic": "TopicRefused", "unitMode": "false", "maxReconsumeTimes": "16", **changes,
     }  # fmt: skip
-    return RemotingCommand(RequestCode.CONSUMER_SEND_MSG_BACK, 0, 0, None, ext, b"")
+    return request(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=ext)
 
 
 CASES: dict[str, RemotingCommand] = {
@@ -82,6 +82,7 @@ CASES: dict[str, RemotingCommand] = {
     "no topic": send(without="b"),
     "DELAY that is no number": send(properties={"DELAY": "soon"}),
     "a timer": send(properties={"TIMER_DELAY_SEC": "5"}),
+    "a half message, with rejectTransactionMessage": send(properties={"TRAN_MSG": "true"}, sys_flag=4),
     "sysFlag of an inner batch": send(sys_flag=0x80),
     "an empty batch": send_batch(b""),
     "a damaged batch": send_batch(BATCH[:-3]),
@@ -98,24 +99,26 @@ CASES: dict[str, RemotingCommand] = {
 }
 
 
-READABLE = RemotingCommand(
+READABLE = request(
     RequestCode.UPDATE_AND_CREATE_TOPIC,
-    0,
-    0,
-    None,
-    {
+    ext_fields={
         "topic": "TopicReadable", "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4",
         "perm": "4", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     },
-    b"",
 )  # fmt: skip
-
-
-BROKER_READS_ONLY = RemotingCommand(RequestCode.UPDATE_BROKER_CONFIG, 0, 0, None, {}, b"brokerPermission=4\n")
-TO_READ_ONLY_BROKER = {
-    "brokerPermission=4": send(),
-    "send back: brokerPermission=4": send_back(),
+PULL = request(
+    RequestCode.PULL_MESSAGE,
+    ext_fields={
+        "consumerGroup": "consumers", "topic": "TopicRefused", "queueId": "0", "queueOffset": "0",
+        "maxMsgNums": "1", "sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0",
+        "subVersion": "0",
+    },
+)  # fmt: skip
+BY_PERMISSION = {
+    4: {"brokerPermission=4": send(), "send back: brokerPermission=4": send_back()},
+    2: {"a pull: brokerPermission=2": PULL},
 }
+"""Requests to a broker with this brokerPermission."""
 
 
 @frozen
@@ -200,7 +203,7 @@ DIFFERENCES = {
     "send back: a group with an illegal name": Difference(
         "4", NO_GROUP, "subscription group not exist, a group "
     ),
-    # What RocketMQ leaves to producers, which learn of permissions within 30 s.
+    # What RocketMQ leaves to producers, which read permissions from the route each 30 s.
     "a topic that is only readable": Difference(
         "45", NO_PERMISSION, "the topic[TopicReadable] sending message is forbidden"
     ),
@@ -220,19 +223,21 @@ async def _answers(address: str, version: int) -> dict[str, Refusal]:
             made = await ask(command)
             assert made.code == ResponseCode.SUCCESS, made
         answers = {name: Refusal.of(await ask(command)) for name, command in CASES.items()}
-        changed = await ask(BROKER_READS_ONLY)
-        assert changed.code == ResponseCode.SUCCESS, changed
-        return answers | {
-            name: Refusal.of(await ask(command)) for name, command in TO_READ_ONLY_BROKER.items()
-        }
+        for permission, cases in BY_PERMISSION.items():
+            change = request(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=%d\n" % permission)
+            changed = await ask(change)
+            assert changed.code == ResponseCode.SUCCESS, changed
+            answers |= {name: Refusal.of(await ask(command)) for name, command in cases.items()}
+        return answers
 
 
 def test_a_refused_send_gets_the_answer_of_a_real_broker_or_one_that_differs_on_purpose(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     version = Version.V5_3_3 if is_5(java.version) else Version.V4_9_7
-    real = java.open_broker(tmp_path / "real", role="ASYNC_MASTER", maxMessageSize=BODY_BYTES_MAX)
-    node = start_node("broker", role="ASYNC_MASTER", maxMessageSize=BODY_BYTES_MAX)
+    settings: dict[str, Any] = {"maxMessageSize": BODY_BYTES_MAX, "rejectTransactionMessage": "true"}
+    real = java.open_broker(tmp_path / "real", role="ASYNC_MASTER", **settings)
+    node = start_node("broker", role="ASYNC_MASTER", **settings)
     theirs = trio.run(_answers, real.listen_address, version)
     ours = trio.run(_answers, node.listen_address, version)
     expected = {}
@@ -247,4 +252,4 @@ def test_a_refused_send_gets_the_answer_of_a_real_broker_or_one_that_differs_on_
 
 
 def test_every_difference_is_of_a_case() -> None:
-    assert DIFFERENCES.keys() <= CASES.keys() | TO_READ_ONLY_BROKER.keys()
+    assert DIFFERENCES.keys() <= CASES.keys() | {name for cases in BY_PERMISSION.values() for name in cases}

@@ -2,10 +2,10 @@
 
 Theory of operation. Each delay level has a queue in the schedule topic, in which messages are due one after
 the other: they wait equally long. So only the first undelivered message of each level counts. One task
-sleeps until the earliest of these is due, or until the dispatcher reports entries in a queue of the
-schedule topic; it looks at the queues of which one of both is true, and at no other. A due message is put
-into its real topic as a new record, without waiting for disk or slaves, as RocketMQ does; then the level's
-offset in delayOffset.json moves on. After a restart delivery goes on at that offset: a message may be
+sleeps until the earliest of these is due, or until the dispatcher reports entries in an empty queue of the
+schedule topic, and reads only the queues of these levels. A due message is put into its real topic as a new
+record, without waiting for disk or slaves, as RocketMQ does; then the level's offset in delayOffset.json
+advances. After a restart delivery goes on at that offset: a message may be
 delivered twice after a crash, and none is lost.
 
 Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
@@ -163,7 +163,7 @@ class DelayedDelivery:
         """Deliver due messages of a level, `SLICE_MESSAGES` at most, and set when to look at it again."""
         queue = self._store.queues.find(SCHEDULE_TOPIC, level.level - 1)
         if queue is None:
-            # The log has begun anew.
+            # The log was started again without records.
             del self._levels[level.level]
             return
         start_offset = level.offset = max(level.offset, queue.min_offset)

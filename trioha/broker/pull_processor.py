@@ -19,7 +19,7 @@ from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPoll, LongPolls
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
-from trioha.broker.remarks import SEE_FAQ
+from trioha.broker.remarks import SEE_FAQ, broker_refuses_pulls
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
@@ -56,6 +56,8 @@ class PullSettings:
 
     is_slave: bool = False
     broker_permission: int = int(READ_WRITE)
+    broker_ip: str = "127.0.0.1"
+    """brokerIP1, for remarks."""
     messages_max: int = 32
     """maxTransferCountOnMessageInMemory."""
     bytes_max: int = 256 * 1024
@@ -182,7 +184,7 @@ class PullProcessor:
         header = PullRequest.of(request)
         settings = self.settings
         if not settings.broker_permission & Perm.READ:
-            raise BadRequestError("the broker pulling message is forbidden", code=ResponseCode.NO_PERMISSION)
+            raise broker_refuses_pulls(settings.broker_ip)
         group = self._group(header.group)
         topic = self._metadata.topics.find(header.topic)
         if topic is None:

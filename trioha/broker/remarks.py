@@ -18,6 +18,13 @@ def broker_refuses_sends(broker_ip: str) -> BadRequestError:
     )
 
 
+def broker_refuses_pulls(broker_ip: str) -> BadRequestError:
+    """brokerPermission does not let clients read."""
+    return BadRequestError(
+        f"the broker[{broker_ip}] pulling message is forbidden", code=ResponseCode.NO_PERMISSION
+    )
+
+
 def topic_refuses_sends(topic: str) -> BadRequestError:
     """The topic's permission does not let clients write."""
     return BadRequestError(

@@ -2,7 +2,7 @@
 
 A message that a consumer could not consume comes back to the broker as CONSUMER_SEND_MSG_BACK or, where
 that fails, as an ordinary send to `%RETRY%group`. Up to the group's maximum it is stored in the retry
-topic, with a delay; after that in `%DLQ%group`, which nobody consumes by itself.
+topic, with a delay; after that in `%DLQ%group`, to which no consumer subscribes by itself.
 """
 
 from __future__ import annotations

@@ -82,6 +82,8 @@ class TransactionSettings:
     """How transactions are handled."""
 
     broker_name: str = "broker"
+    broker_ip: str = "127.0.0.1"
+    """brokerIP1, for remarks."""
     timeout_ms: int = 6000
     """transactionTimeOut."""
     check_interval_s: float = 30.0
@@ -156,7 +158,7 @@ class TransactionService:
         settings = self.settings
         if settings.is_rejecting:
             raise BadRequestError(
-                f"the broker[{settings.broker_name}] sending transaction message is forbidden",
+                f"the broker[{settings.broker_ip}] sending transaction message is forbidden",
                 code=ResponseCode.NO_PERMISSION,
             )
         followed = max(self.followed.offset, self._stored_at_start)

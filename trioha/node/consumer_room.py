@@ -29,6 +29,7 @@ def pull_settings(config: BrokerConfig) -> PullSettings:
     return PullSettings(
         is_slave=config.broker_role is BrokerRole.SLAVE,
         broker_permission=config.broker_permission,
+        broker_ip=config.broker_ip1,
         messages_max=config.max_transfer_count_on_message_in_memory,
         bytes_max=config.max_transfer_bytes_on_message_in_memory,
         long_polling=config.long_polling_enable,

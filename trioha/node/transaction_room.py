@@ -75,6 +75,7 @@ def transaction_settings(config: BrokerConfig) -> TransactionSettings:
     """Settings of transactions."""
     return TransactionSettings(
         broker_name=config.broker_name,
+        broker_ip=config.broker_ip1,
         timeout_ms=config.transaction_time_out,
         check_interval_s=config.transaction_check_interval / 1000,
         check_max=config.transaction_check_max,
