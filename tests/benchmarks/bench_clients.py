@@ -387,7 +387,10 @@ def await_listening(address: str, started: subprocess.Popen[bytes], log_path: Pa
 def pair_of(
     name: str, folder: Path, name_server_address: str, command: Callable[[Path], list[str]], **more: object
 ) -> Iterator[Pair]:
-    """A SYNC pair; `command` starts a broker with a configuration file."""
+    """A SYNC pair; `command` starts a broker with a configuration file.
+
+    The slave finds its master by the name server: 5.x ignores haMasterAddress.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as running:
         brokers = []
@@ -408,8 +411,6 @@ def pair_of(
                 "namesrvAddr": name_server_address,
                 **more,
             }
-            if role == "SLAVE":
-                settings["haMasterAddress"] = f"127.0.0.1:{ha}"
             config = folder / f"{role.lower()}.conf"
             config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
             log_path = folder / f"{role.lower()}.log"

@@ -22,6 +22,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
@@ -37,6 +38,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public final class ClientBench {
     private static final int WITHIN_MINUTES = 10;
+    private static final int TOPIC_WITHIN_SECONDS = 20;
+    private static final int REPLICATING_WITHIN_SECONDS = 60;
 
     private ClientBench() {
     }
@@ -80,7 +83,6 @@ public final class ClientBench {
         String topic = request.getString("topic");
         int threads = request.getIntValue("threads");
         int batch = request.getIntValue("batch");
-        long end = System.nanoTime() + request.getLongValue("millis") * 1_000_000;
         long count = request.containsKey("count") ? request.getLongValue("count") : Long.MAX_VALUE;
         byte[] body = new byte[request.getIntValue("size")];
         Arrays.fill(body, (byte) 'x');
@@ -91,9 +93,10 @@ public final class ClientBench {
         List<long[]> latencies = new ArrayList<>();
         AtomicReference<Throwable> failure = new AtomicReference<>();
         try {
-            producer.send(new Message(topic, body));
+            sendUntilOk(producer, new Message(topic, body));
             List<Thread> running = new ArrayList<>();
             long began = System.nanoTime();
+            long end = began + request.getLongValue("millis") * 1_000_000;
             for (int number = 0; number < threads; number++) {
                 Thread thread = new Thread(() -> {
                     LongList own = new LongList();
@@ -202,7 +205,8 @@ public final class ClientBench {
         });
         DefaultMQProducer producer = producer(request);
         try {
-            producer.send(new Message(topic, new byte[1]));
+            sendUntilOk(producer, new Message(topic, new byte[1]));
+            awaitTopic(producer, topic);
             consumer.start();
             // Until it pulls all queues, also those that came by the first send.
             do {
@@ -246,6 +250,43 @@ public final class ClientBench {
         producer.setSendMsgTimeout(10_000);
         producer.start();
         return producer;
+    }
+
+    /** Sends until it ends with SEND_OK: a broker registers seconds after its start, and its slave connects then. */
+    private static void sendUntilOk(DefaultMQProducer producer, Message message) throws Exception {
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(REPLICATING_WITHIN_SECONDS);
+        while (true) {
+            String seen;
+            try {
+                SendStatus status = producer.send(message).getSendStatus();
+                if (status == SendStatus.SEND_OK) {
+                    return;
+                }
+                seen = status.name();
+            } catch (MQClientException notRegistered) {
+                seen = notRegistered.getMessage();
+            }
+            if (System.nanoTime() > end) {
+                throw new IllegalStateException("no SEND_OK within " + REPLICATING_WITHIN_SECONDS + " s: " + seen);
+            }
+            Thread.sleep(100);
+        }
+    }
+
+    /** Waits until the name server has the topic: a consumer asks again for an unknown one after 30 s only. */
+    private static void awaitTopic(DefaultMQProducer producer, String topic) throws Exception {
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(TOPIC_WITHIN_SECONDS);
+        while (true) {
+            try {
+                producer.fetchPublishMessageQueues(topic);
+                return;
+            } catch (MQClientException unknown) {
+                if (System.nanoTime() > end) {
+                    throw unknown;
+                }
+                Thread.sleep(50);
+            }
+        }
     }
 
     private static DefaultMQPushConsumer consumer(JSONObject request, ConsumeFromWhere from) throws Exception {
