@@ -16,7 +16,7 @@ import trio
 import trustme
 
 from trioha.net.tls import client_context
-from trioha.remoting.client import ConnectionLostError, open_client
+from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
@@ -86,7 +86,7 @@ def test_it_serves_over_tls_and_does_not_show_the_password_of_its_key(tmp_path: 
     context = client_context(tmp_path / "ca.pem", key="--tls-ca")
 
     async def shown(address: str, tls: ssl.SSLContext | None) -> str:
-        async with open_client(address, tls=tls) as client:
+        async with open_client(address, security=ClientSecurity(tls=tls)) as client:
             answer = await client.request(request(RequestCode.GET_NAMESRV_CONFIG))
         return bytes(answer.body).decode()
 
