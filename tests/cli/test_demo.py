@@ -16,7 +16,7 @@ import pytest
 
 from tests.interop.rocketmq import missing_tools
 from trioha.cli import main
-from trioha.cli.demo_run import AFTER, BEFORE, DURING
+from trioha.cli.demo_run import AFTER, BEFORE, CHECKS, DURING
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -107,7 +107,7 @@ def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., D
     assert clients["produced"] == clients["consumed"] == sum(clients["statuses"].values()) > 100
     assert (clients["lost"], clients["duplicated"], clients["outOfOrder"]) == (0, 0, 0)
     assert clients["name"] == ("trioha's own" if missing_tools() else "RocketMQ 5.5.0's own, in Java")
-    assert len(said["checks"]) == 13
+    assert len(said["checks"]) == CHECKS
     assert "<html" in (demo.folder / "report.html").read_text()
     assert said["folder"] is None
     assert list(demo.temporary.glob("trioha-demo-*")) == []

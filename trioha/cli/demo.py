@@ -19,7 +19,7 @@ from rich.table import Table
 
 from trioha.cli.console import err, how_to_install, out, print_json
 from trioha.cli.demo_clients import ClientKind
-from trioha.cli.demo_run import BRISK, WATCHED, DemoRun, Plan, run_demo
+from trioha.cli.demo_run import BRISK, CHECKS, WATCHED, DemoRun, Plan, run_demo
 from trioha.errors import ConfigError, TriohaError
 from trioha.node.logs import configure_logs
 
@@ -130,7 +130,7 @@ class _ProgressLog:
         self._start_s = time.monotonic()
         self._buffered: list[str] | None = [] if quiet else None
         self._progress: Progress | None = None
-        self._bars: tuple[TaskID, TaskID, TaskID] | None = None
+        self._bars: tuple[TaskID, ...] = ()
 
     def write(self, text: str) -> None:
         line = f"{time.monotonic() - self._start_s:6.1f} s  {text}"
@@ -159,14 +159,15 @@ class _ProgressLog:
                 self._progress.add_task("messages", total=count, figures=""),
                 self._progress.add_task("producer", total=None, figures=""),
                 self._progress.add_task("consumer", total=None, figures=""),
+                self._progress.add_task("checks", total=CHECKS, figures=""),
             )
             yield
 
     async def run(self, demo_run: DemoRun) -> None:
         """Keep the bars up to date until cancelled."""
-        if self._progress is None or self._bars is None:
+        if self._progress is None:
             return
-        messages, producer, consumer = self._bars
+        messages, producer, consumer, checks = self._bars
         while True:
             clients, is_over = demo_run.clients, demo_run.is_producer_finished
             total = max(clients.produced, 1) if is_over else None
@@ -178,6 +179,8 @@ class _ProgressLog:
             self._progress.update(
                 consumer, total=total, completed=clients.consumed, figures=f"{clients.consumed:,} consumed"
             )
+            held = sum(check.held for check in demo_run.checks)
+            self._progress.update(checks, completed=len(demo_run.checks), figures=f"{held} of {CHECKS} held")
             await trio.sleep(PROGRESS_INTERVAL_S)
 
 

@@ -74,6 +74,8 @@ SETTINGS: Final = {
 MASTER_SETTINGS: Final = {"brokerRole": "SYNC_MASTER", "brokerId": "0", "listenPort": "0"}
 SLAVE_SETTINGS: Final = {"brokerRole": "SLAVE", "brokerId": "1"}
 
+CHECKS: Final = 13
+"""Of a demo that runs to its end."""
 BEFORE: Final = "before"
 DURING: Final = "during"
 AFTER: Final = "after"
