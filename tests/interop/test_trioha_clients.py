@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
 from tests.interop.node import TriohaNode
@@ -147,6 +148,40 @@ async def receive_with_failures(name_server: str) -> list[tuple[str, int, str]]:
                     else:
                         consumer.acknowledge((message,))
     return received
+
+
+def test_an_administrator_resets_the_offsets_of_a_live_consumer(
+    java: JavaDriver, clients: RocketClients, cluster: str
+) -> None:
+    assert java.produce(cluster, 8, topic=TOPIC) == {"SEND_OK": 8}
+    received, again = trio.run(receive_around_a_reset, cluster, clients)
+    assert sorted(received) == sorted(again) == [f"m{number}" for number in range(8)]
+
+
+async def receive_around_a_reset(name_server: str, clients: RocketClients) -> tuple[list[str], list[str]]:
+    """What a group receives before and after mqadmin has reset its offsets."""
+    settings = ConsumerSettings(TOPIC, group="reset", start_at=StartAt(Start.FIRST))
+    received: list[list[str]] = []
+    with trio.fail_after(90):
+        async with (
+            open_cluster(name_servers=(name_server,)) as cluster,
+            open_consumer(cluster, settings) as consumer,
+        ):
+            for _ in range(2):
+                bodies: list[str] = []
+                while len(bodies) < 8:
+                    batch = await consumer.receive()
+                    consumer.acknowledge(batch)
+                    bodies += [message.body.decode() for message in batch]
+                received.append(bodies)
+                if len(received) == 1:
+                    await consumer.commit()
+                    said = await trio.to_thread.run_sync(
+                        clients.mqadmin,
+                        "resetOffsetByTime", name_server, "-g", "reset", "-t", TOPIC, "-s", "0",
+                    )  # fmt: skip
+                    assert "#offset" in said, said
+    return received[0], received[1]
 
 
 def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, tmp_path: Path) -> None:
