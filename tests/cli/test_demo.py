@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from tests.interop.rocketmq import missing_tools
 from trioha.cli import main
 from trioha.cli.demo_run import AFTER, BEFORE, CHECKS, DURING
+from trioha.cli.rocketmq_jars import java_tool
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -195,6 +197,33 @@ def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) 
     assert "Java 17" in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_without_maven_java_clients_are_refused_in_one_line(tmp_path: Path) -> None:
+    for folder in ("tmp", "bin"):
+        (tmp_path / folder).mkdir()
+    for tool in ("java", "javac"):
+        found = shutil.which(java_tool(tool))
+        if found is None:
+            pytest.skip(f"there is no {tool}")
+        (tmp_path / "bin" / tool).symlink_to(Path(found).resolve())
+    environ = {
+        **os.environ,
+        "PATH": str(tmp_path / "bin"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    environ.pop("JAVA_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "trioha", "demo", "--clients", "java"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "trioha: RocketMQ's clients need Maven and a JDK of 17 or newer, but there is no `mvn`\n"
+    )
+    assert list((tmp_path / "tmp").glob("trioha-demo-*")) == []
 
 
 @pytest.mark.parametrize(

@@ -180,10 +180,12 @@ async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(
     assert await chosen_clients(ClientKind.AUTO, log=log.append) is None
     (line,) = log
     assert line == (
-        "producer and consumer: trioha's own; RocketMQ's need Maven and a JDK of 17 or newer, "
+        "producer and consumer: trioha's own; RocketMQ's clients need Maven and a JDK of 17 or newer, "
         "but `javac -version` prints javac 11.0.2"
     )
-    with pytest.raises(JarsError, match="prints javac 11"):
+    with pytest.raises(
+        JarsError, match=r"RocketMQ's clients need Maven .*, but `javac -version` prints javac 11"
+    ):
         await chosen_clients(ClientKind.JAVA, log=log.append)
     assert await chosen_clients(ClientKind.TRIOHA, log=log.append) is None
     assert log[1:] == ["producer and consumer: trioha's own"]

@@ -83,6 +83,9 @@ def demo(
         with progress.bars(count=count):
             signal_number = trio.run(_run_until_signal, plan, demo_run, progress)
     except BaseException:
+        if keep is None and not any(folder.iterdir()):
+            folder.rmdir()
+            raise
         err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
         raise
     if keep is None and (signal_number is not None or demo_run.all_held):

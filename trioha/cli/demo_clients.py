@@ -165,12 +165,10 @@ async def chosen_clients(kind: ClientKind, *, log: Callable[[str], None]) -> Pat
         try:
             jars = await client_jars(log=log)
         except JarsError as error:
+            why = f"RocketMQ's clients need Maven and a JDK of {JDK_MAJOR_MIN} or newer, but {error}"
             if kind is ClientKind.JAVA:
-                raise
-            log(
-                f"producer and consumer: trioha's own; RocketMQ's need Maven and a JDK of {JDK_MAJOR_MIN} or "
-                f"newer, but {error}"
-            )
+                raise JarsError(why) from None
+            log(f"producer and consumer: trioha's own; {why}")
             return None
         log(f"producer and consumer: {clients_name(jars)}")
         return jars
