@@ -12,7 +12,7 @@ from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import request
+from trioha.remoting.command import request, response_to
 
 TOPIC = "Orders"
 FIRST = StartAt(Start.FIRST)
@@ -256,6 +256,24 @@ async def test_pulls_that_are_refused_end_a_consumer_that_does_not_follow(tmp_pa
                 opened(fake) as cluster,
                 open_consumer(cluster, settings(group="g", follow=False)) as consumer,
             ):
+                await consumer.receive()
+
+
+async def test_a_refused_group_ends_a_consumer_that_does_not_follow(tmp_path, autojump_clock):
+    async with cluster_of(tmp_path) as (fake, broker):
+        broker.put(b"message")
+
+        def refuse(asked, peer):
+            if asked.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+                return response_to(asked, ResponseCode.SYSTEM_ERROR, remark="no permission for the group")
+            return broker(asked, peer)
+
+        fake.servers["broker-a:10911"].handler = refuse
+        async with (
+            opened(fake) as cluster,
+            open_consumer(cluster, settings(group="g", follow=False)) as consumer,
+        ):
+            with pytest.raises(PeerError, match="no permission for the group"):
                 await consumer.receive()
 
 

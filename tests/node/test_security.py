@@ -187,6 +187,9 @@ def test_commands_that_are_clients_sign_and_encrypt(
 
     found = run_trioha("consume", "T", *names, "--from", "first", "--group", "group-1", *signed)
     assert {json.loads(line)["body"] for line in found.stdout.splitlines()} == {"one", "two"}
+    refused = run_trioha("consume", "T", *names, "--from", "first", "--group", "group-2", *signed)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "No default permission for group:group-2" in refused.stderr
     # Without a group of its own it names one that the account has no permission for.
     refused = run_trioha("consume", "T", *names, "--from", "first", *signed)
     assert (refused.exit_code, refused.stdout) == (2, "")

@@ -61,7 +61,7 @@ TOPIC_PAUSE_S: Final = 0.1
 EMPTY_PAUSE_S: Final = 0.1
 """The least time between pulls for a broker that does not hold pulls without messages."""
 FAILURES_MAX: Final = 5
-"""Without `follow`, so many failed pulls of a queue in a row end the consumer."""
+"""Without `follow`, so many failed pulls of a queue, or failed assignments, in a row end the consumer."""
 ANSWER_MARGIN_S: Final = 15.0
 """How much longer than its suspension the answer to a pull may take."""
 BATCHES_MAX: Final = 16
@@ -172,7 +172,7 @@ class Consumer:
         """The next messages of some queue, in their order; at least one.
 
         Without `follow`: raises trio.EndOfChannel when all queues are at their ends, and PeerError or
-        RemoteProtocolError for a queue that cannot be pulled.
+        RemoteProtocolError for queues that cannot be assigned or pulled.
         """
         try:
             return await self._receive.receive()
@@ -255,6 +255,7 @@ class Consumer:
         """Assign queues and pull them, until cancelled or, without `follow`, finished or failed."""
         async with self._send, trio.open_nursery() as loops:
             pause_s = TOPIC_PAUSE_S
+            failures = 0
             while True:
                 self._rebalance_due = trio.Event()
                 if self._failure is not None:
@@ -271,7 +272,12 @@ class Consumer:
                 except PeerError as error:
                     log.warning("queues not assigned", topic=self._settings.topic, reason=str(error))
                     wait_s = RETRY_PAUSE_S
+                    failures += 1
+                    if not self._settings.follow and failures >= FAILURES_MAX:
+                        self._failure = error
+                        self._rebalance_due.set()
                 else:
+                    failures = 0
                     wait_s = REBALANCE_INTERVAL_S
                     if self._is_finished():
                         return
