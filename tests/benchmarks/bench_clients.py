@@ -261,7 +261,7 @@ def idle(bench: Bench) -> None:
         bench.on_step(f"{IDLE_PULLS:,} idle pulls, {pair.name}")
         topic = bench.new_name("idle")
         bench.call(pair, "send", topic=topic, threads=1, batch=1, size=BODY_BYTES, millis=1)
-        # The route and the queue may be some moments behind the answer.
+        # Until the queue is dispatched.
         time.sleep(1)
         before = anonymous_bytes(pair.master.pid)
         with idle_pulls(pair.address, topic):
