@@ -8,14 +8,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from functools import partial
+from typing import cast
 
 import pytest
+import trio
+import trio.testing
 
 from tests.interop.node import TriohaNode
 from trioha.cli.clients import ClusterAddress, message_of_json, message_to_json
-from trioha.cli.consume import parse_start
+from trioha.cli.consume import WRITE_GRACE_S, parse_start, print_messages
 from trioha.cli.produce import LINE_BYTES_MAX, LineReader
-from trioha.client.consumer import Start, StartAt
+from trioha.client.consumer import Consumer, Start, StartAt
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.route import MessageQueue
 from trioha.errors import ConfigError
@@ -258,6 +263,58 @@ def test_follow_waits_for_messages_until_a_signal_and_commits(name_server: str) 
         process.wait()
     assert (process.returncode, stdout) == (0, b""), stderr.decode()
     assert consume(name_server, "Followed", "--group", "g", "--from", "first") == []
+
+
+class OneBatch:
+    """A consumer that receives one batch and then nothing."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self.acknowledged: list[tuple[ReceivedMessage, ...]] = []
+
+    async def receive(self) -> tuple[ReceivedMessage, ...]:
+        if self.received:
+            await trio.sleep_forever()
+        self.received = True
+        return (RECEIVED,)
+
+    def acknowledge(self, batch: tuple[ReceivedMessage, ...]) -> None:
+        self.acknowledged.append(batch)
+
+
+async def test_a_batch_that_is_being_printed_at_a_signal_is_acknowledged_when_it_is_out() -> None:
+    consumer = OneBatch()
+    begun, may_end = trio.Event(), threading.Event()
+
+    def write(_batch: tuple[ReceivedMessage, ...]) -> None:
+        trio.from_thread.run_sync(begun.set)
+        may_end.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), write, limit=None))
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+        may_end.set()
+    assert consumer.acknowledged == [(RECEIVED,)]
+
+
+async def test_a_reader_that_takes_nothing_delays_the_end_for_a_moment_only(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    consumer = OneBatch()
+    begun, may_end = trio.Event(), threading.Event()
+
+    def write(_batch: tuple[ReceivedMessage, ...]) -> None:
+        trio.from_thread.run_sync(begun.set)
+        may_end.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), write, limit=None))
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+    may_end.set()
+    assert trio.current_time() == pytest.approx(WRITE_GRACE_S)
+    assert consumer.acknowledged == []
 
 
 @pytest.mark.process

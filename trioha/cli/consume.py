@@ -20,6 +20,8 @@ from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.subscriptions import Subscription
 
+WRITE_GRACE_S: Final = 1.0
+"""How long a write may take that a signal interrupts."""
 _FROM_HINT: Final = "write first, last, a time as 2026-01-31T12:00:00, or milliseconds since 1970"
 
 
@@ -41,8 +43,7 @@ async def print_messages(
 ) -> int:
     """Write batches until the consumer ends or `limit` messages were written; returns how many.
 
-    A batch is acknowledged when it was written. `write` runs in a thread: the reader of the output may be
-    slow.
+    A batch is acknowledged when it was written.
     """
     written = 0
     while limit is None or written < limit:
@@ -52,10 +53,35 @@ async def print_messages(
             break
         if limit is not None:
             batch = batch[: limit - written]
-        await trio.to_thread.run_sync(write, batch, abandon_on_cancel=True)
-        consumer.acknowledge(batch)
+        await _print_batch(consumer, write, batch)
         written += len(batch)
     return written
+
+
+async def _print_batch(
+    consumer: Consumer,
+    write: Callable[[tuple[ReceivedMessage, ...]], None],
+    batch: tuple[ReceivedMessage, ...],
+) -> None:
+    """Write a batch in a thread, since the reader of the output may be slow, and acknowledge it.
+
+    A cancellation in between waits `WRITE_GRACE_S` for the reader: else a batch that was printed would not be
+    acknowledged, and be printed again at the next start.
+    """
+    grace = trio.CancelScope(shield=True)
+
+    async def limit_grace() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            grace.deadline = trio.current_time() + WRITE_GRACE_S
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(limit_grace)
+        with grace:
+            await trio.to_thread.run_sync(write, batch, abandon_on_cancel=True)
+            consumer.acknowledge(batch)
+        nursery.cancel_scope.cancel()
 
 
 def write_lines(batch: tuple[ReceivedMessage, ...]) -> None:
