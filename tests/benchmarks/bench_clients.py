@@ -257,16 +257,17 @@ def latency(bench: Bench) -> None:
 
 def idle(bench: Bench) -> None:
     """Pulls that wait at the end of a queue: what they add to the master's memory, and what it computes."""
+    # Before the first round: what it leaves in the process is used again by the next ones.
+    before = {pair.name: anonymous_bytes(pair.master.pid) for pair in bench.pairs}
     for pair, counts in bench.rounds():
         bench.on_step(f"{IDLE_PULLS:,} idle pulls, {pair.name}")
         topic = bench.new_name("idle")
         bench.call(pair, "send", topic=topic, threads=1, batch=1, size=BODY_BYTES, millis=1)
         # Until the queue is dispatched.
         time.sleep(1)
-        before = anonymous_bytes(pair.master.pid)
         with idle_pulls(pair.address, topic):
             time.sleep(1)
-            added = anonymous_bytes(pair.master.pid) - before
+            added = anonymous_bytes(pair.master.pid) - before[pair.name]
             with bench.measured(pair) as after:
                 cpu_before_s = cpu_s(pair.master.pid)
                 time.sleep(IDLE_S)
