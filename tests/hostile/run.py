@@ -44,7 +44,9 @@ from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.runtime_table import parse_runtime_info
 from trioha.store.consume_queues import ConsumeQueueSettings
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
+from trioha.store.tags import DelayLevels
 
 FILE_BYTES: Final = 256 * 1024
 MESSAGE_BYTES_MAX: Final = 60_000
@@ -69,6 +71,9 @@ WORKERS: Final = {
     Lane.FEED: 1,
 }
 """Strangers on each lane. A master admits eight HA connections of a host; the honest slave has one."""
+DELAY_S_MAX: Final = 2
+"""The longest delay of a message, in s."""
+DELAY_LEVELS: Final = " ".join(f"{delay_s}s" for delay_s in range(1, DELAY_S_MAX + 1))
 _CLOSED_REASON = re.compile(r"remoting connection closed.*reason=(?:\"([^\"]*)\"|'([^']*)'|(\S+))")
 _DELETED_TOPIC = re.compile(r"topic deleted.*topic=(\S+)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|-?\d+")
@@ -135,6 +140,9 @@ class Nodes:
             "maxHashSlotNum": INDEX.hash_slots,
             "maxIndexNum": INDEX.index_num,
             "maxMessageSize": MESSAGE_BYTES_MAX,
+            # What frames have stored for later comes while the run looks on; half messages are not checked.
+            "messageDelayLevel": DELAY_LEVELS,
+            "transactionCheckInterval": 3_600_000,
         }
         self.names = ["master", "slave"]
         self.master = self._start(
@@ -394,7 +402,7 @@ class _World:
         """All that is asked of nodes that are still there: equal ends, one and the same honest slave."""
         nodes = self._nodes
         master, slave = nodes.master, nodes.slave
-        end_offset = (await trio.to_thread.run_sync(master.status)).max_offset
+        end_offset = await self._final_offset()
         await trio.to_thread.run_sync(lambda: slave.wait(max_offset=end_offset, within_s=HANG_S))
         await trio.to_thread.run_sync(lambda: master.wait(ack_offset=end_offset, within_s=HANG_S))
         status: BrokerStatus = await trio.to_thread.run_sync(slave.status)
@@ -420,6 +428,17 @@ class _World:
             if status.dispatch_fault:
                 violations.append(f"{name}: dispatch fault: {status.dispatch_fault}")
         self._end_offset = end_offset
+
+    async def _final_offset(self) -> int:
+        """The master's end when the last delayed message has been delivered."""
+        end_offset = -1
+        with trio.fail_after(HANG_S):
+            while True:
+                now = (await trio.to_thread.run_sync(self._nodes.master.status)).max_offset
+                if now == end_offset:
+                    return now
+                end_offset = now
+                await trio.sleep(DELAY_S_MAX + 1)
 
     def _judge_ended(self, name: str, status: BrokerStatus) -> list[str]:
         """Every HA connection that was made is counted as ended, by its reason, once."""
@@ -493,7 +512,13 @@ class _World:
             [self._hostile_master.root, folder / "misled"], end_offset=true_end
         )
         deleted_topics = frozenset(_DELETED_TOPIC.findall(self._nodes.log_file("master").read_text()))
-        shape = Shape(log_file_bytes=FILE_BYTES, queues=QUEUES, index=INDEX, deleted_topics=deleted_topics)
+        shape = Shape(
+            log_file_bytes=FILE_BYTES,
+            queues=QUEUES,
+            index=INDEX,
+            dispatch=DispatchSettings(delay_levels=DelayLevels(DELAY_LEVELS)),
+            deleted_topics=deleted_topics,
+        )
         for name, end_offset in (("master", self._end_offset), ("misled", true_end)):
             result.violations += check_rebuilt(folder / name, shape)
             result.violations += check_clean_store(

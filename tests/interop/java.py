@@ -394,9 +394,10 @@ class JavaConsumer:
     driver: JavaDriver
     name: str
 
-    def received(self, number: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
+    def received(self, number: int, *, within_s: float = 75.0) -> list[dict[str, Any]]:
         """What it was given so far, in order; waits for `number` messages, but not longer than `within_s`.
 
+        RocketMQ's clients look for a new topic each 30 s and for their queues each 20 s.
         Each message with broker, queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
         receivedTimestamp (ms since 1970).
         """

@@ -91,6 +91,8 @@ class BrokerRegistration:
         self._on_master = on_master
         self._connect = connect
         self._entry_changes = 0
+        self.registered = trio.Event()
+        """Set when a name server has the broker for the first time."""
         self._stopping = trio.Event()
         self._stopped = trio.Event()
 
@@ -193,6 +195,7 @@ class BrokerRegistration:
         if not link.is_registered:
             log.info("registered with a name server", name_server=link.address, topics=len(changed))
         link.is_registered, link.topics = True, topics
+        self.registered.set()
         self._take_master(answer)
 
     def _registered(self, topic: TopicConfig) -> Mapping[str, object]:

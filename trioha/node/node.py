@@ -57,6 +57,8 @@ from trioha.store.record import Host
 
 log = structlog.get_logger(__name__)
 
+REGISTERED_WITHIN_S: Final = 1.0
+"""How long a node waits, before it is ready, until it is registered with its own name server."""
 DRAIN_S: Final = 3.0
 """How long a stopping node waits for its last answers: the default of RocketMQ's slaveTimeout."""
 
@@ -206,6 +208,10 @@ async def _serve(
             if registration is not None:
                 broker.admin.set_registration(registration)
                 services.start_soon(registration.run)
+                if name_server is not None:
+                    # Clients of a node that is ready find it at its own name server.
+                    with trio.move_on_after(REGISTERED_WITHIN_S):
+                        await registration.registered.wait()
             on_ready(
                 Ready(
                     role=config.broker_role.value,
