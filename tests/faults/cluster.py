@@ -48,6 +48,8 @@ WORLD_WITHIN_S = 10.0
 QUEUES = ConsumeQueueSettings(file_bytes=1000)
 """Files of 50 entries, of which a run fills several."""
 INDEX = IndexShape(hash_slots=100, index_num=400)
+DELAY_LEVELS = "1h 2h"
+"""No message that strangers had stored for later comes during a run, or while it stops."""
 
 
 class _Node(TriohaNode):
@@ -317,6 +319,7 @@ class Cluster:
             "maxHashSlotNum": INDEX.hash_slots,
             "maxIndexNum": INDEX.index_num,
             "maxMessageSize": 60_000,
+            "messageDelayLevel": DELAY_LEVELS,
             "haSendHeartbeatInterval": setup.heartbeat_ms,
             "haHousekeepingInterval": setup.housekeeping_ms,
             "haTransferBatchSize": setup.transfer_batch_bytes,

@@ -17,7 +17,7 @@ from typing import Any
 import cattrs
 from attrs import asdict, field, frozen
 
-from tests.faults.cluster import INDEX, QUEUES, Cluster, exit_on_sigterm, processes_naming
+from tests.faults.cluster import DELAY_LEVELS, INDEX, QUEUES, Cluster, exit_on_sigterm, processes_naming
 from tests.faults.faults import MASTER
 from tests.faults.invariants import (
     check_clean_store,
@@ -29,6 +29,8 @@ from tests.faults.invariants import (
 from tests.faults.plan import Plan, make_plan
 from tests.faults.rebuilt import Shape, check_rebuilt
 from trioha.errors import TriohaError
+from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.tags import DelayLevels
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.json"
@@ -137,7 +139,12 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
     setup = plan.setup
     stores = [cluster.store(name) for name in setup.nodes]
     violations = check_logs_equal(stores, end_offset=end_offset)
-    shape = Shape(log_file_bytes=setup.file_bytes, queues=QUEUES, index=INDEX)
+    shape = Shape(
+        log_file_bytes=setup.file_bytes,
+        queues=QUEUES,
+        index=INDEX,
+        dispatch=DispatchSettings(delay_levels=DelayLevels(DELAY_LEVELS)),
+    )
     violations += check_promises(cluster.promises, stores, copies=len(stores), when="at the end")
     for name, store in zip(setup.nodes, stores, strict=True):
         violations += check_rebuilt(store, shape)
