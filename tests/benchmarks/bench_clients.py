@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, Driver, DriverError, environment_of_ours
 from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
-from tests.benchmarks.rivals.sides import JVM_FLAGS
+from tests.benchmarks.rivals.sides import JVM_FLAGS, compiled
 from tests.interop.java import LOGBACK
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import ALL_VERSIONS, class_path, is_5, java_tool, missing_tools
@@ -468,19 +468,7 @@ def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
 @contextmanager
 def java_clients(folder: Path, version: str) -> Iterator[Driver]:
     """A JVM with the clients of a version, the same for both pairs."""
-    classes, base = folder / "classes", class_path(version)
-    classes.mkdir(parents=True)
-    done = subprocess.run(
-        [
-            java_tool("javac"), "-proc:none", "-encoding", "UTF-8", "-cp", base, "-d", str(classes),
-            str(JAVA_SOURCE),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise DriverError(f"javac: {done.stdout}{done.stderr}")
+    path = compiled(folder / "classes", version, JAVA_SOURCE)
     logback = folder / "logback.xml"
     logback.write_text(LOGBACK)
     driver = Driver(
@@ -488,7 +476,7 @@ def java_clients(folder: Path, version: str) -> Iterator[Driver]:
             java_tool("java"), *JVM_FLAGS, f"-Duser.home={folder}",
             f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
             "-Drocketmq.client.logUseSlf4j=true",
-            "-cp", f"{classes}{os.pathsep}{base}", "interop.ClientBench",
+            "-cp", path, "interop.ClientBench",
         ],
         name="clients",
         folder=folder,

@@ -48,7 +48,7 @@ OFFERED_TO_ALL = {
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: "4.9 does not have it; the answer is 5.x's",
     RequestCode.GET_BROKER_HA_STATUS: "4.9 does not have it; the answer is 5.x's",
 }
-"""Requests that 4.9.7 does not know and trioha serves whoever asks."""
+"""Requests that 4.9.7 does not know; trioha serves them to clients of every version."""
 
 OTHER_MEMBERS = {
     RequestCode.GET_BROKER_RUNTIME_INFO: "the table has trioha's figures; mqadmin's are in test_processor",

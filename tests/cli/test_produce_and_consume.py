@@ -282,19 +282,25 @@ class OneBatch:
         self.acknowledged.append(batch)
 
 
+class SlowReader:
+    """Takes what is written when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = trio.Event(), threading.Event()
+
+    def write(self, _batch: tuple[ReceivedMessage, ...]) -> None:
+        trio.from_thread.run_sync(self.begun.set)
+        self.may_end.wait()
+
+
 async def test_a_batch_that_is_being_printed_at_a_signal_is_acknowledged_when_it_is_out() -> None:
     consumer = OneBatch()
-    begun, may_end = trio.Event(), threading.Event()
-
-    def write(_batch: tuple[ReceivedMessage, ...]) -> None:
-        trio.from_thread.run_sync(begun.set)
-        may_end.wait()
-
+    reader = SlowReader()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), write, limit=None))
-        await begun.wait()
+        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), reader.write, limit=None))
+        await reader.begun.wait()
         nursery.cancel_scope.cancel()
-        may_end.set()
+        reader.may_end.set()
     assert consumer.acknowledged == [(RECEIVED,)]
 
 
@@ -302,17 +308,12 @@ async def test_a_reader_that_takes_nothing_delays_the_end_for_a_moment_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     consumer = OneBatch()
-    begun, may_end = trio.Event(), threading.Event()
-
-    def write(_batch: tuple[ReceivedMessage, ...]) -> None:
-        trio.from_thread.run_sync(begun.set)
-        may_end.wait()
-
+    reader = SlowReader()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), write, limit=None))
-        await begun.wait()
+        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), reader.write, limit=None))
+        await reader.begun.wait()
         nursery.cancel_scope.cancel()
-    may_end.set()
+    reader.may_end.set()
     assert trio.current_time() == pytest.approx(WRITE_GRACE_S)
     assert consumer.acknowledged == []
 

@@ -36,7 +36,7 @@ def settings(**changes):
 
 
 async def receive(consumer, number, *, acknowledge=True):
-    """So many messages at least."""
+    """Receive until there are at least this number of messages."""
     messages = []
     while len(messages) < number:
         batch = await consumer.receive()

@@ -20,11 +20,12 @@ def endpoint(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class Client:
-    """A connected producer."""
+class Connection:
+    """A blocking connection to a node."""
 
-    def __init__(self, address: str) -> None:
-        self._socket = socket.create_connection(endpoint(address), timeout=15)
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        """`timeout_s`: for the connect, and for each receive."""
+        self._socket = socket.create_connection(endpoint(address), timeout=timeout_s)
         self._decoder = FrameDecoder()
         self._opaque = 0
 
@@ -33,6 +34,25 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+    def next_command(self) -> RemotingCommand | None:
+        """What the node sends next, an answer or a request of its own; None if the connection ends."""
+        while (command := self._decoder.next_command()) is None:
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._decoder.feed(data)
+        return command
+
+
+class Client(Connection):
+    """A connected producer."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, timeout_s=15)
 
     def send(self, count: int = 1, *, body: bytes = bytes(1000)) -> Counter[str]:
         """Send messages one after the other; the counts of their statuses, or `closed`."""
@@ -64,13 +84,5 @@ class Client:
 
     def answer(self) -> str | None:
         """The status in the next answer; None if the node has closed the connection."""
-        while (command := self._decoder.next_command()) is None:
-            try:
-                data = self._socket.recv(65536)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._decoder.feed(data)
-        assert isinstance(command, RemotingCommand)
-        return put_status_name(command)
+        command = self.next_command()
+        return None if command is None else put_status_name(command)

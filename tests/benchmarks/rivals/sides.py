@@ -209,7 +209,7 @@ class JavaSide(Side):
         self._ids = count(1)
         self._drivers: list[Driver] = []
         self._slave_driver: Driver | None = None
-        self._class_path = _compiled(folder / "classes", version)
+        self._class_path = compiled(folder / "classes", version, JAVA_SOURCE)
 
     def _driver(self, name: str) -> Driver:
         home = self._folder / "home"
@@ -294,14 +294,17 @@ class JavaSide(Side):
             driver.close()
 
 
-def _compiled(classes: Path, version: str) -> str:
-    """The class path of the driver, which is compiled beside RocketMQ's jars and the classes of the tests."""
+def compiled(classes: Path, version: str, source: Path) -> str:
+    """The class path of a driver, which is compiled beside RocketMQ's jars and the classes of the tests.
+
+    Raises DriverError.
+    """
     base = class_path(version)
     classes.mkdir(parents=True)
     done = subprocess.run(
         [
             java_tool("javac"), "-proc:none", "-encoding", "UTF-8", "-cp", base, "-d", str(classes),
-            str(JAVA_SOURCE),
+            str(source),
         ],
         capture_output=True,
         text=True,
