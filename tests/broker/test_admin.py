@@ -134,6 +134,26 @@ async def test_a_deletion_waits_for_the_dispatch_of_the_last_messages(broker, nu
     assert not any(name == TOPIC for name, _ in broker.store.commit_log.queue_offsets)
 
 
+async def test_a_deletion_is_completed_when_its_client_disconnects(broker, nursery, autojump_clock):
+    broker.put(b"a")
+    broker.store.commit_log.append(message(b"late", topic=TOPIC))
+    broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 1)
+
+    async def delete(task_status):
+        with trio.CancelScope() as connection:
+            task_status.started(connection)
+            await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
+
+    connection = await nursery.start(delete)
+    await trio.sleep(1)
+    connection.cancel()
+    await trio.sleep(1)
+    broker.store.dispatcher.dispatch(broker.store.commit_log.max_offset)
+    await trio.sleep(1)
+    assert broker.store.reads.max_offset(TOPIC, 0) == 0
+    assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) is None
+
+
 async def test_a_deletion_without_dispatch_says_what_is_left(broker, autojump_clock):
     broker.store.commit_log.append(message(b"late", topic=TOPIC))
     answer = await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})

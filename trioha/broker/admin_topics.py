@@ -118,23 +118,24 @@ class AdminTopics:
         """DELETE_TOPIC_IN_BROKER: delete a topic, its queues and the offsets of groups in it.
 
         Its messages stay in the log, where they can be found by id and by key, until retention deletes them.
-        A topic that the broker does not have counts as deleted: it may have queues without one. Raises
-        BadRequestError; the topic is deleted then, and the same request deletes what is left.
+        A topic that the broker does not have counts as deleted: it may have queues without one. A client that
+        disconnects does not stop a deletion halfway. Raises BadRequestError; the topic is deleted then, and
+        the same request deletes what is left.
         """
         refuse_on_slave("topics", is_slave=self._is_slave)
         name = HeaderFields(request.ext_fields).text("topic")
         self._check_name(name)
         self._metadata.topics.delete(name)
+        log.info("topic deleted", topic=name)
         await self._delete_queues(name)
         self._metadata.consumer_offsets.delete(topic=name)
         self._traffic.topic_deleted(name)
-        log.info("topic deleted", topic=name)
         return await when_written(self._metadata.topics, response_to(request, ResponseCode.SUCCESS))
 
     async def _delete_queues(self, topic: str) -> None:
         """Delete the topic's queues as soon as its messages are dispatched. Raises BadRequestError."""
         dispatched = self._store.dispatcher.dispatched
-        with trio.move_on_after(DELETE_TIMEOUT_S):
+        with trio.move_on_after(DELETE_TIMEOUT_S, shield=True):
             while True:
                 is_whole = True
                 try:
