@@ -176,6 +176,9 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "tls_client_auth_server": False,
         "tls_client_trust_cert_path": None,
         "tls_config_file": None,
+        "metrics_port": None,
+        "metrics_bind_address": "0.0.0.0",
+        "metrics_topics": 50,
         "log_format": LogFormat.CONSOLE,
     }
     assert config.broker_name
@@ -300,6 +303,9 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         tls.enable=true
         tls.client.authServer=true
         tls.client.trustCertPath=/tls/servers.pem
+        trioha.metricsPort=9108
+        trioha.metricsBindAddress=10.0.0.9
+        trioha.metricsTopics=12
         trioha.logFormat=json
     """
     loaded = load(conf, text)
@@ -420,6 +426,9 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "tls_client_auth_server": True,
         "tls_client_trust_cert_path": Path("/tls/servers.pem"),
         "tls_config_file": None,
+        "metrics_port": 9108,
+        "metrics_bind_address": "10.0.0.9",
+        "metrics_topics": 12,
         "log_format": LogFormat.JSON,
     }
     settings = broker_settings()
@@ -537,6 +546,21 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         (
             "flushDiskType=sync_flush",
             "1: flushDiskType: 'sync_flush' is not one of its values; give one of ASYNC_FLUSH, SYNC_FLUSH",
+        ),
+        (
+            "trioha.metricsPort=x",
+            "1: trioha.metricsPort: 'x' is not a whole number; give 0 to 65535",
+        ),
+        (
+            "listenPort=9000\ntrioha.metricsPort=9001",
+            "2: trioha.metricsPort: is 9001, and so is haListenPort; give another port",
+        ),
+        (
+            "listenPort=9000\ntrioha.metricsPort=8998",
+            (
+                "2: trioha.metricsPort: is 8998, and so is the second port for clients, listenPort - 2; "
+                "give another port"
+            ),
         ),
         (
             "trioha.logFormat=xml",

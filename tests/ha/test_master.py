@@ -203,6 +203,26 @@ async def test_lag_is_the_age_of_the_oldest_byte_without_an_ack(small_log, autoj
         assert master.connections()[0].lag_ms == 0
 
 
+async def test_bytes_that_a_peer_does_not_let_out_have_an_age(small_log, autojump_clock):
+    master, _, _ = make_master(small_log)
+    near, far = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: master.serve_stream(near, host="10.0.0.1", port=1))
+        await far.send_all(bytes(8))
+        await settled()
+        # A frame with the whole log waits in the socket.
+        assert [*master.unsent_ages_s().values()] == [0.0]
+        await trio.sleep(1)
+        small_log.append(message(b"first"))
+        await trio.sleep(2)
+        (status,) = master.connections()
+        assert status.sent_offset < small_log.max_offset
+        # At most: what was appended since that frame is younger than it.
+        assert master.unsent_ages_s() == {status.connection_id: 3.0}
+        nursery.cancel_scope.cancel()
+    assert master.unsent_ages_s() == {}
+
+
 async def test_how_long_acks_take_and_how_long_frames_are_is_measured(small_log, autojump_clock):
     master, _, _ = make_master(small_log)
     async with connected(master) as (peer, _):

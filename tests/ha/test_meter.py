@@ -51,6 +51,18 @@ def test_without_values_there_is_no_distribution() -> None:
     assert DistributionMeter(0.0).distribution(100.0) is None
 
 
+def test_the_age_of_bytes_from_an_offset_on_is_that_of_their_sample_or_at_most_that_of_the_last() -> None:
+    clock = LagClock()
+    assert clock.age_from_s(5, 5.0) == 0.0
+    for end_offset, now_s in ((10, 0.0), (20, 1.0), (30, 2.0)):
+        clock.appended(end_offset, now_s)
+    assert [clock.age_from_s(offset, 5.0) for offset in (0, 9, 10, 25, 29)] == [5.0, 5.0, 4.0, 3.0, 3.0]
+    # Appended after the last sample.
+    assert clock.age_from_s(30, 5.0) == 3.0
+    clock.acknowledged(20)
+    assert clock.age_from_s(20, 5.0) == 3.0
+
+
 def test_the_lag_of_a_replica_that_catches_up_after_hours_is_exact_to_the_interval_of_samples() -> None:
     clock = LagClock()
     ticks = 80 * SAMPLES_MAX

@@ -256,9 +256,11 @@ async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
     with trio.move_on_after(4.9):
         await slave.run()
     assert slave.last_close_reason is CloseReason.NONE
+    assert slave.ended_connections == {}
     with trio.move_on_after(5.05):
         await slave.run()
     assert slave.last_close_reason is CloseReason.CONNECT_FAILED
+    assert slave.ended_connections == {"CONNECT_FAILED": 1}
 
 
 async def test_a_disk_error_ends_the_connection_and_the_slave_continues_later(
@@ -280,6 +282,7 @@ async def test_a_disk_error_ends_the_connection_and_the_slave_continues_later(
         await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
         await settled()
         assert slave.last_close_reason is CloseReason.STORE_ERROR
+        assert slave.ended_connections == {"STORE_ERROR": 1}
         monkeypatch.setattr(MappedFile, "create", create)
         await trio.sleep(1)
         await send_log(dialer.peers[1], master_log, 0)

@@ -188,6 +188,7 @@ class TriohaNode:
         ready = self._wait_ready()
         self.listen_address = ready["listen"]
         self.ha_address = ready["ha"]
+        self.metrics_address = ready.get("metrics", "")
         self.ha_port = int(self.ha_address.rpartition(":")[2])
         self.max_offset_at_start = int(ready["max_offset"])
 

@@ -66,6 +66,15 @@ def test_an_embedded_name_server_has_a_part_of_its_own(
     assert divided(monkeypatch, limit).name_server_clients == 0
 
 
+@pytest.mark.parametrize("limit", [20_000, 1024, 300, 128, 64, 56])
+def test_the_port_for_metrics_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    assert divided(monkeypatch, limit).metrics_connections == 0
+    found = divided(monkeypatch, limit, metrics_port=0)
+    assert 2 <= found.metrics_connections <= 16
+    # Its listeners.
+    assert sum(parts(found)) + found.metrics_connections + 26 + 2 <= limit
+
+
 def test_the_warning_is_one_line_that_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divided(monkeypatch, 1024).warning == (
         "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"

@@ -301,6 +301,16 @@ class _Loading:
                     f"is {config.ha_listen_port}, the second port for clients, listenPort - 2",
                     "give another port",
                 )
+        if sound("metrics_port", "listen_port", "ha_listen_port") and config.metrics_port:
+            others = {
+                config.listen_port: "listenPort",
+                config.ha_listen_port: "haListenPort",
+                config.vip_port: "the second port for clients, listenPort - 2",
+            }
+            if (other := others.get(config.metrics_port)) is not None:
+                yield self._problem(
+                    "metrics_port", f"is {config.metrics_port}, and so is {other}", "give another port"
+                )
         if (
             sound("in_sync_replicas", "total_replicas")
             and {"in_sync_replicas", "total_replicas"} <= self.given.keys()

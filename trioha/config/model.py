@@ -779,6 +779,25 @@ class BrokerConfig:
     """Properties file with the `tls.` settings that are not given here. RocketMQ default:
     /etc/rocketmq/tls.properties."""
 
+    metrics_port: int | None = _setting(
+        "trioha.metricsPort", values.optional_integer(low=0, high=PORT_MAX), default=None
+    )
+    """Port at which Prometheus gets metrics by HTTP, 0 for any free port; None, by default, for no such port.
+
+    It is open to all who can reach it: names of topics and groups and addresses of slaves are shown there.
+    """
+
+    metrics_bind_address: str = _setting(
+        "trioha.metricsBindAddress",
+        values.name,
+        default=Factory(lambda self: self.bind_address, takes_self=True),
+    )
+    """Address that `metrics_port` listens on. Default: `bind_address`."""
+
+    metrics_topics: int = _setting("trioha.metricsTopics", values.integer(low=1, high=10_000), default=50)
+    """Topics with puts, and pairs of topic and group with pulls, that have time series of their own in the
+    metrics: the busiest ones. All others are counted as one."""
+
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
     """Format of log lines."""
 

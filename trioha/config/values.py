@@ -57,6 +57,12 @@ def integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int]:
     return parse
 
 
+def optional_integer(*, low: int, high: int = INT_MAX) -> Callable[[str], int | None]:
+    """A parser of decimal integers as `integer`, or None for an empty value."""
+    parse_integer = integer(low=low, high=high)
+    return lambda text: parse_integer(text) if text else None
+
+
 def one_of(kind: type[E], *, hint: str = "give one of {}") -> Callable[[str], E]:
     """A parser of the exact names of `kind`, as Java's `valueOf`; they are inserted into `hint`."""
 

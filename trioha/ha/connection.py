@@ -107,6 +107,13 @@ class HaConnection:
         self._is_writer_waiting = False
         """Whether the writer task waits for new bytes, or was woken and has not run yet."""
 
+    def unsent_age_s(self) -> float:
+        """Age of the oldest byte that was not sent to the slave, at most; 0 if there is none."""
+        sent_offset = self.progress.sent_offset
+        if not 0 <= sent_offset < self._log.max_offset:
+            return 0.0
+        return self._meter.lag_clock.age_from_s(sent_offset, trio.current_time())
+
     def status(self) -> ConnectionStatus:
         """A snapshot of the connection."""
         now_s = trio.current_time()

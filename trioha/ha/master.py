@@ -109,6 +109,19 @@ class HaMaster:
         """Open connections of slaves, oldest first."""
         return [one.status() for one in self._connections.values() if one.progress.is_slave]
 
+    @property
+    def border(self) -> ConnectionBorder:
+        """Ends and counts exceptions of connections."""
+        return self._border
+
+    def unsent_ages_s(self) -> dict[int, float]:
+        """`HaConnection.unsent_age_s` of each open connection of a slave, by number."""
+        return {
+            connection_id: one.unsent_age_s()
+            for connection_id, one in self._connections.items()
+            if one.progress.is_slave
+        }
+
     def changes(self) -> AbstractContextManager[Subscription[ConnectionChange]]:
         """States of slaves' connections: `with master.changes() as changes: async for change in changes`."""
         return self._changes.subscribe()

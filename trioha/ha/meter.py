@@ -85,6 +85,17 @@ class LagClock:
         """Age of the oldest unacknowledged byte; 0 if all are acknowledged."""
         return now_s - self._samples[0][1] if self._samples else 0.0
 
+    def age_from_s(self, offset: int, now_s: float) -> float:
+        """Age of the oldest byte from `offset` on of a log that ends after it; searches all samples.
+
+        There are samples of what the log had at each sent frame. Bytes after them are younger than the last
+        sample: its age is the most that theirs can be.
+        """
+        for end_offset, seen_s in self._samples:
+            if end_offset > offset:
+                return now_s - seen_s
+        return now_s - self._samples[-1][1] if self._samples else 0.0
+
     def _thin(self) -> None:
         """Join samples closer than a longer interval: the later end, the earlier time."""
         samples = list(self._samples)

@@ -15,6 +15,7 @@ ends the node, but in the flush task.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -89,6 +90,8 @@ class HaSlave:
         self._connections = 0
         self.last_close_reason = CloseReason.NONE
         """Why the last connection ended; NONE before that."""
+        self.ended_connections: Counter[str] = Counter()
+        """Connections and attempts to connect that ended, by `CloseReason` name."""
         self._statistics = LinkStatistics()
         self._verdict = LinkVerdict(master_address)
 
@@ -179,6 +182,7 @@ class HaSlave:
     def _back_off(self, back_off_s: float) -> float:
         """Log and record the end of an attempt; returns how long to wait before the next one."""
         reason = self.last_close_reason
+        self.ended_connections[reason.name] += 1
         connection = self._connection if self._connection_id != NO_CONNECTION else None
         if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
             self._archive_log(reason)

@@ -38,6 +38,8 @@ class BrokerRoom:
     """The parts that serve clients."""
 
     server: RemotingServer
+    info: BrokerInfo
+    puts: PutService
     updates: StatusPublisher
     """Sends status updates to subscribed clients."""
     consumers: ConsumerRoom
@@ -140,7 +142,7 @@ class BrokerRoom:
         transactions.attach(server)
         info.pull_statistics = consumers.pulls.statistics
         info.client_statistics = lambda: server.statistics
-        return cls(server, updates, consumers, delivery, admin, transactions)
+        return cls(server, info, puts, updates, consumers, delivery, admin, transactions)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

@@ -35,6 +35,8 @@ NAME_SERVER_DESCRIPTORS: Final = 2
 """A connection to each name server, and a second one while two addresses are tried."""
 TABLE_DESCRIPTORS: Final = 2
 """The embedded name server's table while it is written, and the directory while it is synced."""
+METRICS_CONNECTIONS: Final = 16
+"""Connections at trioha.metricsPort: each lasts for one request."""
 RESERVE_DESCRIPTORS: Final = 64
 """For everything that the budget does not list."""
 
@@ -55,6 +57,8 @@ class DescriptorBudget:
     """Files of consume queues that are open at a time."""
     name_server_clients: int
     """Connections of the embedded name server: 0 without one."""
+    metrics_connections: int
+    """Connections at trioha.metricsPort: 0 without one."""
     reserve: int
     """Descriptors that connections leave free."""
     warning: str | None
@@ -74,8 +78,8 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
 
     With too few descriptors these are lowered, in this order, each only as far as needed: connections of
     clients (to 256), those of the embedded name server (256), open files of queues (64), connections of
-    slaves (16), the reserve (32); then the same to 48, 48, 24, 8 and 16; then to 8, 8, 4, 4 and 8. Raises
-    ConfigError if that does not fit.
+    slaves (16), the reserve (32), connections for metrics (8); then the same to 48, 48, 24, 8, 16 and 4; then
+    to 8, 8, 4, 4, 8 and 2. Raises ConfigError if that does not fit.
     """
     limit = descriptor_limit()
     in_use = open_descriptors(limit)
@@ -88,6 +92,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         + DIAL_DESCRIPTORS * (config.broker_role is BrokerRole.SLAVE)
         + NAME_SERVER_DESCRIPTORS * len(config.namesrv_addr)
         + (LISTENER_DESCRIPTORS // 2 + TABLE_DESCRIPTORS) * config.with_name_server
+        + LISTENER_DESCRIPTORS // 2 * (config.metrics_port is not None)
     )
     shares = [
         _share("trioha.connectionsMax", config.connections_max, (256, 48, 8)),
@@ -99,6 +104,11 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         _share("open files of queues", OPEN_FILES_MAX, (64, 24, 4)),
         _share("trioha.haConnectionsMax", config.ha_connections_max, (16, 8, 4)),
         _share("the reserve", RESERVE_DESCRIPTORS, (32, 16, 8)),
+        _share(
+            "connections for metrics",
+            METRICS_CONNECTIONS if config.metrics_port is not None else 0,
+            (8, 4, 2),
+        ),
     ]
     try:
         division = divide(limit, needed=needed, shares=shares)
@@ -107,7 +117,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
             f"this process may open {limit} files, a node with these settings needs at least {few.least}",
             hint="raise the limit (ulimit -n, LimitNOFILE= of systemd)",
         ) from None
-    clients, name_server_clients, queue_files, ha_connections, reserve = division.granted
+    clients, name_server_clients, queue_files, ha_connections, reserve, metrics_connections = division.granted
     warning = None
     if division.lowered:
         warning = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"
@@ -118,6 +128,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         ha_connections=ha_connections,
         queue_files=queue_files,
         name_server_clients=name_server_clients,
+        metrics_connections=metrics_connections,
         reserve=reserve,
         warning=warning,
     )

@@ -10,6 +10,7 @@ run_node
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- name server              (only with trioha.withNamesrv)
       +- registration             a task for each name server of namesrvAddr
+      +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
       +- clients
          +- status updates
          +- consumers             ends pulls in time, lets silent members go
@@ -46,6 +47,7 @@ from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
 from trioha.node.metadata_room import open_metadata
+from trioha.node.metrics_room import MetricsRoom
 from trioha.node.namesrv_room import open_name_server, registration_of
 from trioha.node.recording_room import recording
 from trioha.node.security_room import SecurityRoom
@@ -78,6 +80,8 @@ class Ready:
     """Folder of the recording, None if nothing is recorded."""
     name_server: Address | None = None
     """Where the embedded name server is reached, None if there is none."""
+    metrics: Address | None = None
+    """Where Prometheus gets metrics, None without trioha.metricsPort."""
 
     def line(self) -> str:
         """The ready line for stdout: `ready` and `key=value` pairs, quoted as for a shell."""
@@ -92,6 +96,8 @@ class Ready:
             pairs["session"] = str(self.session)
         if self.name_server is not None:
             pairs["namesrv"] = str(self.name_server)
+        if self.metrics is not None:
+            pairs["metrics"] = str(self.metrics)
         return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
 
 
@@ -168,7 +174,9 @@ async def _serve(
         retention=store_room.retention,
         config_file=config_file,
     )
+    metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     name_server_address: Address | None = None
+    metrics_address: Address | None = None
     async with trio.open_nursery() as services:
         services.start_soon(store_room.run)
         services.start_soon(metadata.run)
@@ -176,6 +184,9 @@ async def _serve(
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         if name_server is not None:
             name_server_address = await services.start(partial(name_server.run, gate=budget.client_gate()))
+        if metrics is not None:
+            # Its connections are few and in the budget: an operator sees a shortage of descriptors.
+            metrics_address = await services.start(partial(metrics.run, gate=budget.ha_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.push)
             clients.start_soon(broker.consumers.run)
@@ -221,6 +232,7 @@ async def _serve(
                     max_offset=store.commit_log.max_offset,
                     session=session,
                     name_server=name_server_address,
+                    metrics=metrics_address,
                 )
             )
             await stopping.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 import trio
@@ -11,6 +12,7 @@ from attrs import frozen
 
 from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
 from trioha.config.model import AckMode, HaVerify
+from trioha.histogram import Histogram
 from trioha.net.border import is_thread_shortage
 from trioha.net.threads import run_in_thread
 from trioha.recording.events import EventSink, Kind
@@ -29,6 +31,10 @@ from trioha.store.tags import DelayLevels
 log = structlog.get_logger(__name__)
 
 PROGRESS_INTERVAL_S = 2.0
+FLUSH_BOUNDS_S: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Bounds of the histogram of flush times: an SSD's sync to that of a disk which puts wait for too long."""
 
 
 async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
@@ -138,6 +144,8 @@ class StoreRoom:
     """Builds queues and index up to `appended`."""
     retention: Retention
     """Deletes old log files."""
+    flush_times_s: Histogram
+    """How long syncs of the log took."""
 
     @classmethod
     def build(
@@ -146,6 +154,12 @@ class StoreRoom:
         """`retention_floor` gives the lowest offset that slaves still need."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        flush_times_s = Histogram(FLUSH_BOUNDS_S)
+
+        def on_flushed(offset: int, duration_ns: int) -> None:
+            sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns)
+            flush_times_s.add(duration_ns / 1e9)
+
         return cls(
             store,
             FlushService(
@@ -153,9 +167,7 @@ class StoreRoom:
                 # A slave that acks only flushed bytes syncs as soon as there are any others.
                 sync_flush=sync_flush or (is_slave and config.ha_ack_mode is AckMode.FLUSHED),
                 interval_s=config.flush_interval_commit_log / 1000,
-                on_flushed=lambda offset, duration_ns: sink.emit(
-                    Kind.FLUSHED, offset=offset, aux=duration_ns
-                ),
+                on_flushed=on_flushed,
             ),
             DispatchService(
                 store,
@@ -168,6 +180,7 @@ class StoreRoom:
                 retention_floor=retention_floor,
                 on_deleted=store.head_deleted,
             ),
+            flush_times_s,
         )
 
     async def run(self) -> None:

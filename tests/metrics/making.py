@@ -1,0 +1,90 @@
+"""Sources of metrics that tests make: a node that is master and slave at once, so that it has all samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trioha.broker.long_polls import LongPolls
+from trioha.broker.puts import PutStatistics
+from trioha.broker.traffic import BrokerTraffic
+from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
+from trioha.distribution import Distribution
+from trioha.histogram import Histogram
+from trioha.metrics.busiest import BusiestKeys
+from trioha.metrics.http_statistics import HttpStatistics
+from trioha.metrics.sources import Descriptors, Limits, Sources
+from trioha.net.border import ConnectionBorder
+from trioha.remoting.serving import ServerStatistics
+
+SLAVE = ConnectionStatus(
+    address="10.0.0.7:41000",
+    sent_offset=900,
+    ack_offset=800,
+    lag_bytes=200,
+    in_sync=True,
+    state="TRANSFER",
+    lag_ms=1500,
+    connection_id=3,
+    last_received_ms=250,
+    ack_latency_us=Distribution(300, 4000, 9000, 12),
+)
+
+STATUS = BrokerStatus(
+    version="0.1.0",
+    role="SYNC_MASTER",
+    cluster_name="C",
+    broker_name="b",
+    broker_id=0,
+    min_offset=100,
+    max_offset=1000,
+    flushed_offset=950,
+    dispatched_offset=960,
+    in_sync_slaves=1,
+    connections=(SLAVE,),
+    ended_connections={"EOF": 4, "ACK_BEYOND_SENT": 2},
+    probes={"10.0.0.1": {"EOF": 5}, "10.0.0.2": {"EOF": 1, "BAD_SIZE": 7}},
+    put_statuses={"PUT_OK": 10, "FLUSH_SLAVE_TIMEOUT": 1},
+    files=2,
+    acl_refusals=6,
+    warnings=("one",),
+    client=SlaveStatus(state="TRANSFER", reported_offset=1000, last_read_ms=1, verdict="GAP: at 5"),
+)
+
+
+def make_traffic(**settings: Any) -> BrokerTraffic:
+    """Traffic of two topics, one of which two groups pull from."""
+    traffic = BrokerTraffic(cluster_name="C", keys_max=settings.pop("keys_max", 100))
+    traffic.note_put("orders", 3, 300)
+    traffic.note_put("bills", 1, 50)
+    traffic.note_pull("shop", "orders", 0, next_offset=3, messages=3, total_bytes=300)
+    traffic.note_pull("audit", "orders", 0, next_offset=1, messages=1, total_bytes=100)
+    return traffic
+
+
+def make_sources(
+    traffic: BrokerTraffic | None = None, *, status: BrokerStatus = STATUS, keys_max: int = 50, **other: Any
+) -> Sources:
+    """Sources of a node with all samples. Call it within a run of trio."""
+    traffic = traffic or make_traffic()
+    flush_times_s = Histogram((0.001, 0.1))
+    for value_s in (0.0005, 0.05, 2.0):
+        flush_times_s.add(value_s)
+    values: dict[str, Any] = {
+        "status": lambda: status,
+        "puts": lambda: PutStatistics(messages_stored=12, bytes_appended=1200),
+        "clients": lambda: ServerStatistics(connections_open=2, connections_accepted=9, idle_closes=3),
+        "long_polls": LongPolls(polls_max=100, per_connection_max=10),
+        "flush_times_s": flush_times_s,
+        "unsent_ages_s": lambda: {3: 0.75},
+        "master_connections_ended": lambda: {"CONNECT_FAILED": 8},
+        "topics": BusiestKeys(traffic.puts, traffic.broker_puts, keys_max=keys_max),
+        "groups": BusiestKeys(traffic.pulls, traffic.broker_pulls, keys_max=keys_max),
+        "descriptors": lambda: Descriptors(open=20, limit=1024, reserve=64),
+        "borders": {"clients": ConnectionBorder("connection"), "metrics": ConnectionBorder("metrics")},
+        "http": HttpStatistics(),
+        "limits": Limits(
+            client_connections=614, client_bytes=1 << 27, ha_connections=64, long_polls=100, slaves_needed=1
+        ),
+        "metadata_ages_s": lambda: {"topics": 4.5},
+    }
+    return Sources(**(values | other))

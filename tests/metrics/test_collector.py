@@ -1,0 +1,218 @@
+"""Metrics are computed from the status of a node, in both formats of Prometheus."""
+
+import re
+
+import pytest
+import trio
+from attrs import evolve
+from prometheus_client import CollectorRegistry
+
+from tests.metrics.making import SLAVE, STATUS, make_sources, make_traffic
+from tests.metrics.scraping import OPENMETRICS, documented, families_of, parsed, value, values_of
+from trioha.broker_status import BrokerStatus
+from trioha.metrics.busiest import BusiestKeys
+from trioha.metrics.collector import NodeCollector
+from trioha.metrics.exposition import ANSWER_AGE_S_MAX, Exposition
+from trioha.store.put_status import PutStatus
+
+BASE_UNITS = ("_bytes", "_seconds")
+
+
+def exposition(sources):
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(sources))
+    return Exposition(registry)
+
+
+def collected(sources):
+    return parsed(exposition(sources).page(OPENMETRICS).body.decode())
+
+
+async def test_every_value_is_where_its_name_says():
+    metrics = collected(make_sources())
+    slave = {"slave": "10.0.0.7", "connection": "3"}
+    expected = {
+        ("trioha_log_end_offset_bytes",): 1000,
+        ("trioha_flush_lag_bytes",): 50,
+        ("trioha_dispatch_lag_bytes",): 40,
+        ("trioha_puts_total", "status", "FLUSH_SLAVE_TIMEOUT"): 1,
+        ("trioha_acks_refused_total", "reason", "ACK_BEYOND_SENT"): 2,
+        ("trioha_slave_connections_ended_total", "reason", "EOF"): 4,
+        ("trioha_ha_probes_total", "reason", "EOF"): 6,
+        ("trioha_ha_probes_total", "reason", "BAD_SIZE"): 7,
+        ("trioha_topic_put_messages_total", "topic", "orders"): 3,
+        ("trioha_pull_messages_total",): 4,
+        ("trioha_metadata_sync_age_seconds", "table", "topics"): 4.5,
+        ("trioha_master_connections_ended_total", "reason", "CONNECT_FAILED"): 8,
+        ("trioha_master_mismatch",): 1,
+        ("trioha_client_connections_ended_total", "reason", "idle"): 3,
+        ("trioha_acl_refusals_total",): 6,
+        ("trioha_flush_duration_seconds_count",): 3,
+        ("trioha_flush_duration_seconds_bucket", "le", "0.1"): 2,
+        ("trioha_descriptors_reserved",): 64,
+    }
+    assert {
+        key: value(metrics, key[0], **dict([key[1:]] if len(key) == 3 else ())) for key in expected
+    } == expected
+    assert value(metrics, "trioha_slave_lag_seconds", **slave, stage="acknowledged") == 1.5
+    assert value(metrics, "trioha_slave_lag_seconds", **slave, stage="sent") == 0.75
+    assert value(metrics, "trioha_slave_lag_bytes", **slave, stage="sent") == 100
+    assert value(metrics, "trioha_slave_ack_p99_seconds", **slave) == 0.004
+    assert value(metrics, "trioha_group_pull_messages_total", topic="orders", group="shop") == 3
+
+
+async def test_names_kinds_and_labels_are_those_of_the_documentation():
+    served = families_of(collected(make_sources()))
+    listed = {name: one for name, one in documented().items() if name.startswith("trioha_")}
+    assert served == listed
+    assert len(listed) > 50
+
+
+async def test_names_follow_the_conventions_of_prometheus():
+    for family in collected(make_sources()):
+        assert re.fullmatch(r"trioha_[a-z0-9_]+", family.name)
+        assert family.documentation.endswith(".")
+        units = [unit for unit in BASE_UNITS if family.name.endswith(unit)]
+        assert [f"_{family.unit}"] * bool(family.unit) == units
+        # No unit but the base units, and none in the middle of a name.
+        assert not re.search(r"_(ms|millis|us|micros|kb|mb|minutes|percent|ratio_percent)(_|$)", family.name)
+        for sample in family.samples:
+            if family.type == "counter":
+                assert sample.name == f"{family.name}_total"
+                assert sample.value >= 0
+            assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in sample.labels)
+
+
+async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_is_counted():
+    bare = BrokerStatus(
+        role="ASYNC_MASTER",
+        min_offset=0,
+        flushed_offset=0,
+        dispatched_offset=0,
+        files=0,
+        in_sync_slaves=0,
+    )
+    traffic = make_traffic()
+    empty = make_sources(
+        traffic,
+        status=bare,
+        metadata_ages_s=dict,
+        topics=BusiestKeys(traffic.send_backs, traffic.send_backs, keys_max=5),
+    )
+    metrics, full = collected(empty), collected(make_sources())
+    assert [one.name for one in metrics] == [one.name for one in full]
+    assert value(metrics, "trioha_puts_total", status="PUT_OK") == 0
+    assert len([one for one in values_of(metrics) if one[0] == "trioha_puts_total"]) == len(PutStatus)
+    # A master has no master, and without access control there are no refusals.
+    without = {one.name for one in metrics if not one.samples}
+    assert without == {
+        *("trioha_acl_refusals", "trioha_metadata_sync_age_seconds"),
+        *(
+            name
+            for name in (one.name for one in full)
+            if name.startswith(("trioha_master_", "trioha_slave_"))
+        ),
+    } - {"trioha_slave_connections_ended", "trioha_slave_connections_max"}
+
+
+async def test_series_of_a_slave_end_with_its_connection_and_two_of_a_host_are_apart(autojump_clock):
+    status = STATUS
+    sources = evolve(make_sources(), status=lambda: status)
+    made = exposition(sources)
+
+    def slaves():
+        text = made.page(OPENMETRICS).body.decode()
+        found = values_of(parsed(text))
+        return {
+            dict(labels)["connection"] for name, labels in found if name == "trioha_slave_ack_offset_bytes"
+        }
+
+    assert slaves() == {"3"}
+    status = evolve(STATUS, connections=(SLAVE, evolve(SLAVE, connection_id=4, address="10.0.0.7:41002")))
+    assert slaves() == {"3"}
+    await trio.sleep(ANSWER_AGE_S_MAX)
+    assert slaves() == {"3", "4"}
+    status = evolve(STATUS, connections=())
+    await trio.sleep(ANSWER_AGE_S_MAX)
+    assert slaves() == set()
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("10.0.0.7:4", "10.0.0.7"), ("[fe80::1]:4", "fe80::1"), ("", "")]
+)
+async def test_a_slave_is_known_by_its_host(address, host):
+    status = evolve(STATUS, connections=(evolve(SLAVE, address=address),))
+    metrics = collected(make_sources(status=status))
+    assert value(metrics, "trioha_slave_ack_offset_bytes", slave=host, connection="3") == 800
+
+
+async def test_names_that_clients_choose_cannot_break_the_format():
+    traffic = make_traffic()
+    names = ['a"b', "a\\b", "a\nb", "\ud800", "g" * 300, "g" * 400, "x@y", "", "}# EOF", "日本"]
+    for name in names:
+        traffic.note_pull(name, "orders", 0, next_offset=1, messages=1, total_bytes=10)
+    page = exposition(make_sources(traffic)).page(OPENMETRICS)
+    found = values_of(parsed(page.body.decode("utf-8")))
+    groups = {
+        dict(labels)["group"]: count
+        for (name, labels), count in found.items()
+        if name == "trioha_group_pull_messages_total"
+    }
+    assert groups["g" * 255] == 2
+    assert {'a"b', "a\\b", "a\nb", "\\ud800", "x@y", "", "}# EOF", "日本"} <= groups.keys()
+    assert sum(groups.values()) == 4 + len(names)
+
+
+async def test_as_many_topics_have_series_as_the_setting_says():
+    traffic = make_traffic(keys_max=5000)
+    for number in range(2000):
+        traffic.note_put(f"t{number}", 1, 10)
+    sources = make_sources(traffic, keys_max=10)
+    for _ in sources.topics.choose():
+        pass
+    metrics = collected(sources)
+    series = [labels for name, labels in values_of(metrics) if name == "trioha_topic_put_messages_total"]
+    assert len(series) == 11
+    assert value(metrics, "trioha_topic_put_messages_total", topic="(other)") == 2004
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_openmetrics"),
+    [
+        (OPENMETRICS, True),
+        ("application/openmetrics-text", True),
+        ("text/html, Application/OpenMetrics-Text ;version=9;escaping=\x00", True),
+        ("", False),
+        ("*/*", False),
+        ("text/plain;version=0.0.4", False),
+        ("application/openmetrics-texts", False),
+    ],
+)
+async def test_the_accept_header_chooses_between_two_formats(accept, is_openmetrics):
+    page = exposition(make_sources()).page(accept)
+    assert page.content_type.startswith(
+        "application/openmetrics-text; version=1.0.0" if is_openmetrics else "text/plain; version=0.0.4"
+    )
+    text = page.body.decode()
+    assert text.endswith("# EOF\n") == is_openmetrics
+    metrics = parsed(text, is_openmetrics=is_openmetrics)
+    assert value(metrics, "trioha_puts_total", status="PUT_OK") == 10
+    assert value(metrics, "trioha_log_end_offset_bytes") == 1000
+
+
+async def test_peers_that_ask_often_get_one_computation(autojump_clock):
+    computed = 0
+
+    def status():
+        nonlocal computed
+        computed += 1
+        return STATUS
+
+    made = exposition(evolve(make_sources(), status=status))
+    for _ in range(100):
+        made.page(OPENMETRICS)
+        made.page("")
+    assert computed == 2
+    await trio.sleep(ANSWER_AGE_S_MAX)
+    made.page("")
+    assert computed == 3

@@ -1,0 +1,440 @@
+"""The metrics of a node, computed from its status when they are asked for.
+
+Every node has all families, also those that have no samples on it: a master has none of the link to a master.
+What is counted by a label with known values (put status, reason) begins with zeros, so that the first failure
+is an increase. Time series of a slave end with its connection. docs/metrics.md lists the families.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from trioha.broker_status import BrokerStatus
+from trioha.metrics.busiest import BusiestCounts, Count
+from trioha.metrics.sources import Sources
+from trioha.recording.events import CloseReason, HaState
+from trioha.remoting.serving import ServerStatistics
+from trioha.store.put_status import PutStatus
+
+PREFIX: Final = "trioha_"
+REST: Final = "(other)"
+"""Topic and group of what has no time series of its own; no topic may have such a name."""
+LABEL_CHARS_MAX: Final = 255
+ACK_REFUSALS: Final = (CloseReason.ACK_BEYOND_SENT, CloseReason.ACK_WENT_BACK)
+SLAVE_ENDS: Final = (
+    *(CloseReason.EOF, CloseReason.IO_ERROR, CloseReason.HOUSEKEEPING, CloseReason.SHUTDOWN),
+    *ACK_REFUSALS,
+    *(CloseReason.BAD_SIZE, CloseReason.REQUEST_ABOVE_MAX, CloseReason.REQUEST_BELOW_MIN),
+    *(CloseReason.LOG_RESTARTED, CloseReason.INTERNAL_ERROR),
+)
+"""Reasons for which a master ends connections of slaves."""
+LINK_ENDS: Final = (
+    *(CloseReason.CONNECT_FAILED, CloseReason.EOF, CloseReason.IO_ERROR, CloseReason.HOUSEKEEPING),
+    *(CloseReason.OFFSET_MISMATCH, CloseReason.BAD_SIZE, CloseReason.BAD_RECORD, CloseReason.STORE_ERROR),
+    *(CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED, CloseReason.PROBED),
+    *(CloseReason.MASTER_CHANGED, CloseReason.INTERNAL_ERROR),
+)
+"""Reasons for which a slave's connections to its master end."""
+CLIENT_ENDS: Final = {
+    "refused": "connections_refused",
+    "protocol_error": "protocol_errors",
+    "reset": "broken_connections",
+    "idle": "idle_closes",
+    "frame_timeout": "frame_timeouts",
+    "send_timeout": "send_timeouts",
+    "memory": "memory_closes",
+    "tls_failure": "tls_failures",
+    "shutdown": "cut_connections",
+}
+"""Reasons for which connections of clients end, and their counters in `ServerStatistics`."""
+HTTP_CODES: Final = (200, 400, 404, 405, 431, 500)
+
+_UNITS: Final = frozenset(("bytes", "seconds"))
+
+
+def gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    """A family of gauges; its unit is the last word of its name."""
+    return GaugeMetricFamily(PREFIX + name, documentation, labels=labels, unit=_unit(name))
+
+
+def counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:
+    """A family of counters; `name` ends with _total."""
+    assert name.endswith("_total"), name
+    return CounterMetricFamily(
+        PREFIX + name, documentation, labels=labels, unit=_unit(name.removesuffix("_total"))
+    )
+
+
+def _unit(name: str) -> str:
+    last = name.rpartition("_")[2]
+    return last if last in _UNITS else ""
+
+
+def label_text(text: str) -> str:
+    """A label's value of any text of a peer: UTF-8, with an end."""
+    return text[:LABEL_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+class NodeCollector(Collector):
+    """Computes the metrics of a node."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, with the samples of now."""
+        status = self._sources.status()
+        yield from _node(status)
+        yield from _log(status)
+        yield self._flush_times()
+        yield from self._puts(status)
+        yield from self._traffic()
+        yield from self._long_polls()
+        yield from self._slaves(status)
+        yield from self._connections(status)
+        yield from self._link(status)
+        yield from self._clients(self._sources.clients())
+        yield from self._resources()
+        yield from self._faults(status)
+
+    def _flush_times(self) -> Metric:
+        times_s = self._sources.flush_times_s
+        family = HistogramMetricFamily(
+            f"{PREFIX}flush_duration_seconds",
+            "How long syncs of the commit log took.",
+            labels=(),
+            unit="seconds",
+        )
+        buckets = [(_bound(bound), float(count)) for bound, count in times_s.cumulative()]
+        family.add_metric((), buckets, times_s.total)
+        return family
+
+    def _puts(self, status: BrokerStatus) -> Iterator[Metric]:
+        puts = self._sources.puts()
+        yield _counts(
+            counter("puts_total", "Puts by their result.", "status"),
+            [one.name for one in PutStatus],
+            status.put_statuses,
+        )
+        yield _value(counter("put_messages_total", "Messages that were stored."), puts.messages_stored)
+        yield _value(
+            counter("put_bytes_total", "Bytes of the records that were stored."), puts.bytes_appended
+        )
+
+    def _traffic(self) -> Iterator[Metric]:
+        topics, groups = self._sources.topics.counts(), self._sources.groups.counts()
+        yield from _named(
+            topics,
+            counter("topic_put_messages_total", "Messages that were stored, by topic.", "topic"),
+            counter("topic_put_bytes_total", "Bytes of records that were stored, by topic.", "topic"),
+            label_count=1,
+        )
+        yield _value(
+            counter("pull_messages_total", "Messages that consumers were given."), groups.whole.messages
+        )
+        yield _value(
+            counter("pull_bytes_total", "Bytes of records that consumers were given."),
+            groups.whole.total_bytes,
+        )
+        yield from _named(
+            groups,
+            counter(
+                "group_pull_messages_total",
+                "Messages that consumers were given, by topic and group.",
+                *("topic", "group"),
+            ),
+            counter(
+                "group_pull_bytes_total",
+                "Bytes of records that consumers were given, by topic and group.",
+                *("topic", "group"),
+            ),
+            label_count=2,
+        )
+
+    def _long_polls(self) -> Iterator[Metric]:
+        polls = self._sources.long_polls
+        yield _value(gauge("long_polls", "Pulls that wait for messages."), polls.open_polls)
+        yield _value(
+            gauge("long_polls_max", "Pulls that may wait at a time: trioha.longPollsMax."),
+            self._sources.limits.long_polls,
+        )
+        yield _value(
+            counter("long_polls_refused_total", "Pulls that could not wait because too many did."),
+            polls.refused,
+        )
+
+    def _slaves(self, status: BrokerStatus) -> Iterator[Metric]:
+        """Of all slaves together."""
+        yield _value(gauge("slaves_connected", "Open connections of slaves."), len(status.connections))
+        yield _value(
+            gauge("slaves_in_sync", "Distinct slaves that a put may wait for."), status.in_sync_slaves
+        )
+        yield _value(
+            gauge("slaves_needed", "Slaves whose acknowledgement a put waits for."),
+            self._sources.limits.slaves_needed,
+        )
+        yield _counts(
+            counter(
+                "slave_connections_ended_total", "Connections of slaves that ended, by reason.", "reason"
+            ),
+            [one.name for one in SLAVE_ENDS],
+            status.ended_connections,
+        )
+        yield _counts(
+            counter(
+                "acks_refused_total",
+                "Acknowledgements that could not be true; each ended its connection.",
+                "reason",
+            ),
+            [one.name for one in ACK_REFUSALS],
+            {one.name: status.ended_connections.get(one.name, 0) for one in ACK_REFUSALS},
+        )
+        probes: dict[str, int] = {}
+        for reasons in status.probes.values():
+            for reason, count in reasons.items():
+                probes[reason] = probes.get(reason, 0) + count
+        yield _counts(
+            counter("ha_probes_total", "Connections at the HA port without a valid request.", "reason"),
+            [one.name for one in (CloseReason.EOF, CloseReason.NO_REQUEST, CloseReason.NOT_ALLOWED)],
+            probes,
+        )
+
+    def _connections(self, status: BrokerStatus) -> Iterator[Metric]:
+        """Of each slave's connection."""
+        labels = ("slave", "connection")
+        sent = gauge("slave_sent_offset_bytes", "The next byte to send.", *labels)
+        acked = gauge("slave_ack_offset_bytes", "The slave has acknowledged everything before it.", *labels)
+        lag_bytes = gauge("slave_lag_bytes", "Bytes that were not sent, not acknowledged.", *labels, "stage")
+        lag_s = gauge("slave_lag_seconds", "Age of the oldest of these bytes.", *labels, "stage")
+        in_sync = gauge("slave_in_sync", "Whether a put may wait for this slave.", *labels)
+        silence = gauge("slave_silence_seconds", "Since the last byte from the slave.", *labels)
+        ack_p50 = gauge("slave_ack_p50_seconds", "Median time from a frame to its ack.", *labels)
+        ack_p99 = gauge("slave_ack_p99_seconds", "99th percentile of these times.", *labels)
+        ages_s = self._sources.unsent_ages_s()
+        for one in status.connections:
+            values = (_host(one.address), str(one.connection_id))
+            sent.add_metric(values, one.sent_offset)
+            acked.add_metric(values, one.ack_offset)
+            lag_bytes.add_metric((*values, "sent"), status.max_offset - max(one.sent_offset, 0))
+            lag_bytes.add_metric((*values, "acknowledged"), one.lag_bytes)
+            lag_s.add_metric((*values, "sent"), ages_s.get(one.connection_id or 0, 0.0))
+            _add_ms(lag_s, (*values, "acknowledged"), one.lag_ms)
+            in_sync.add_metric(values, one.in_sync)
+            _add_ms(silence, values, one.last_received_ms)
+            if one.ack_latency_us is not None:
+                ack_p50.add_metric(values, one.ack_latency_us.p50 / 1e6)
+                ack_p99.add_metric(values, one.ack_latency_us.p99 / 1e6)
+        yield from (sent, acked, lag_bytes, lag_s, in_sync, silence, ack_p50, ack_p99)
+
+    def _link(self, status: BrokerStatus) -> Iterator[Metric]:
+        """On a slave: of its link to the master."""
+        connected = gauge("master_connected", "Whether the slave has a connection to its master.")
+        reported = gauge("master_reported_offset_bytes", "What the slave has last acknowledged.")
+        silence = gauge("master_silence_seconds", "Since the last byte from the master.")
+        blocked = gauge("master_mismatch", "Whether the slave's log cannot follow its master's.")
+        ended = counter("master_connections_ended_total", "Connections to the master, by reason.", "reason")
+        if (link := status.client) is not None:
+            connected.add_metric((), link.state == HaState.TRANSFER.name)
+            if link.reported_offset is not None:
+                reported.add_metric((), link.reported_offset)
+            if link.last_read_ms:
+                silence.add_metric((), max(0.0, time.time() - link.last_read_ms / 1000))
+            blocked.add_metric((), bool(link.verdict))
+            _counts(ended, [one.name for one in LINK_ENDS], self._sources.master_connections_ended())
+        yield from (connected, reported, silence, blocked, ended)
+        ages = gauge(
+            "metadata_sync_age_seconds",
+            "Since a table of metadata was last found equal to the master's.",
+            "table",
+        )
+        for table, age_s in self._sources.metadata_ages_s().items():
+            ages.add_metric((table,), age_s)
+        yield ages
+
+    def _clients(self, clients: ServerStatistics) -> Iterator[Metric]:
+        limits = self._sources.limits
+        yield _value(gauge("client_connections", "Open connections of clients."), clients.connections_open)
+        yield _value(
+            gauge("client_connections_max", "Connections of clients that may be open at a time."),
+            limits.client_connections,
+        )
+        yield _value(
+            counter("client_connections_accepted_total", "Connections of clients that were served."),
+            clients.connections_accepted,
+        )
+        ended = {reason: getattr(clients, name) for reason, name in CLIENT_ENDS.items()}
+        yield _counts(
+            counter(
+                "client_connections_ended_total",
+                "Connections of clients that the client did not end in order, by reason.",
+                "reason",
+            ),
+            CLIENT_ENDS,
+            ended,
+        )
+        yield _value(counter("requests_total", "Requests of clients."), clients.requests)
+        yield _value(
+            counter("busy_answers_total", "Requests answered SYSTEM_BUSY for lack of memory."),
+            clients.busy_answers,
+        )
+        yield _value(
+            gauge("client_memory_bytes", "Bytes held for clients: requests and answers."), clients.held_bytes
+        )
+        yield _value(
+            gauge("client_memory_max_bytes", "Bytes that may be held for them: trioha.clientBytesMax."),
+            limits.client_bytes,
+        )
+        yield _value(
+            counter("client_memory_waits_total", "Connections of clients that had to wait for memory."),
+            clients.memory_waits,
+        )
+
+    def _resources(self) -> Iterator[Metric]:
+        descriptors = self._sources.descriptors()
+        yield _value(gauge("descriptors_open", "Open file descriptors."), descriptors.open)
+        yield _value(gauge("descriptors_max", "File descriptors that may be open."), descriptors.limit)
+        yield _value(
+            gauge("descriptors_reserved", "File descriptors that connections leave free."),
+            descriptors.reserve,
+        )
+        yield _value(
+            gauge("slave_connections_max", "Connections at the HA port that may be open at a time."),
+            self._sources.limits.ha_connections,
+        )
+
+    def _faults(self, status: BrokerStatus) -> Iterator[Metric]:
+        yield _value(
+            counter("acl_refusals_total", "Requests that access control refused."), status.acl_refusals
+        )
+        bugs = counter("faults_total", "Connections and requests that a fault of trioha ended.", "kind")
+        shortages = counter(
+            "shortages_total", "Connections and requests that a shortage of the system ended.", "kind"
+        )
+        for kind, border in self._sources.borders.items():
+            bugs.add_metric((kind,), border.bugs)
+            shortages.add_metric((kind,), border.shortages)
+        yield from (bugs, shortages)
+        http = self._sources.http
+        answers = {str(code): count for code, count in http.answers.items()}
+        yield _counts(
+            counter("metrics_requests_total", "Requests at the port for metrics, by status code.", "code"),
+            map(str, HTTP_CODES),
+            answers,
+        )
+        ended = {
+            "refused": http.connections_refused,
+            "request_timeout": http.request_timeouts,
+            "send_timeout": http.send_timeouts,
+            "reset": http.broken_connections,
+        }
+        yield _counts(
+            counter(
+                "metrics_connections_ended_total",
+                "Connections at the port for metrics that ended without an answer, by reason.",
+                "reason",
+            ),
+            ended,
+            ended,
+        )
+
+
+def _node(status: BrokerStatus) -> Iterator[Metric]:
+    info = InfoMetricFamily(f"{PREFIX}node", "Version, role and names of the node.")
+    info.add_metric(
+        (),
+        {
+            "version": status.version or "",
+            "role": status.role,
+            "cluster": label_text(status.cluster_name or ""),
+            "broker": label_text(status.broker_name or ""),
+            "broker_id": str(status.broker_id),
+        },
+    )
+    yield info
+    yield _value(
+        gauge("config_warnings", "Warnings about the configuration at the start."), len(status.warnings)
+    )
+
+
+def _log(status: BrokerStatus) -> Iterator[Metric]:
+    end = status.max_offset
+    yield _value(gauge("log_start_offset_bytes", "First byte of the commit log."), status.min_offset)
+    yield _value(gauge("log_end_offset_bytes", "End of the commit log."), end)
+    yield _value(gauge("log_flushed_offset_bytes", "The log is on disk up to here."), status.flushed_offset)
+    yield _value(
+        gauge("log_dispatched_offset_bytes", "Consume queues and index have the log up to here."),
+        status.dispatched_offset,
+    )
+    yield _value(gauge("log_files", "Files of the commit log."), status.files)
+    flushed, dispatched = status.flushed_offset, status.dispatched_offset
+    yield _value(
+        gauge("flush_lag_bytes", "Bytes of the log that are not on disk."),
+        None if flushed is None else max(0, end - flushed),
+    )
+    yield _value(
+        gauge("dispatch_lag_bytes", "Bytes of the log that are not in consume queues and index."),
+        None if dispatched is None else max(0, end - dispatched),
+    )
+    yield _value(
+        gauge("dispatch_fault", "Whether there was a record that could not be dispatched."),
+        bool(status.dispatch_fault),
+    )
+
+
+def _value(family: GaugeMetricFamily | CounterMetricFamily, value: float | None) -> Metric:
+    """`family` with one sample; with none for None."""
+    if value is not None:
+        family.add_metric((), value)
+    return family
+
+
+def _counts(family: CounterMetricFamily, known: Iterable[str], counts: Mapping[str, int]) -> Metric:
+    """`family` with a sample for each of `known`, and for others that were counted."""
+    for name in dict.fromkeys((*known, *counts)):
+        family.add_metric((name,), counts.get(name, 0))
+    return family
+
+
+def _named(
+    counts: BusiestCounts,
+    messages: CounterMetricFamily,
+    total_bytes: CounterMetricFamily,
+    *,
+    label_count: int,
+) -> Iterator[Metric]:
+    """Both families, with samples for the named keys and for the rest. A key has its labels between `@`."""
+    by_labels: dict[tuple[str, ...], Count] = {}
+    for key, count in counts.named.items():
+        labels = tuple(map(label_text, key.split("@", label_count - 1)))
+        # Texts that label_text shortens may be the same afterwards.
+        by_labels[labels] = by_labels.get(labels, Count()) + count
+    by_labels[(REST,) * label_count] = counts.rest
+    for labels, count in by_labels.items():
+        messages.add_metric(labels, count.messages)
+        total_bytes.add_metric(labels, count.total_bytes)
+    yield from (messages, total_bytes)
+
+
+def _add_ms(family: GaugeMetricFamily, labels: tuple[str, ...], value_ms: int | None) -> None:
+    if value_ms is not None:
+        family.add_metric(labels, value_ms / 1000)
+
+
+def _host(address: str) -> str:
+    """The host of `host:port`, without brackets: a slave's port changes with each connection."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else str(bound)

@@ -1,0 +1,122 @@
+"""The port for Prometheus of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+from attrs import frozen
+
+from trioha.config.broker import BrokerConfig
+from trioha.errors import ConfigError
+from trioha.metrics.busiest import BusiestKeys
+from trioha.metrics.http_statistics import HttpStatistics
+from trioha.metrics.sources import Descriptors, Limits, Sources, no_ages
+from trioha.net.border import ConnectionBorder
+from trioha.net.descriptors import Gate, open_descriptors
+from trioha.node.addresses import announced, os_reason
+from trioha.node.broker_room import BrokerRoom
+from trioha.node.budget import DescriptorBudget
+from trioha.node.ha_room import HaRoom
+from trioha.node.store_room import StoreRoom
+from trioha.remoting.address import Address
+
+if TYPE_CHECKING:
+    from trioha.metrics.port import MetricsPort
+
+BACKLOG: Final = 16
+"""Connections that wait until they are accepted."""
+
+
+@frozen
+class MetricsRoom:
+    """The port of trioha.metricsPort."""
+
+    port: MetricsPort
+    config: BrokerConfig
+
+    @classmethod
+    def build(
+        cls,
+        config: BrokerConfig,
+        *,
+        broker: BrokerRoom,
+        ha: HaRoom,
+        store: StoreRoom,
+        budget: DescriptorBudget,
+        metadata_ages_s: Callable[[], Mapping[str, float]] = no_ages,
+    ) -> MetricsRoom | None:
+        """`metadata_ages_s`: see `Sources`. None without trioha.metricsPort."""
+        if config.metrics_port is None:
+            return None
+        # 50 ms and 3 MB that other nodes do not need.
+        from trioha.metrics.port import MetricsPort  # noqa: PLC0415
+
+        sources = _sources(
+            config, broker=broker, ha=ha, store=store, budget=budget, metadata_ages_s=metadata_ages_s
+        )
+        return cls(MetricsPort(sources, connections_max=budget.metrics_connections), config)
+
+    async def run(
+        self, *, gate: Gate, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until cancelled; `started` gives the address. Raises ConfigError if it cannot listen."""
+        host, port = self.config.metrics_bind_address, self.config.metrics_port
+        assert port is not None, "there is no room without a port"
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen for Prometheus on {host}:{port}: {os_reason(error)}",
+                key="trioha.metricsPort",
+                hint="choose another port or stop the program that uses it",
+            ) from error
+        bound_port: int = listeners[0].socket.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(self.port.run, listeners, gate=gate))
+            task_status.started(Address(announced(host, self.config.broker_ip1), bound_port))
+
+
+def _sources(
+    config: BrokerConfig,
+    *,
+    broker: BrokerRoom,
+    ha: HaRoom,
+    store: StoreRoom,
+    budget: DescriptorBudget,
+    metadata_ages_s: Callable[[], Mapping[str, float]],
+) -> Sources:
+    traffic, slave = broker.admin.traffic, ha.slave
+    borders = {
+        "clients": broker.server.border,
+        "slaves": ha.master.border,
+        "metrics": ConnectionBorder("connection for metrics"),
+    }
+    if slave is not None:
+        borders["master"] = slave.border
+    return Sources(
+        status=broker.info.ha_status,
+        puts=broker.puts.statistics,
+        clients=lambda: broker.server.statistics,
+        long_polls=broker.consumers.polls,
+        flush_times_s=store.flush_times_s,
+        unsent_ages_s=ha.master.unsent_ages_s,
+        master_connections_ended=lambda: {} if slave is None else slave.ended_connections,
+        topics=BusiestKeys(traffic.puts, traffic.broker_puts, keys_max=config.metrics_topics),
+        groups=BusiestKeys(traffic.pulls, traffic.broker_pulls, keys_max=config.metrics_topics),
+        descriptors=lambda: Descriptors(
+            open=open_descriptors(budget.limit), limit=budget.limit, reserve=budget.reserve
+        ),
+        borders=borders,
+        http=HttpStatistics(),
+        limits=Limits(
+            client_connections=budget.clients,
+            client_bytes=config.client_bytes_max,
+            ha_connections=budget.ha_connections,
+            long_polls=config.long_polls_max,
+            slaves_needed=config.slave_acks_needed,
+        ),
+        metadata_ages_s=metadata_ages_s,
+    )
