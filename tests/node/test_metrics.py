@@ -1,0 +1,344 @@
+"""Metrics of node processes: what a pair serves, hostile peers at the port, slaves that come and go."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.node import TriohaNode, run_trioha
+from tests.metrics.pages import OF_PROMETHEUS, family_name, uses
+from tests.metrics.scraping import (
+    documented,
+    families_of,
+    parsed,
+    query_name,
+    scrape,
+    value,
+    values_of,
+)
+from tests.node.client import Client, endpoint
+from tests.node.test_name_servers import free_port
+from tests.node.test_name_servers import wait_until as wait_within
+from tests.node.test_processes import node_command
+from trioha.ha.frames import encode_report
+
+pytestmark = pytest.mark.process
+
+Start = Callable[..., TriohaNode]
+NOT_HERE = {
+    "trioha_metadata_sync_age_seconds": "a slave that copies metadata",
+    "trioha_acl_refusals_total": "a node with access control",
+}
+"""Series without samples on the pair of these tests, and what would have them."""
+WITHIN_S = 60
+"""For whatever a node or a command does, on a machine that is busy with other tests."""
+wait_until = partial(wait_within, within_s=WITHIN_S)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    nodes: list[TriohaNode] = []
+
+    def start_node(name: str, *, role: str, **settings: Any) -> TriohaNode:
+        nodes.append(TriohaNode(tmp_path / name, role=role, **{"trioha.metricsPort": 0, **settings}))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def metrics_of(node: TriohaNode) -> list[Any]:
+    status, content_type, text = scrape(node.metrics_address)
+    assert (status, content_type) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+    return parsed(text)
+
+
+def ask(address: str, raw: bytes) -> bytes:
+    """All that the node answers to bytes, until it closes the connection."""
+    answer = b""
+    with socket.create_connection(endpoint(address), timeout=WITHIN_S) as stranger:
+        # Reset: the node has closed the connection before it read everything. What it sent can be read still.
+        with suppress(ConnectionError):
+            stranger.sendall(raw)
+            stranger.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while data := stranger.recv(1 << 16):
+                answer += data
+    return answer
+
+
+def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(start: Start) -> None:
+    master = start("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    master.wait(connections=1, within_s=WITHIN_S)
+    loaded = run_trioha(
+        "load", "--broker", master.listen_address, "--topic", "orders", "--count", "50", "--consume"
+    )
+    assert loaded.exit_code == 0, loaded.stderr
+    slave.wait(max_offset=master.max_offset, within_s=WITHIN_S)
+    master.wait(ack_offset=master.max_offset, within_s=WITHIN_S)
+    with Client(master.listen_address) as client:
+        # Just before the scrape: ack times are those of the last seconds.
+        assert client.send(3) == {"PUT_OK": 3}
+    served = {"master": metrics_of(master), "slave": metrics_of(slave)}
+    listed = documented()
+    for metrics in served.values():
+        families = families_of(metrics)
+        assert families.keys() == {
+            name for name in listed if name.startswith("trioha_") or sys.platform == "linux"
+        }
+        for name, family in families.items():
+            assert family.kind == listed[name].kind
+            assert family.labels <= listed[name].labels
+    # What dashboard and rules select is there, with the values of labels that they name.
+    everywhere = [series for metrics in served.values() for series in values_of(metrics)]
+    kinds = {name: family.kind for name, family in listed.items()}
+    missing = []
+    for use in uses():
+        for selector in use.expression.selectors:
+            if selector.name == "up" or family_name(selector.name, kinds) in NOT_HERE:
+                continue
+            wanted = {
+                (label, text)
+                for label, (operator, text) in selector.matchers.items()
+                if operator == "=" and label not in OF_PROMETHEUS
+            }
+            if not any(name == selector.name and wanted <= labels for name, labels in everywhere):
+                missing.append(f"{use.place}: {selector.name} {sorted(wanted)}")
+    assert missing == []
+
+    of_master, of_slave = served["master"], served["slave"]
+    end = master.max_offset
+    assert value(of_master, "trioha_puts_total", status="PUT_OK") == 53
+    assert value(of_master, "trioha_topic_put_messages_total", topic="orders") == 50
+    assert value(of_master, "trioha_pull_messages_total") == 50
+    assert value(of_master, "trioha_log_end_offset_bytes") == end
+    assert value(of_slave, "trioha_log_end_offset_bytes") == end
+    assert value(of_master, "trioha_slaves_in_sync") == value(of_master, "trioha_slaves_needed") == 1
+    assert value(of_master, "trioha_flush_duration_seconds_count") >= 1
+    assert value(of_slave, "trioha_master_connected") == 1
+    assert value(of_slave, "trioha_master_reported_offset_bytes") == end
+    by_stage = {
+        dict(labels)["stage"]: lag
+        for (name, labels), lag in values_of(of_master).items()
+        if name == "trioha_slave_lag_bytes"
+    }
+    assert by_stage == {"sent": 0, "acknowledged": 0}
+    # The same in the older format.
+    _, content_type, text = scrape(master.metrics_address, accept="")
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert value(parsed(text, is_openmetrics=False), "trioha_puts_total", status="PUT_OK") == 53
+    assert scrape(master.metrics_address, method="HEAD")[2] == ""
+    slave.stop()
+    master.stop()
+
+
+def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys, trioha.node.node, trioha.cli.node;"
+        "print(sorted({'h11', 'prometheus_client'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+    node = TriohaNode(tmp_path / "master", role="ASYNC_MASTER")
+    try:
+        assert node.metrics_address == ""
+    finally:
+        node.kill()
+
+
+def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = subprocess.run(
+            node_command(tmp_path, f"trioha.metricsPort={port}"),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-1] == (
+        f"trioha: settings: trioha.metricsPort: cannot listen for Prometheus on 127.0.0.1:{port}: "
+        "Address already in use; choose another port or stop the program that uses it"
+    )
+
+
+def test_a_port_of_another_server_is_refused_before_the_start(tmp_path: Path) -> None:
+    port = free_port()
+    refused = subprocess.run(
+        node_command(tmp_path, f"listenPort={port}", f"trioha.metricsPort={port + 1}"),
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert f"is {port + 1}, and so is haListenPort; give another port" in refused.stderr
+
+
+def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    address = master.metrics_address
+    draw = random.Random(5)
+    whole = b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: application/openmetrics-text\r\n\r\n"
+    with ExitStack() as strangers:
+        # Silent ones and ones that do not read, from other addresses, as many as there are places for them.
+        for number in range(8):
+            one = strangers.enter_context(
+                socket.create_connection(endpoint(address), timeout=WITHIN_S, source_address=("127.0.0.9", 0))
+            )
+            if number % 2:
+                one.sendall(b"GET /metr")
+        raws = [
+            *(b"\x00" * 70_000, b"GET /" + b"a" * 100_000, b"\x16\x03\x01\x02\x00" * 20, b"\r\n" * 5000),
+            b"GET /" + b"a" * 20_000,
+            *(
+                whole + whole,
+                whole[:-2],
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                b"POST /metrics HTTP/1.1\r\n\r\n",
+            ),
+            b"PUT /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffff\r\n",
+            b"GET /metrics HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9999999999\r\n\r\n",
+        ]
+        for _ in range(150):
+            raw = bytearray(whole)
+            for _ in range(draw.randrange(1, 9)):
+                raw[draw.randrange(len(raw))] = draw.randrange(256)
+            raws.append(bytes(raw))
+        answers = [ask(address, raw) for raw in raws]
+        assert {answer.split(b" ")[1] for answer in answers if answer} >= {b"200", b"400", b"405", b"431"}
+        # An honest scrape from another address is served beside them, and so is a producer.
+        assert value(metrics_of(master), "trioha_log_end_offset_bytes") == 0
+        assert master.load(20).statuses == {"PUT_OK": 20}
+    wait_until(lambda: value(metrics_of(master), "trioha_puts_total", status="PUT_OK") == 20)
+    found = values_of(metrics_of(master))
+    assert found["trioha_faults_total", frozenset({("kind", "metrics")})] == 0
+    assert found["trioha_metrics_requests_total", frozenset({("code", "500")})] == 0
+    assert "Traceback" not in master.log()
+    assert master.is_running
+    master.stop()
+
+
+def test_more_connections_than_there_are_places_are_closed_and_counted(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    with ExitStack() as strangers:
+        for _ in range(40):
+            strangers.enter_context(
+                socket.create_connection(
+                    endpoint(master.metrics_address), timeout=WITHIN_S, source_address=("127.0.0.9", 0)
+                )
+            )
+        # Of one address there are at most 8: another address is served at once.
+        assert value(metrics_of(master), "trioha_puts_total", status="PUT_OK") == 0
+        wait_until(
+            lambda: value(metrics_of(master), "trioha_metrics_connections_ended_total", reason="refused") > 0
+        )
+    master.stop()
+
+
+def test_scrapes_stay_right_while_many_slaves_come_and_go(start: Start) -> None:
+    # These slaves say nothing after their first report, and stay connected as long as the test lasts.
+    master = start(
+        "master", role="ASYNC_MASTER", haHousekeepingInterval=600_000, **{"trioha.haConnectionsPerPeer": 64}
+    )
+    assert master.load(5).statuses == {"PUT_OK": 5}
+    draw = random.Random(7)
+    slaves: list[socket.socket] = []
+    before: dict[Any, float] = {}
+    most = 0
+    try:
+        for _ in range(30):
+            for _ in range(draw.randrange(1, 8)):
+                if slaves and draw.random() < 0.5:
+                    slaves.pop(draw.randrange(len(slaves))).close()
+                elif len(slaves) < 40:
+                    slave = socket.create_connection(endpoint(master.ha_address), timeout=WITHIN_S)
+                    slave.sendall(encode_report(0))
+                    slaves.append(slave)
+            # Answers are kept for half a second: some rounds have the same one.
+            time.sleep(0.1)
+            metrics = metrics_of(master)
+            # No series is there twice, none is half there.
+            found = values_of(metrics)
+            connections = [
+                {
+                    dict(labels)["connection"]
+                    for name, labels in found
+                    if name == f"trioha_slave_{suffix}" and ("stage", "sent") not in labels
+                }
+                for suffix in ("sent_offset_bytes", "lag_bytes", "lag_seconds", "in_sync", "silence_seconds")
+            ]
+            assert all(one == connections[0] for one in connections)
+            assert value(metrics, "trioha_slaves_connected") == len(connections[0])
+            most = max(most, len(connections[0]))
+            counters = {
+                (sample.name, frozenset(sample.labels.items())): sample.value
+                for family in metrics
+                if family.type == "counter"
+                for sample in family.samples
+            }
+            assert all(counters[series] >= count for series, count in before.items())
+            before = counters
+        assert slaves
+        wait_until(lambda: value(metrics_of(master), "trioha_slaves_connected") == len(slaves))
+        most = max(most, len(slaves))
+    finally:
+        for slave in slaves:
+            slave.close()
+    wait_until(lambda: value(metrics_of(master), "trioha_slaves_connected") == 0)
+    metrics = metrics_of(master)
+    assert [one.name for one in metrics if one.name.startswith("trioha_slave_lag") and one.samples] == []
+    ended = sum(
+        count
+        for (name, _), count in values_of(metrics).items()
+        if name == "trioha_slave_connections_ended_total"
+    )
+    assert ended >= most
+    assert {query_name(one) for one in metrics} == {
+        name for name in documented() if name.startswith("trioha_") or sys.platform == "linux"
+    }
+    master.stop()
+
+
+def test_a_shortage_of_descriptors_can_be_watched(start: Start) -> None:
+    limit = 128
+    master = start(
+        "master",
+        role="ASYNC_MASTER",
+        program=["bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", sys.executable, "-m", "trioha"],
+    )
+    with ExitStack() as strangers:
+        for number in range(100):
+            strangers.enter_context(
+                socket.create_connection(
+                    endpoint(master.listen_address),
+                    timeout=WITHIN_S,
+                    source_address=(f"127.0.0.{2 + number % 4}", 0),
+                )
+            )
+        wait_until(
+            lambda: value(metrics_of(master), "trioha_client_connections_ended_total", reason="refused") > 0
+        )
+        metrics = metrics_of(master)
+        assert value(metrics, "trioha_descriptors_max") == limit
+        clients = value(metrics, "trioha_client_connections")
+        assert 0 < clients < value(metrics, "trioha_descriptors_open") < limit
+        assert value(metrics, "trioha_client_connections_max") < 100
+    master.stop()
