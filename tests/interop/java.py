@@ -533,7 +533,7 @@ class JavaStore:
         """Start of the log, in bytes."""
         return self.status()["minOffset"]
 
-    def wait(self, *, within_s: float = 15.0, **conditions: int | bool) -> dict[str, int]:
+    def wait(self, *, within_s: float = 60.0, **conditions: int | bool) -> dict[str, int]:
         """Wait for `maxOffset`, `push2SlaveMaxOffset` (at least), `haConnections` (exactly), `dispatched`."""
         said = self._driver.call(
             "wait", store=self._name, millis=int(within_s * 1000), timeout_s=within_s + 10, **conditions

@@ -26,10 +26,10 @@ from trioha.remoting.status_reader import fetch_status
 # A node does not outlive the test run, even one that is killed.
 DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 _TRIOHA = [sys.executable, "-m", "trioha"]
-_READY_WITHIN_S = 20.0
+_READY_WITHIN_S = 60.0
 _STOP_WITHIN_S = 2.0
 """What trioha promises for SIGTERM."""
-_STOP_GRACE_S = 3.0
+_STOP_GRACE_S = 8.0
 """What a busy machine may add."""
 
 
@@ -132,7 +132,8 @@ class TriohaNode:
         self,
         root: Path,
         *,
-        role: str,
+        role: str = "",
+        config_file: Path | None = None,
         ha_master_address: str | None = None,
         ha_port: int = 0,
         program: Sequence[str] = _TRIOHA,
@@ -140,15 +141,19 @@ class TriohaNode:
     ) -> None:
         """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys.
 
-        `program` is what stands for the command `trioha`.
+        `program` is what stands for the command `trioha`. With `config_file` that file says name and role;
+        store, addresses and sizes of files are given by `--set`.
         """
         self.root = root
         root.parent.mkdir(parents=True, exist_ok=True)
-        config: dict[str, object] = {
+        names: dict[str, object] = {
             "brokerClusterName": "interop",
             "brokerName": "interop",
             "brokerId": 1 if role == "SLAVE" else 0,
             "brokerRole": role,
+        }
+        config: dict[str, object] = {
+            **({} if config_file is not None else names),
             "brokerIP1": "127.0.0.1",
             "brokerIP2": "127.0.0.1",
             "listenPort": 0,
@@ -170,12 +175,17 @@ class TriohaNode:
         }
         if ha_master_address is not None:
             config["haMasterAddress"] = ha_master_address
-        config_path = root.with_name(f"{root.name}.conf")
-        config_path.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+        lines = [f"{key}={value}" for key, value in config.items()]
+        overrides: list[str] = []
+        if config_file is None:
+            config_file = root.with_name(f"{root.name}.conf")
+            config_file.write_text("\n".join([*lines, ""]))
+        else:
+            overrides = [part for line in lines for part in ("--set", line)]
         self._log_path = root.with_name(f"{root.name}.log")
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*DIE_WITH_PARENT, *program, "node", "-c", str(config_path)],
+                [*DIE_WITH_PARENT, *program, "node", "-c", str(config_file), *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -221,7 +231,7 @@ class TriohaNode:
         max_offset: int | None = None,
         ack_offset: int | None = None,
         connections: int | None = None,
-        within_s: float = 15.0,
+        within_s: float = 60.0,
     ) -> BrokerStatus:
         """Wait for the log's end and the best slave's ack (at least), and the number of HA connections."""
 

@@ -34,7 +34,7 @@ def test_trioha_loads_and_watches_a_real_broker_with_a_trioha_slave(
     end = broker.max_offset
     with_slave = status(broker.listen_address)
     slave.stop()
-    broker.wait(haConnections=0, within_s=2)
+    broker.wait(haConnections=0)
     alone = load(broker.listen_address, 3, seed=2)
 
     assert set(first.statuses) <= {"PUT_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}

@@ -83,7 +83,7 @@ def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_t
     slave = start_node(
         "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
     )
-    status = slave.wait(max_offset=end, within_s=20)
+    status = slave.wait(max_offset=end)
 
     assert status.min_offset == 2 * FILE_BYTES
     assert_same_log(master.root, slave.root, start=2 * FILE_BYTES, end=end, file_bytes=FILE_BYTES)

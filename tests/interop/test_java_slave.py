@@ -128,7 +128,7 @@ def test_puts_are_on_the_real_slave_of_each_version_and_one_slave_less_is_not_en
     end = master.max_offset
     ends = [slave.max_offset for slave in slaves]
     slaves[0].shutdown()
-    master.wait(connections=len(slaves) - 1, within_s=2)
+    master.wait(connections=len(slaves) - 1)
     without_one = master.load(5, seed=2)
 
     assert with_all.statuses == {"PUT_OK": 200}
@@ -167,7 +167,7 @@ def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_
     before = master.load(10)
     for shutdown in [slave.start_shutdown() for slave in slaves]:
         shutdown.result(30)
-    master.wait(connections=0, within_s=2)
+    master.wait(connections=0)
     alone = master.load(60, seed=2)
     missed = master.max_offset
     again = [

@@ -32,7 +32,7 @@ def verify(*arguments):
     return json.loads(run_trioha("verify", "--json", *arguments).stdout)
 
 
-def wait_for_verdict(slave, word, *, within_s=10.0):
+def wait_for_verdict(slave, word, *, within_s=60.0):
     deadline = time.monotonic() + within_s
     while word not in (verdict := slave.status().client.verdict or ""):
         assert time.monotonic() < deadline, f"verdict is {verdict!r}\n{slave.log()}"

@@ -50,7 +50,7 @@ def topics(name_server: str) -> set[str]:
     return trio.run(fetch)
 
 
-def wait_until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+def wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "not within its time"

@@ -236,7 +236,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
     assert statuses.keys() <= {"PUT_OK", "closed"}
     stored += statuses["PUT_OK"]
     if "closed" in statuses:
-        assert node.wait_ended(within_s=10) == 1, node.log()
+        assert node.wait_ended(within_s=60) == 1, node.log()
         last_line = node.log().splitlines()[-1]
         assert last_line.startswith("trioha: the system has no more memory"), node.log()
         # What was acknowledged is there.
