@@ -30,7 +30,7 @@ TOPIC = "Orders"
 class Broker:
     """Store, metadata and the room of consumers."""
 
-    def __init__(self, tmp_path, *, config_file=None, **settings):
+    def __init__(self, tmp_path, *, config_file=None, confirm=None, **settings):
         self.config = BrokerConfig(
             store_path_root_dir=tmp_path, broker_name="broker-a", broker_id=1 if "role" in settings else 0,
             **({"broker_role": BrokerRole.SLAVE} if settings.pop("role", None) else {}), **settings,
@@ -38,7 +38,9 @@ class Broker:
         self.store = open_store(tmp_path)
         self.metadata = MetadataStore.open(metadata_settings(self.config))
         self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
-        self.room = ConsumerRoom.build(self.config, self.store, self.metadata)
+        self.room = ConsumerRoom.build(
+            self.config, self.store, self.metadata, confirm=None if confirm is None else confirm(self.store)
+        )
         self.admin = AdminRoom.build(
             self.config, self.store, self.metadata, self.room, config_file=config_file
         )

@@ -372,11 +372,11 @@ async def test_a_pull_that_may_wait_brings_its_offset_along(broker, flags, kept)
     assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == kept
 
 
-async def test_a_slave_keeps_no_offset_of_a_pull(tmp_path):
+async def test_a_slave_keeps_the_offset_of_a_pull(tmp_path):
     broker = Broker(tmp_path, role="SLAVE")
     broker.put(b"a")
     broker.pull(sysFlag=7, commitOffset=7)
-    assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) is None
+    assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == 7
 
 
 async def test_consumers_of_old_messages_are_sent_to_a_slave_where_that_is_allowed(tmp_path):

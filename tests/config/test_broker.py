@@ -133,6 +133,7 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "max_transfer_bytes_on_message_in_memory": 262144,
         "access_message_in_memory_max_ratio": 40,
         "slave_read_enable": False,
+        "consume_replicated_only": False,
         "notify_consumer_ids_changed_enable": True,
         "transaction_time_out": 6000,
         "transaction_check_interval": 30_000,
@@ -261,6 +262,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         maxTransferBytesOnMessageInMemory=105
         accessMessageInMemoryMaxRatio=33
         slaveReadEnable=true
+        trioha.consumeReplicatedOnly=true
         notifyConsumerIdsChangedEnable=false
         transactionTimeOut=61
         transactionCheckInterval=62
@@ -383,6 +385,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "max_transfer_bytes_on_message_in_memory": 105,
         "access_message_in_memory_max_ratio": 33,
         "slave_read_enable": True,
+        "consume_replicated_only": True,
         "notify_consumer_ids_changed_enable": False,
         "transaction_time_out": 61,
         "transaction_check_interval": 62,

@@ -307,3 +307,40 @@ def test_a_log_damaged_under_its_queues_is_read_without_a_crash(tmp_path_factory
     for number in untouched:
         assert len(reader.by_key("Orders", f"k{number}")) == 1
     parts.close()
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300)), min_size=1, max_size=60),
+    share=st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+@resources_closed()
+def test_a_read_up_to_an_offset_of_the_log_sees_the_whole_records_before_it(tmp_path_factory, places, share):
+    folder = tmp_path_factory.mktemp("end")
+    log, _ = open_log(folder / "log")
+    ends = []
+    for queue_id, body_bytes in places:
+        ends.append((queue_id, log.append(message(bytes(body_bytes), queue_id=queue_id)).end_offset))
+    parts = parts_of(
+        log,
+        folder / "store",
+        queue_settings=ConsumeQueueSettings(file_bytes=400),
+        shape=IndexShape(hash_slots=11, index_num=5000),
+    )
+    parts.dispatch_all()
+    reader = MessageReader(log, parts.queues, parts.index)
+    log_end = round(share * log.max_offset)
+    for queue_id in range(3):
+        stored = sum(queue == queue_id for queue, _ in ends)
+        visible = sum(queue == queue_id and end <= log_end for queue, end in ends)
+        assert reader.max_offset("Orders", queue_id, log_end=log_end) == visible
+        found = reader.get("Orders", queue_id, 0, limits=ALL, log_end=log_end)
+        assert found.queue_offsets == tuple(range(visible))
+        if stored:
+            assert (found.next_begin_offset, found.max_offset) == (visible, visible)
+            for offset in range(visible, stored + 1):
+                waits = reader.get("Orders", queue_id, offset, log_end=log_end)
+                assert (waits.status, waits.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, offset)
+            beyond = reader.get("Orders", queue_id, stored + 1, log_end=log_end)
+            assert (beyond.status, beyond.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, visible)
+    parts.close()

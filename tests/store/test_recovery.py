@@ -287,3 +287,17 @@ def test_a_close_that_cannot_complete_the_queues_leaves_abort(tmp_path, monkeypa
     again.dispatcher.dispatch(again.commit_log.max_offset)
     again.close()
     assert not (tmp_path / "abort").exists()
+
+
+def test_a_checkpoint_keeps_the_confirm_offset_and_is_without_one_where_none_is_known(tmp_path):
+    store = open_store(tmp_path)
+    assert store.last_confirm_offset == 0
+    store.commit_log.append(message())
+    store.confirm_offset = lambda: 77
+    store.close()
+    assert Checkpoint.load(tmp_path / "checkpoint").confirm_physical_offset == 77
+    store = open_store(tmp_path)
+    assert store.last_confirm_offset == 77
+    # A slave, or a master that does not compute it: what was true once says nothing of later records.
+    store.close()
+    assert Checkpoint.load(tmp_path / "checkpoint").confirm_physical_offset == 0

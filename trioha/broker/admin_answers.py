@@ -14,6 +14,10 @@ from trioha.remoting.fastjson import format_json
 
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one answer, below the longest frame of RocketMQ's tools."""
+NO_CHANGE_ON_SLAVE: Final = (
+    "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+)
+NO_RESET_ON_SLAVE: Final = "Can not reset offset in slave broker"
 QUEUES_PER_SLICE: Final = 32
 """Queues that an answer looks at before other requests are served: each may read from the disk."""
 
@@ -90,9 +94,7 @@ async def when_written(table: MetadataTable, answer: RemotingCommand) -> Remotin
     return answer
 
 
-def refuse_on_slave(what: str, *, is_slave: bool) -> None:
-    """Raises BadRequestError on a slave, which has its master's tables."""
+def refuse_on_slave(remark: str, *, is_slave: bool) -> None:
+    """Raises BadRequestError on a slave, which has its master's tables: code and remarks of RocketMQ's."""
     if is_slave:
-        raise BadRequestError(
-            f"this broker is a slave: {what} are changed at its master", code=ResponseCode.NO_PERMISSION
-        )
+        raise BadRequestError(remark, code=ResponseCode.SYSTEM_ERROR)

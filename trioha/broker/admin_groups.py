@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from trioha.broker.admin_answers import json_answer, refuse_on_slave, when_written
+from trioha.broker.admin_answers import NO_CHANGE_ON_SLAVE, json_answer, refuse_on_slave, when_written
 from trioha.broker.clients import ClientRegistry, Member
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import RemoteProtocolError
@@ -45,7 +45,7 @@ class AdminGroups:
 
         The answer is given when the group is in its file.
         """
-        refuse_on_slave("groups", is_slave=self._is_slave)
+        refuse_on_slave(NO_CHANGE_ON_SLAVE, is_slave=self._is_slave)
         group = _group(request)
         try:
             self._metadata.groups.put(group)
@@ -59,7 +59,7 @@ class AdminGroups:
 
         Raises BadRequestError.
         """
-        refuse_on_slave("groups", is_slave=self._is_slave)
+        refuse_on_slave(NO_CHANGE_ON_SLAVE, is_slave=self._is_slave)
         fields = HeaderFields(request.ext_fields)
         name = fields.text("groupName")
         self._metadata.groups.delete(name)

@@ -15,6 +15,7 @@ import trio
 from attrs import define
 
 from trioha.broker.admin_answers import (
+    NO_RESET_ON_SLAVE,
     AnswerSize,
     QueueTable,
     let_others_run,
@@ -204,7 +205,7 @@ class AdminOffsets:
 
         Without isForce no offset moves forward. The answer has the new offsets. Raises BadRequestError.
         """
-        refuse_on_slave("offsets", is_slave=self._is_slave)
+        refuse_on_slave(NO_RESET_ON_SLAVE, is_slave=self._is_slave)
         fields = HeaderFields(request.ext_fields)
         group, name = fields.text("group"), fields.text("topic")
         refuse_own_group(group)

@@ -10,6 +10,7 @@ import trio
 from attrs import evolve
 
 from trioha.broker.admin_answers import (
+    NO_CHANGE_ON_SLAVE,
     AnswerSize,
     QueueTable,
     json_answer,
@@ -73,7 +74,7 @@ class AdminTopics:
 
         The answer is given when the topic is in its file. Members that the request does not name stay.
         """
-        refuse_on_slave("topics", is_slave=self._is_slave)
+        refuse_on_slave(NO_CHANGE_ON_SLAVE, is_slave=self._is_slave)
         fields = HeaderFields(request.ext_fields)
         name = fields.text("topic")
         self._check_name(name)
@@ -122,7 +123,7 @@ class AdminTopics:
         disconnects does not stop a deletion halfway. Raises BadRequestError; the topic is deleted then, and
         the same request deletes what is left.
         """
-        refuse_on_slave("topics", is_slave=self._is_slave)
+        refuse_on_slave(NO_CHANGE_ON_SLAVE, is_slave=self._is_slave)
         name = HeaderFields(request.ext_fields).text("topic")
         self._check_name(name)
         self._metadata.topics.delete(name)

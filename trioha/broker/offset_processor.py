@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trioha.broker.half_messages import refuse_own_group
-from trioha.broker.pull_processor import PullSettings
+from trioha.broker.pull_processor import PullSettings, no_limit
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
@@ -25,6 +27,8 @@ class OffsetProcessor:
         self._store = store
         self._metadata = metadata
         self.settings = settings
+        self.log_end: Callable[[], int | None] = no_limit
+        """As that of the pulls."""
 
     def query(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """QUERY_CONSUMER_OFFSET: the committed offset of the group.
@@ -63,7 +67,9 @@ class OffsetProcessor:
         group, topic = fields.text("consumerGroup"), fields.text("topic")
         queue_id, offset = fields.number("queueId", NATURAL32), fields.number("commitOffset", I64)
         refuse_own_group(group)
-        if self._metadata.groups.find(group) is None:
+        groups = self._metadata.groups
+        # A slave may not have a new group of its master yet; its offsets must not be lost.
+        if (groups.find_or_default(group) if self.settings.is_slave else groups.find(group)) is None:
             raise BadRequestError(
                 f"Group {group[:300]} not exist!", code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
@@ -77,7 +83,13 @@ class OffsetProcessor:
 
     def max_offset(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """GET_MAX_OFFSET: the queue offset after the last message. Raises BadRequestError."""
-        return _offset(request, self._store.reads.max_offset(*_queue_of(request)))
+        return _offset(request, self._max_offset(*_queue_of(request)))
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
+        try:
+            return self._store.reads.max_offset(topic, queue_id, log_end=self.log_end())
+        except StoreError as error:
+            raise BadRequestError(str(error)) from error
 
     def min_offset(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """GET_MIN_OFFSET: the first queue offset that has a message. Raises BadRequestError."""
@@ -97,7 +109,8 @@ class OffsetProcessor:
             offset = reads.offset_by_time(topic, queue_id, fields.number("timestamp", I64), upper=is_upper)
         except StoreError as error:
             raise BadRequestError(str(error)) from error
-        low, high = reads.min_offset(topic, queue_id), reads.max_offset(topic, queue_id)
+        low, high = reads.min_offset(topic, queue_id), self._max_offset(topic, queue_id)
+        offset = min(offset, high)
         if request.version < Version.V5_0_0 and offset == high > low:
             offset = high - 1
         return _offset(request, offset)

@@ -9,7 +9,7 @@ compares tags itself, and gets no fewer messages than its new subscription wants
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import trio
@@ -20,6 +20,7 @@ from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPoll, LongPolls
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_pulls
+from trioha.broker.slave_reads import MASTER_ID, REPEAT_S, always, is_elsewhere, suggested_broker_id
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
@@ -36,7 +37,6 @@ from trioha.store.reads import GetResult, GetStatus, ReadLimits
 
 SUSPEND_S_MAX: Final = 90.0
 """A connection without traffic is closed after 120 s."""
-MASTER_ID: Final = 0
 
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -48,6 +48,8 @@ _CODES: Final = {
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
 _EMPTY: Final = frozenset((GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE))
+_LOOKED_AT: Final = frozenset((GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING))
+"""The read has passed entries of the queue."""
 
 
 @frozen
@@ -70,6 +72,11 @@ class PullSettings:
     """slaveReadEnable."""
     recent_bytes: int = 1 << 62
     """A message farther from the log's end is not in memory any more: accessMessageInMemoryMaxRatio."""
+
+
+def no_limit() -> int | None:
+    """For brokers that give consumers all records."""
+    return None
 
 
 def memory_bytes(percent: int) -> int:
@@ -124,6 +131,10 @@ class PullProcessor:
         self.settings = settings or PullSettings()
         self.traffic: BrokerTraffic | None = None
         """Where pulls are counted by group and topic."""
+        self.is_following: Callable[[], bool] = always
+        """Whether a slave is connected to its master."""
+        self.log_end: Callable[[], int | None] = no_limit
+        """Where the log ends for consumers; None if all of it is for them."""
         now_s = trio.current_time()
         self._messages = 0
         self._midnights = MidnightTotals(local_date())
@@ -141,8 +152,10 @@ class PullProcessor:
         self._commit(header)
         result = self._read(pull, header.queue_offset)
         timeout_s = self._suspend_s(header)
-        if timeout_s <= 0 or not _waits(result, header.queue_offset):
+        if timeout_s <= 0 or not self._waits(result, header.queue_offset):
             return self._respond(pull, result)
+        if not _is_at_end(result, header.queue_offset) and self.is_following():
+            timeout_s = min(timeout_s, REPEAT_S)
         poll = self._polls.open((header.topic, header.queue_id), peer.connection, timeout_s=timeout_s)
         if poll is None:
             raise BadRequestError(
@@ -159,7 +172,7 @@ class PullProcessor:
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     # Not for this consumer: look at each entry once.
                     offset = result.next_begin_offset
-                elif not _waits(result, offset):
+                elif not self._waits(result, offset):
                     return self._respond(pull, result)
         finally:
             poll.close()
@@ -213,8 +226,10 @@ class PullProcessor:
         return _Pull(request, header, group, limits, tag_codes)
 
     def _group(self, name: str) -> SubscriptionGroup:
+        groups = self._metadata.groups
         try:
-            group = self._metadata.groups.find_or_create(name)
+            # A slave has its master's groups, and makes none.
+            group = groups.find_or_default(name) if self.settings.is_slave else groups.find_or_create(name)
         except TableFull as full:
             raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
         if group is None:
@@ -273,12 +288,8 @@ class PullProcessor:
     # -- reading ---------------------------------------------------------------------------------------
 
     def _commit(self, header: PullRequest) -> None:
-        """Keep the offset that a pull brings along: on a master, of a pull that may wait."""
-        if (
-            self.settings.is_slave
-            or not header.has(PullFlag.COMMIT_OFFSET)
-            or not header.has(PullFlag.SUSPEND)
-        ):
+        """Keep the offset that a pull brings along, if it may wait; on a slave as well, like 5.x."""
+        if not header.has(PullFlag.COMMIT_OFFSET) or not header.has(PullFlag.SUSPEND):
             return
         refuse_own_group(header.group)
         try:
@@ -295,11 +306,22 @@ class PullProcessor:
             return self.settings.short_polling_s
         return min(header.suspend_timeout_ms / 1000, SUSPEND_S_MAX)
 
+    def _waits(self, result: GetResult, offset: int) -> bool:
+        """Whether a pull that may wait does, after this result of a read at `offset`."""
+        if _is_at_end(result, offset):
+            return True
+        return self.settings.is_slave and is_elsewhere(result.status)
+
     def _read(self, pull: _Pull, offset: int) -> GetResult:
         header = pull.header
         try:
             return self._store.reads.get(
-                header.topic, header.queue_id, offset, limits=pull.limits, tag_codes=pull.tag_codes
+                header.topic,
+                header.queue_id,
+                offset,
+                limits=pull.limits,
+                tag_codes=pull.tag_codes,
+                log_end=self.log_end(),
             )
         except StoreError as error:
             raise BadRequestError(str(error), code=ResponseCode.SYSTEM_ERROR) from error
@@ -342,19 +364,20 @@ class PullProcessor:
         )
 
     def _suggested_broker_id(self, pull: _Pull, result: GetResult) -> int:
-        if not self.settings.slave_read:
+        settings = self.settings
+        if not settings.slave_read:
             return MASTER_ID
-        if result.queue_offsets:
+        header, lag_bytes = pull.header, 0
+        if result.status in _LOOKED_AT:
             at = self._store.reads.physical_offset(
-                pull.header.topic, pull.header.queue_id, result.queue_offsets[-1]
+                header.topic, header.queue_id, result.next_begin_offset - 1
             )
-            if at is not None and self._store.commit_log.max_offset - at > self.settings.recent_bytes:
-                return pull.group.which_broker_when_consume_slowly
-        return pull.group.broker_id
+            lag_bytes = 0 if at is None else self._store.commit_log.max_offset - at
+        return suggested_broker_id(pull.group, is_slow=lag_bytes > settings.recent_bytes)
 
 
-def _waits(result: GetResult, offset: int) -> bool:
-    """Whether a read found that the queue has nothing yet at `offset`, so that a pull may wait for it."""
+def _is_at_end(result: GetResult, offset: int) -> bool:
+    """Whether a read found that the queue has nothing yet at `offset`."""
     if result.status in _EMPTY:
         return offset == 0
     return result.status is GetStatus.OFFSET_OVERFLOW_ONE or (

@@ -557,7 +557,17 @@ class BrokerConfig:
     """
 
     slave_read_enable: bool = _setting("slaveReadEnable", values.boolean, default=False)
-    """Whether consumers may be sent to a slave. RocketMQ default: false."""
+    """Whether consumers may be sent to a slave. RocketMQ default: false.
+
+    A slave answers pulls in any case. It counts messages as old at 10 percent of the memory less than
+    `access_message_in_memory_max_ratio`, as in 5.x.
+    """
+
+    consume_replicated_only: bool = _setting("trioha.consumeReplicatedOnly", values.boolean, default=False)
+    """Whether consumers of a SYNC_MASTER receive a message only when as many slaves hold it as its put needs.
+
+    While no slave acknowledges, they receive nothing new.
+    """
 
     notify_consumer_ids_changed_enable: bool = _setting(
         "notifyConsumerIdsChangedEnable", values.boolean, default=True

@@ -95,6 +95,11 @@ class GroupCommit:
             need = max(min(need, in_sync), settings.copies_min)
         return need
 
+    def replicated_offset(self, max_offset: int) -> int:
+        """End of what as many replicas have acknowledged as a put at the log's end `max_offset` needs."""
+        need = self._copies_needed(max_offset)
+        return self._replicas.acknowledged_offset(need) if need else max_offset
+
     def must_wait(self, *, wait_store_ok: bool) -> bool:
         """Whether a put waits; one with the property WAIT=false (`wait_store_ok` False) never does."""
         return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)

@@ -21,6 +21,8 @@ once it has also acknowledged bytes that were sent on its connection, or claimed
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 from attrs import define, field
 
@@ -43,6 +45,8 @@ class _ConnectionAck:
     """Of the connection: when its unacknowledged bytes were appended."""
     has_acked: bool
     """Whether it has acknowledged bytes that were sent on it, or claimed the whole log."""
+    claim_offset: int
+    """Its first report."""
 
     def unacked_for_s(self, now_s: float) -> float:
         """How long an ack has been due; 0 if none is."""
@@ -89,6 +93,8 @@ class Replicas:
         self._unacked_s_max = unacked_s_max
         self._connections: dict[int, _ConnectionAck] = {}
         self._quorum_views = [QuorumView()]
+        self.on_acknowledged: Callable[[], None] | None = None
+        """Called after each ack; must not raise."""
 
     @property
     def current(self) -> QuorumView:
@@ -114,7 +120,7 @@ class Replicas:
         now_s = trio.current_time()
         if ack is None:
             self._connections[connection_id] = _ConnectionAck(
-                replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent
+                replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent, claim_offset=ack_offset
             )
             self._admit(connection_id, claim_offset=ack_offset, is_stable_identity=is_stable_identity)
         else:
@@ -124,6 +130,8 @@ class Replicas:
         for view in self._quorum_views:
             if connection_id in view.connections:
                 view.acknowledge(replica, self._ack_of(replica, view))
+        if self.on_acknowledged is not None:
+            self.on_acknowledged()
 
     def _admit(self, connection_id: int, *, claim_offset: int, is_stable_identity: bool) -> None:
         """Add a new connection to the view of the puts that it counts for."""
@@ -159,6 +167,17 @@ class Replicas:
     def copies(self, k: int) -> Watermark:
         """`current.copies(k)`."""
         return self.current.copies(k)
+
+    def acknowledged_offset(self, k: int) -> int:
+        """End of what `k` distinct replicas have acknowledged after their claims; 0 if fewer have.
+
+        Other than in `copies` a claim does not count: an observer claims what it has, too.
+        """
+        acks: dict[str, int] = {}
+        for ack in self._connections.values():
+            if ack.ack_offset > ack.claim_offset:
+                acks[ack.replica] = max(acks.get(ack.replica, 0), ack.ack_offset)
+        return sorted(acks.values(), reverse=True)[k - 1] if len(acks) >= k else 0
 
     def is_eligible(self, connection_id: int, end_offset: int) -> bool:
         """Whether a put that ends at `end_offset` may wait for this connection's replica."""

@@ -99,6 +99,10 @@ class HaSlave:
         """Report this address as the master's: `connect` dials it now."""
         self._master_address = master_address
 
+    def is_connected(self) -> bool:
+        """Whether there is a connection to the master."""
+        return self.state is HaState.TRANSFER
+
     def status(self) -> SlaveStatus:
         """A snapshot of the link."""
         connection, statistics = self._connection, self._statistics

@@ -125,16 +125,19 @@ class GroupTable(MetadataTable):
 
     def find_or_create(self, name: str) -> SubscriptionGroup | None:
         """The group of a consumer; made if it is missing and may be made, else None. Raises TableFull."""
+        group = self.find_or_default(name)
+        if group is not None and name not in self.groups:
+            self.put(group)
+        return group
+
+    def find_or_default(self, name: str) -> SubscriptionGroup | None:
+        """As `find_or_create`, but the table stays as it is: for a slave, which has its master's."""
         group = self.groups.get(name)
         if group is not None:
             return group
         if not (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             return None
-        if not 1 <= len(name) <= GROUP_CHARS_MAX:
-            return None
-        group = SubscriptionGroup(name)
-        self.put(group)
-        return group
+        return SubscriptionGroup(name) if 1 <= len(name) <= GROUP_CHARS_MAX else None
 
     def put(self, group: SubscriptionGroup) -> None:
         """Create or replace a group. Raises TableFull."""

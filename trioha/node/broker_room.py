@@ -81,7 +81,9 @@ class BrokerRoom:
             slave=ha.slave,
         )
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
-        consumers = ConsumerRoom.build(config, store, metadata)
+        consumers = ConsumerRoom.build(config, store, metadata, confirm=ha.confirm)
+        if ha.slave is not None:
+            consumers.follow(ha.slave.is_connected)
         delay_levels = DelayLevels(config.message_delay_level)
         retries = Retries(metadata.topics, metadata.groups, consumes_in_order=consumers.locks.has_locks)
         transactions = TransactionRoom.build(

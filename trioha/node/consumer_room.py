@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 from attrs import frozen
 
 from trioha.broker.client_processor import ClientProcessor
 from trioha.broker.clients import ClientRegistry
-from trioha.broker.long_polls import LongPolls
+from trioha.broker.confirmed_arrivals import ConfirmedArrivals
+from trioha.broker.long_polls import LongPolls, QueueKey
 from trioha.broker.offset_processor import OffsetProcessor
 from trioha.broker.pull_processor import PullProcessor, PullSettings, memory_bytes
 from trioha.broker.query_processor import QueryProcessor
 from trioha.broker.queue_locks import QueueLocks
+from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Handler
+from trioha.store.consume_queues import Queue
 from trioha.store.message_store import MessageStore
 
 
 def pull_settings(config: BrokerConfig) -> PullSettings:
     """How the configuration lets pulls be answered."""
+    is_slave = config.broker_role is BrokerRole.SLAVE
+    percent = config.access_message_in_memory_max_ratio - SLAVE_MEMORY_PERCENT_LESS * is_slave
     return PullSettings(
-        is_slave=config.broker_role is BrokerRole.SLAVE,
+        is_slave=is_slave,
         broker_permission=config.broker_permission,
         broker_ip=config.broker_ip1,
         messages_max=config.max_transfer_count_on_message_in_memory,
@@ -35,7 +41,7 @@ def pull_settings(config: BrokerConfig) -> PullSettings:
         long_polling=config.long_polling_enable,
         short_polling_s=config.short_polling_time_mills / 1000,
         slave_read=config.slave_read_enable,
-        recent_bytes=memory_bytes(config.access_message_in_memory_max_ratio),
+        recent_bytes=memory_bytes(max(0, percent)),
     )
 
 
@@ -55,8 +61,15 @@ class ConsumerRoom:
     """By request code."""
 
     @classmethod
-    def build(cls, config: BrokerConfig, store: MessageStore, metadata: MetadataStore) -> ConsumerRoom:
-        """Dispatch of `store` wakes the pulls from now on."""
+    def build(
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        metadata: MetadataStore,
+        *,
+        confirm: ConfirmOffset | None = None,
+    ) -> ConsumerRoom:
+        """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         settings = pull_settings(config)
 
@@ -75,11 +88,13 @@ class ConsumerRoom:
             polls_max=config.long_polls_max,
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
         )
-        store.dispatcher.on_written.append(
-            lambda queues: polls.arrived([(queue.topic, queue.queue_id) for queue in queues])
-        )
         pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
         offsets = OffsetProcessor(store, metadata, settings=settings)
+        if confirm is None:
+            store.dispatcher.on_written.append(lambda queues: polls.arrived(_keys(queues)))
+        else:
+            _wake_when_confirmed(store, polls, confirm)
+            pulls.log_end = offsets.log_end = lambda: confirm.limit
         queries = QueryProcessor(store)
         members = ClientProcessor(clients, metadata, is_slave=is_slave)
         return cls(
@@ -112,6 +127,10 @@ class ConsumerRoom:
         """Answer further pulls and queries of offsets as `config` says."""
         self.pulls.settings = self.offsets.settings = pull_settings(config)
 
+    def follow(self, is_following: Callable[[], bool]) -> None:
+        """Answer pulls of a slave, which is connected to its master if `is_following`."""
+        self.pulls.is_following = is_following
+
     def attach(self, server: RemotingServer) -> None:
         """Notify members by `server`, and remove those whose connections have ended."""
 
@@ -132,3 +151,20 @@ class ConsumerRoom:
             nursery.start_soon(self.polls.run)
             nursery.start_soon(self.clients.run)
             nursery.start_soon(self.locks.run)
+
+
+def _keys(queues: Sequence[Queue]) -> list[QueueKey]:
+    return [(queue.topic, queue.queue_id) for queue in queues]
+
+
+def _wake_when_confirmed(store: MessageStore, polls: LongPolls, confirm: ConfirmOffset) -> None:
+    dispatcher = store.dispatcher
+    confirm_offset = confirm.mark.offset
+    arrivals = ConfirmedArrivals(polls, dispatched_offset=confirm_offset, confirm_offset=confirm_offset)
+    if confirm_offset < dispatcher.position:
+        # The queues of a store that was opened have messages that are not confirmed.
+        arrivals.written(_keys(list(store.queues)), dispatched_offset=dispatcher.position)
+    confirm.on_advance = arrivals.confirmed
+    dispatcher.on_written.append(
+        lambda queues: arrivals.written(_keys(queues), dispatched_offset=dispatcher.position)
+    )

@@ -15,6 +15,7 @@ from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDisk
 from trioha.config.model import HaRole
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings
+from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
@@ -88,6 +89,8 @@ class HaRoom:
     """Copies the log of the master; None on a master."""
     master_location: MasterLocation
     """Where `slave` dials."""
+    confirm: ConfirmOffset | None = None
+    """What consumers may receive; None if they receive all that is stored."""
 
     @classmethod
     def build(
@@ -154,7 +157,10 @@ class HaRoom:
                 connection_ids=connection_ids,
             )
             location.on_dial = slave.follow
-        return cls(replicas, master, group_commit, slave, location)
+        confirm = _confirm_offset(config, store, group_commit)
+        if confirm is not None:
+            replicas.on_acknowledged = confirm.update
+        return cls(replicas, master, group_commit, slave, location, confirm)
 
     async def run(
         self,
@@ -167,10 +173,28 @@ class HaRoom:
         open."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group_commit.run)
+            if self.confirm is not None:
+                nursery.start_soon(self.confirm.run)
             await nursery.start(partial(self.master.serve, listeners, gate=gate))
             if self.slave is not None:
                 nursery.start_soon(self.slave.run)
             task_status.started()
+
+
+def _confirm_offset(
+    config: BrokerConfig, store: MessageStore, group_commit: GroupCommit
+) -> ConfirmOffset | None:
+    """That of a master whose consumers receive replicated messages only; kept in the store's checkpoint."""
+    if not (config.consume_replicated_only and config.slave_acks_needed):
+        return None
+    commit_log = store.commit_log
+    confirm = ConfirmOffset.restored(
+        lambda: group_commit.replicated_offset(commit_log.max_offset),
+        lambda: commit_log.max_offset,
+        checkpoint_offset=store.last_confirm_offset,
+    )
+    store.confirm_offset = confirm.for_checkpoint
+    return confirm
 
 
 async def listen_for_slaves(config: BrokerConfig) -> tuple[list[trio.SocketListener], Address]:

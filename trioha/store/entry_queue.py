@@ -224,6 +224,26 @@ class EntryQueue(ABC):
         found = self._find_from(physical_offset, low=self._number_of(self._min_offset))
         return None if found is None else found[1].physical_offset
 
+    def end_before(self, physical_offset: int) -> int:
+        """Queue offset after the last message whose record ends at or before this physical offset.
+
+        Most queues have only such messages: that takes one entry. Else it is a binary search, for which
+        records are in the order of the queue. Raises StoreError.
+        """
+        last = self._last_entry()
+        if last is None or last.physical_offset + last.size <= physical_offset:
+            return self.max_offset
+        low = self._number_of(self._min_offset)
+        found = self._find_from(physical_offset, low=low)
+        number = self._files.end // self.entry_bytes if found is None else found[0]
+        end_offset = self.max_offset if found is None else found[1].queue_offset
+        if number > low:
+            # The record before it may be the one that the physical offset is in.
+            before = self._entry_at(number - 1)
+            if before.physical_offset + before.size > physical_offset:
+                end_offset = before.queue_offset
+        return max(end_offset, self._min_offset)
+
     def _read(self, number: int, count: int) -> bytes:
         return self._files.read(number * self.entry_bytes, count * self.entry_bytes)
 

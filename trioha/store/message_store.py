@@ -61,6 +61,10 @@ class StoreSettings:
     dispatch: DispatchSettings = Factory(DispatchSettings)
 
 
+def _unknown() -> int:
+    return 0
+
+
 class MessageStore:
     """A locked, recovered store. Make it with `open`, end it with `close`; both block on the disk."""
 
@@ -98,7 +102,14 @@ class MessageStore:
         They still are if nothing was written or deleted since."""
         self._queue_sync: tuple[SyncWork, SyncWork] | None = None
         """Work of the last `queue_sync_work`, queues and index; it may not have run to its end."""
+        self.confirm_offset: Callable[[], int] = _unknown
+        """The confirm offset for the checkpoint, 0 if none is known. Called in worker threads."""
         commit_log.before_restart = self._forget_derived
+
+    @property
+    def last_confirm_offset(self) -> int:
+        """The confirm offset of the last checkpoint, 0 if none was known."""
+        return self._checkpoint.confirm_physical_offset
 
     @classmethod
     def open(
@@ -336,7 +347,9 @@ class MessageStore:
         An older checkpoint is still true: the next start only checks more records.
         """
         with self._checkpoint_lock:
-            self._checkpoint = evolve(self._checkpoint, **changes)
+            self._checkpoint = evolve(
+                self._checkpoint, confirm_physical_offset=self.confirm_offset(), **changes
+            )
             try:
                 self._checkpoint_file.save(self._checkpoint)
             except OSError as error:

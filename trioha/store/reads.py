@@ -105,32 +105,35 @@ class MessageReader:
         *,
         limits: ReadLimits | None = None,
         tag_codes: Collection[int] | None = None,
+        log_end: int | None = None,
     ) -> GetResult:
         """Messages from queue offset `offset` on (spec remoting 4.2).
 
         `tag_codes` are `String.hashCode`s of the wanted tags; None or empty matches all. Different tags may
-        have one code: consumers compare the tags themselves. Raises StoreError if the disk refuses.
+        have one code: consumers compare the tags themselves. Records that end after the physical offset
+        `log_end` are left out, as if they were not stored yet. Raises StoreError if the disk refuses.
         """
         limits = limits or ReadLimits()
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
-        low, high = queue.min_offset, queue.max_offset
-        if high == 0:
-            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        low, end = queue.min_offset, queue.max_offset
+        if end == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, end)
+        high = end if log_end is None else queue.end_before(log_end)
         if offset < low:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
-        if offset == high:
+        if high <= offset <= end:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-        if offset > high:
+        if offset > end:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         wanted = frozenset(code & _MASK_32 for code in tag_codes) if tag_codes else None
-        return self._get_from(queue, offset, limits, wanted)
+        return self._get_from(queue, offset, limits, wanted, high=high)
 
     def _get_from(
-        self, queue: Queue, offset: int, limits: ReadLimits, wanted: frozenset[int] | None
+        self, queue: Queue, offset: int, limits: ReadLimits, wanted: frozenset[int] | None, *, high: int
     ) -> GetResult:
-        low, high = queue.min_offset, queue.max_offset
+        low = queue.min_offset
         records: list[memoryview] = []
         offsets: list[int] = []
         messages = total_bytes = looked_at = 0
@@ -140,6 +143,9 @@ class MessageReader:
         while not full and next_offset < high and looked_at < SCAN_ENTRIES_MAX:
             before = next_offset
             for entry in queue.entries(next_offset, min(_SCAN_CHUNK, SCAN_ENTRIES_MAX - looked_at)):
+                if entry.queue_offset >= high:
+                    full = True
+                    break
                 if wanted is None or entry.tags_code & _MASK_32 in wanted:
                     record = self._record(entry.physical_offset, entry.size)
                     if record is None:
@@ -184,10 +190,15 @@ class MessageReader:
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the last message, 0 for an unknown queue."""
+    def max_offset(self, topic: str, queue_id: int, *, log_end: int | None = None) -> int:
+        """Queue offset after the last message, 0 for an unknown queue; `log_end` as in `get`.
+
+        Raises StoreError, but not without `log_end`.
+        """
         queue = self._queues.find(topic, queue_id)
-        return 0 if queue is None else queue.max_offset
+        if queue is None:
+            return 0
+        return queue.max_offset if log_end is None else queue.end_before(log_end)
 
     def physical_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
         """Where the log has the message at a queue offset; None if the queue does not know it."""

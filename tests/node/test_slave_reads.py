@@ -1,0 +1,130 @@
+"""Node processes: a slave that is read, and a master that holds messages back until its slave has them."""
+
+import json
+import time
+
+import pytest
+
+from tests.interop.node import TriohaNode
+from tests.node.wire import Wire
+from trioha.client.messages import received_messages
+from trioha.client.route import MessageQueue
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
+from trioha.remoting.send_message import SendMessageRequestHeader, send_request
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+TOPIC, GROUP = "Orders", "readers"
+QUEUE = MessageQueue(TOPIC, "b", 0)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts nodes on stores that have the topic, by name."""
+    nodes = []
+
+    def start_node(name, **settings):
+        config = tmp_path / name / "config"
+        if not config.exists():
+            config.mkdir(parents=True)
+            topic = {"topicName": TOPIC, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+            (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
+        nodes.append(TriohaNode(tmp_path / name, **settings))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def send(body):
+    now_ms = time.time_ns() // 1_000_000
+    return send_request(SendMessageRequestHeader("P", TOPIC, "TBW102", 1, 0, 0, now_ms, 0), body)
+
+
+def pull(offset, *, suspend_ms=0):
+    fields = {
+        "consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "queueOffset": str(offset),
+        "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": str(suspend_ms),
+        "subscription": "*", "subVersion": "0", "expressionType": "TAG",
+    }  # fmt: skip
+    return request(RequestCode.PULL_MESSAGE, ext_fields=fields)
+
+
+def bodies(answer):
+    assert answer.code == ResponseCode.SUCCESS, answer
+    return [message.body for message in received_messages(answer.body, QUEUE)]
+
+
+def test_a_slave_is_read_and_refuses_writes_while_its_master_is_dead(start):
+    master = start("master", role="SYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, slaveReadEnable="true")
+    master.wait(connections=1)
+    with Wire(master.listen_address) as wire:
+        for body in (b"a", b"b"):
+            assert wire.ask(send(body)).code == ResponseCode.SUCCESS
+    slave.wait(max_offset=master.max_offset)
+    master.kill()
+    with Wire(slave.listen_address) as wire:
+        answer = wire.ask(pull(0, suspend_ms=10_000))
+        assert bodies(answer) == [b"a", b"b"]
+        # With the first pull after its return consumers are at the master again.
+        assert answer.ext_fields["suggestWhichBrokerId"] == "0"
+        commit = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "2"}
+        assert wire.ask(request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit)).code == 0
+        asked = wire.ask(request(RequestCode.QUERY_CONSUMER_OFFSET, ext_fields=commit))
+        assert asked.ext_fields == {"offset": "2"}
+        assert wire.ask(send(b"c")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        back = {"offset": "0", "group": GROUP, "delayLevel": "1"}
+        refused = wire.ask(request(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=back))
+        assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "SERVICE_NOT_AVAILABLE")
+        made = {
+            "topic": "New", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+            "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
+        }  # fmt: skip
+        refused = wire.ask(request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=made))
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert refused.remark.startswith("Can't modify topic or subscription group from slave broker")
+
+
+def test_a_master_gives_consumers_what_its_slave_has_also_after_it_was_killed(start):
+    guarded = {"trioha.consumeReplicatedOnly": "true", "flushDiskType": "SYNC_FLUSH"}
+    master = start("master", role="SYNC_MASTER", **guarded)
+    with Wire(master.listen_address) as wire:
+        assert wire.ask(send(b"a")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+        assert wire.ask(pull(0)).code == ResponseCode.PULL_NOT_FOUND
+    master.kill()
+    master = start("master", role="SYNC_MASTER", **guarded)
+    with Wire(master.listen_address) as wire:
+        assert wire.ask(pull(0)).code == ResponseCode.PULL_NOT_FOUND
+        waiting = wire.start(pull(0, suspend_ms=60_000))
+        slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+        slave.wait(max_offset=master.max_offset)
+        assert bodies(wire.answers(waiting)[waiting[0]]) == [b"a"]
+    # The checkpoint keeps it: after another kill the message is received without a slave.
+    slave.kill()
+    master.wait(connections=0)
+    with Wire(master.listen_address) as wire:
+        assert wire.ask(send(b"b")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    master.stop()
+    master = start("master", role="SYNC_MASTER", **guarded)
+    with Wire(master.listen_address) as wire:
+        assert bodies(wire.ask(pull(0))) == [b"a"]
+        assert wire.ask(pull(1)).code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_a_slave_that_is_promoted_gives_consumers_all_that_it_has(start):
+    guarded = {"trioha.consumeReplicatedOnly": "true"}
+    master = start("master", role="SYNC_MASTER", **guarded)
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, **guarded)
+    master.wait(connections=1)
+    with Wire(master.listen_address) as wire:
+        assert wire.ask(send(b"a")).code == ResponseCode.SUCCESS
+    slave.wait(max_offset=master.max_offset)
+    master.kill()
+    slave.stop()
+    promoted = start("slave", role="SYNC_MASTER", **guarded)
+    with Wire(promoted.listen_address) as wire:
+        assert bodies(wire.ask(pull(0))) == [b"a"]

@@ -1,0 +1,72 @@
+"""Wakes pulls when messages of their queues are confirmed (see `trioha.ha.confirm_offset`).
+
+Theory of operation. Dispatch names the queues that it has written, with the log offset that it has reached.
+Where that is confirmed already, their pulls are woken at once: usual, since dispatch gathers records for a
+millisecond and a slave's ack takes less. Else the queues wait as one stretch `[start, end)` of the log until
+the confirm offset is beyond the start; they stay until it has reached the end. There are at most
+`STRETCHES_MAX`; beyond that the newest two become one, so that a master without slaves keeps each queue once
+in the last one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import define
+
+from trioha.broker.long_polls import LongPolls, QueueKey
+
+STRETCHES_MAX: Final = 1024
+
+
+@define
+class _Stretch:
+    """Queues of records that are dispatched and not confirmed."""
+
+    start_offset: int
+    end_offset: int
+    queues: set[QueueKey]
+
+
+class ConfirmedArrivals:
+    """Gives queues to the pulls that wait, once their messages are confirmed."""
+
+    def __init__(self, polls: LongPolls, *, dispatched_offset: int, confirm_offset: int) -> None:
+        self._polls = polls
+        self._dispatched_offset = dispatched_offset
+        self._confirm_offset = confirm_offset
+        self._stretches: deque[_Stretch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._stretches)
+
+    def written(self, queues: Iterable[QueueKey], *, dispatched_offset: int) -> None:
+        """Dispatch has written entries to these queues and reached `dispatched_offset`."""
+        # A rewound dispatch starts a stretch before the last one's end.
+        start_offset = min(self._dispatched_offset, dispatched_offset)
+        self._dispatched_offset = dispatched_offset
+        if dispatched_offset <= self._confirm_offset:
+            self._polls.arrived(queues)
+            return
+        stretches = self._stretches
+        stretch = _Stretch(start_offset, dispatched_offset, set(queues))
+        if self._confirm_offset > start_offset:
+            self._polls.arrived(stretch.queues)
+        if len(stretches) >= STRETCHES_MAX:
+            last = stretches[-1]
+            last.end_offset = max(last.end_offset, stretch.end_offset)
+            last.queues |= stretch.queues
+        else:
+            stretches.append(stretch)
+
+    def confirmed(self, confirm_offset: int) -> None:
+        """The confirm offset has moved forward to `confirm_offset`."""
+        self._confirm_offset = confirm_offset
+        stretches = self._stretches
+        while stretches and stretches[0].start_offset < confirm_offset:
+            self._polls.arrived(stretches[0].queues)
+            if stretches[0].end_offset > confirm_offset:
+                return
+            stretches.popleft()
