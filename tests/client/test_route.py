@@ -39,6 +39,15 @@ def test_messages_are_sent_to_brokers_with_a_master_and_pulled_from_any():
     assert route.pull_address("c") is None
 
 
+def test_a_broker_that_does_not_answer_is_avoided_where_there_is_another():
+    route = parse_route(BARE)
+    master, slave, alone = route.addresses()
+    assert route.pull_address("a", avoided={master}) == slave
+    assert route.pull_address("a", broker_id=1, avoided={slave}) == master
+    assert route.pull_address("a", avoided={master, slave}) == master
+    assert route.pull_address("b", avoided={alone}) == alone
+
+
 @pytest.mark.parametrize(("perm", "writes", "reads"), [(6, 4, 4), (4, 0, 4), (2, 4, 0), (0, 0, 0)])
 def test_permissions_of_a_topic_are_kept(perm, writes, reads):
     route = parse_route(route_body({"a": 4}, perm=perm))

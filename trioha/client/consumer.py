@@ -37,6 +37,7 @@ from attrs.validators import ge
 
 from trioha.client.allocation import allocate
 from trioha.client.cluster import Cluster, in_background
+from trioha.client.failed_brokers import FailedBrokers
 from trioha.client.messages import ReceivedMessage, received_messages
 from trioha.client.progress import QueueProgress
 from trioha.client.route import MASTER_ID, MessageQueue, TopicRoute
@@ -129,6 +130,8 @@ class _Assigned:
     """Whether its end was reached, without `follow`."""
     failures: int = 0
     """Pulls that failed since the last answer."""
+    committed_at: str | None = None
+    """Address of the broker that has the committed offset; None if it may have lost it."""
 
 
 class Consumer:
@@ -157,6 +160,7 @@ class Consumer:
         """New offsets of queues that wait to be assigned again."""
         self._rebalance_due = trio.Event()
         self._less_unacknowledged = trio.Event()
+        self._failed_brokers = FailedBrokers()
         self._failure: PeerError | RemoteProtocolError | None = None
         """Why a queue cannot be pulled, without `follow`."""
         self._send, self._receive = trio.open_memory_channel[tuple[ReceivedMessage, ...]](BATCHES_MAX)
@@ -216,7 +220,7 @@ class Consumer:
             "unitMode": "false",
             "maxReconsumeTimes": str(self._settings.reconsume_times_max),
         }
-        address = await self._address_of(message.queue)
+        address = await self._master_of(message.queue)
         answer = await self._cluster.request(
             address, request(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=fields)
         )
@@ -352,7 +356,10 @@ class Consumer:
                 try:
                     await self._pull_until_finished(assigned)
                 except (PeerError, RemoteProtocolError) as error:
+                    self._note_failure(error)
                     assigned.failures += 1
+                    # A broker that starts again may have lost the last commits.
+                    assigned.committed_at = None
                     if assigned.failures == 2:
                         # The first one may be the end of a connection, which is made again.
                         log.warning("pulls fail", queue=str(assigned.queue), reason=str(error))
@@ -474,11 +481,24 @@ class Consumer:
             await self._less_unacknowledged.wait()
 
     async def _address_of(self, queue: MessageQueue, *, broker_id: int = MASTER_ID) -> str:
+        """Where to read: the broker of that id or the master; a slave if they are gone. Raises PeerError."""
         route = await self._cluster.routes.find(queue.topic)
-        address = route.pull_address(queue.broker_name, broker_id=broker_id)
+        address = route.pull_address(queue.broker_name, broker_id=broker_id, avoided=self._failed_brokers)
         if address is None:
             raise PeerError(f"{queue} has no broker", address=self._cluster.routes.source)
         return address
+
+    async def _master_of(self, queue: MessageQueue) -> str:
+        """Where to write. Raises PeerError."""
+        address = (await self._cluster.routes.find(queue.topic)).master(queue.broker_name)
+        if address is None:
+            raise PeerError(f"{queue} has no master", address=self._cluster.routes.source)
+        return address
+
+    def _note_failure(self, error: PeerError | RemoteProtocolError) -> None:
+        """Read from another broker of the same name for a while, if this one did not answer."""
+        if isinstance(error, PeerError) and error.code is None:
+            self._failed_brokers.add(error.address)
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -540,9 +560,15 @@ class Consumer:
 
     async def _commit(self, assigned: _Assigned) -> None:
         progress, group = assigned.progress, self._settings.group
-        if group is None or progress is None or progress.committable_offset == progress.committed_offset:
+        if group is None or progress is None:
             return
         offset = progress.committable_offset
+        if offset == progress.committed_offset and assigned.committed_at is not None:
+            try:
+                if await self._address_of(assigned.queue) == assigned.committed_at:
+                    return
+            except PeerError:
+                return
         fields = {
             **_queue_fields(assigned.queue),
             "consumerGroup": group,
@@ -557,9 +583,11 @@ class Consumer:
             )
             _check(answer, address, f"the commit of {assigned.queue}")
         except PeerError as error:
+            self._note_failure(error)
             log.warning("offset not committed", queue=str(assigned.queue), reason=str(error))
         else:
             progress.committed_offset = offset
+            assigned.committed_at = address
 
     def _note_positions(self) -> None:
         if self._known_queues and all(assigned.progress for assigned in self._assigned.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 from attrs import frozen
@@ -78,12 +78,17 @@ class TopicRoute:
         """Address of the master; None if there is none."""
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
 
-    def pull_address(self, broker_name: str, *, broker_id: int = MASTER_ID) -> str | None:
-        """Where to pull from: the broker of that id, else the master, else the slave of the lowest id."""
+    def pull_address(
+        self, broker_name: str, *, broker_id: int = MASTER_ID, avoided: Container[str] = ()
+    ) -> str | None:
+        """Where to pull from: the broker of that id, else the master, else the slave of the lowest id.
+
+        An `avoided` address is only taken if there is no other one.
+        """
         addresses = self.brokers.get(broker_name, {})
-        if not addresses:
-            return None
-        return addresses.get(broker_id) or addresses.get(MASTER_ID) or addresses[min(addresses)]
+        ids = sorted(addresses, key=lambda number: (number != broker_id, number != MASTER_ID, number))
+        wanted = [addresses[number] for number in ids]
+        return next((address for address in wanted if address not in avoided), next(iter(wanted), None))
 
     def addresses(self, *, masters_only: bool = False) -> Iterator[str]:
         """Addresses of all brokers."""
