@@ -26,6 +26,7 @@ from textual.widgets import Input
 from trioha.errors import TriohaError
 from trioha.remoting.client import ClientSecurity
 from trioha_monitor.capture import MonitorRecording
+from trioha_monitor.consumption_feed import Demand
 from trioha_monitor.faults import FaultLog
 from trioha_monitor.guest import TrioGuest
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
@@ -86,14 +87,19 @@ class MonitorApp(App[None]):
     ]
 
     def __init__(
-        self, feed: ViewFeed, *, playback: Playback | None = None, recording: Recording | None = None
+        self,
+        feed: ViewFeed,
+        *,
+        playback: Playback | None = None,
+        recording: Recording | None = None,
+        demand: Demand | None = None,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
         self.crash: BaseException | None = None
         """The error that ended the feed or the screen."""
         self._feed = feed
-        self._main_screen = MonitorScreen(playback=playback, recording=recording)
+        self._main_screen = MonitorScreen(playback=playback, recording=recording, demand=demand)
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
         self._waiting_keys: deque[events.Key] | None = None
@@ -257,7 +263,7 @@ def run(
     times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
     settings = LiveSettings.with_security(security, times=times)
     feed = live_views(addresses, name_servers=name_servers, settings=settings)
-    return _run(MonitorApp(feed, recording=MonitorRecording(record_into)))
+    return _run(MonitorApp(feed, recording=MonitorRecording(record_into), demand=settings.demand))
 
 
 def run_again(sessions: Sequence[Path]) -> int:

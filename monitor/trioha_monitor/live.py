@@ -7,6 +7,9 @@ this program: `BORDER` counts and logs them. The cost of an answer is bounded, s
 thread that draws: a frame has at most `FRAME_BYTES_MAX`, its JSON at most the parts of `JSON_LIMITS`, and a
 node whose answers come to more than `ANSWER_BYTES_PER_S` is asked less often.
 
+Topics and groups are asked for by tasks of their own, while the screen shows them
+(`trioha_monitor.consumption_feed`).
+
 Name servers are asked every few seconds for all brokers of all clusters. If a name server does not answer,
 the nodes that it listed stay.
 
@@ -23,7 +26,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from attrs import define, frozen
+from attrs import Factory, define, evolve, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.errors import ConfigError, PeerError, TriohaError
@@ -36,11 +39,19 @@ from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.consumption import Consumption, ConsumptionSample
+from trioha_monitor.consumption_feed import (
+    INTERVAL_S,
+    Demand,
+    OpenConsumption,
+    consumption_session,
+    watch_consumption,
+)
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import clean
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.view import EventKind, Health, NameServerView, Show, ViewFeed
+from trioha_monitor.view import ConsumptionView, EventKind, Health, NameServerView, Show, ViewFeed
 
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """Largest answer of a node: ten thousand connections are 3 MB."""
@@ -244,6 +255,9 @@ class LiveSettings:
     open_session: OpenSession = remoting_session
     open_names: OpenNames = name_server_session
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    demand: Demand = Factory(Demand)
+    """Whether topics and groups are asked for."""
+    open_consumption: OpenConsumption = consumption_session
 
     @classmethod
     def with_security(cls, security: ClientSecurity, *, times: FeedTimes) -> LiveSettings:
@@ -252,6 +266,7 @@ class LiveSettings:
             times,
             open_session=partial(remoting_session, security=security),
             open_names=partial(name_server_session, security=security),
+            open_consumption=partial(consumption_session, security=security),
         )
 
 
@@ -294,6 +309,10 @@ class _Live:
         self._listed_invalid: set[str] = set()
         """Name servers that listed an invalid address."""
         self._watched: dict[str, trio.CancelScope] = {}
+        self._consumption = Consumption()
+        self._consumption_view: ConsumptionView | None = None
+        self._consumption_due_ms = 0
+        """When the view of topics and groups is made again."""
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -316,7 +335,15 @@ class _Live:
                 severity=Severity.WARNING,
             )
         names = tuple(self._view_names(address, now_ms) for address in self._names)
-        self._show(self._cluster.view(now_ms, name_servers=names))
+        view = self._cluster.view(now_ms, name_servers=names)
+        if self._settings.demand.is_wanted and now_ms >= self._consumption_due_ms:
+            self._consumption_due_ms = now_ms + round(INTERVAL_S * 1000)
+            self._consumption_view = self._consumption.view(view.nodes, now_ms=now_ms)
+        self._show(evolve(view, consumption=self._consumption_view))
+
+    def _on_consumption(self, sample: ConsumptionSample) -> None:
+        self._consumption.observe(sample)
+        self._consumption_due_ms = 0
 
     def _view_names(self, address: str, now_ms: int) -> NameServerView:
         view = self._names[address]
@@ -336,10 +363,25 @@ class _Live:
                 nursery.start_soon(self._watch, address, scope)
         for address in self._watched.keys() - set(shown):
             self._watched.pop(address).cancel()
+            self._consumption.forget((address,))
 
     async def _watch(self, address: str, scope: trio.CancelScope) -> None:
+        settings = self._settings
         with scope:
-            await watch_node(address, self._on_answer, self._settings.times, self._settings.open_session)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(
+                    watch_node, address, self._on_answer, settings.times, settings.open_session
+                )
+                nursery.start_soon(
+                    partial(
+                        watch_consumption,
+                        address,
+                        self._on_consumption,
+                        demand=settings.demand,
+                        open_session=settings.open_consumption,
+                        now_ms=self._axis.now_ms,
+                    )
+                )
 
     async def _ask_names(self, address: str, nursery: trio.Nursery) -> None:
         """Request the brokers of one name server for ever, over a new connection after every failure."""

@@ -1,4 +1,4 @@
-"""The main screen: a top line, in a replay its time axis, one of four panes, and a footer."""
+"""The main screen: a top line, in a replay its time axis, one of five panes, and a footer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Footer, Input
 
 from trioha.errors import TriohaError
+from trioha_monitor.consumption_feed import Demand
 from trioha_monitor.keys import LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS, help_on_keys
 from trioha_monitor.panes.events import EventsPane
+from trioha_monitor.panes.groups import GroupsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.pane import Pane, PaneModel
 from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
@@ -35,7 +37,13 @@ DRAW_PAUSE_S = 0.5
 cannot be read, and drawing costs most. Graphs lose nothing: histories keep the worst of skipped views."""
 SPANS_S = (30, 60, 120, 300, 900)
 """Spans of graphs to choose from, in seconds."""
-PANES = (("replicas", "Replicas"), ("slave", "Slave"), ("log", "Log"), ("events", "Events"))
+PANES = (
+    ("replicas", "Replicas"),
+    ("slave", "Slave"),
+    ("log", "Log"),
+    ("events", "Events"),
+    ("groups", "Groups"),
+)
 JUMP_HINT = "12:03:05 local, or 12:03:05Z · +90s, -5m from here · 25% · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 
@@ -50,9 +58,16 @@ class MonitorScreen(Screen[None]):
     span_s: reactive[int] = reactive(120)
     """How much time the graphs cover, in seconds."""
 
-    def __init__(self, *, playback: Playback | None = None, recording: Recording | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        playback: Playback | None = None,
+        recording: Recording | None = None,
+        demand: Demand | None = None,
+    ) -> None:
+        """`demand` is told whether topics and groups are shown; None if the source has none."""
         super().__init__(id="monitor")
-        self._playback, self._recording = playback, recording
+        self._playback, self._recording, self._demand = playback, recording, demand
         self._view: ClusterView | None = None
         self._held: ClusterView | None = None
         self._recording_since_ms: int | None = None
@@ -68,6 +83,7 @@ class MonitorScreen(Screen[None]):
             "slave": SlavePane(),
             "log": LogPane(),
             "events": EventsPane(),
+            "groups": GroupsPane(),
         }
 
     def compose(self) -> ComposeResult:
@@ -145,6 +161,8 @@ class MonitorScreen(Screen[None]):
     def action_pane(self, name: str) -> None:
         """Show another pane."""
         self.query_one(ContentSwitcher).current = name
+        if self._demand is not None:
+            self._demand.want(is_wanted=name == "groups")
         self._show_filter(open_it=False)
         self._focus_pane()
         # A widget has no size before it is visible.

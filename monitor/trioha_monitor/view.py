@@ -427,6 +427,50 @@ class ReplicaView:
 
 
 @frozen
+class GroupView:
+    """A consumer group in one topic of one broker name; or a topic without a group."""
+
+    key: int
+    """Key of the row; stable."""
+    group: str
+    """Empty for a topic that no group consumes."""
+    topic: str
+    broker: str
+    """Broker name."""
+    queues: int
+    lag: int | None = None
+    """Messages that are stored and not committed, in all queues; None without a group."""
+    lag_s: float | None = None
+    """Age of the last committed message in the queue where it is oldest; None without a lag."""
+    read_per_s: float | None = None
+    """Messages per second that the brokers give the group, mean of the last seconds."""
+    members: int | None = None
+    """Connected consumers; None while they are not known."""
+    clients: tuple[str, ...] = ()
+    """Their ids and addresses; bounded."""
+    model: str = ""
+    """CLUSTERING or BROADCASTING; empty without members."""
+    sources: tuple[tuple[str, float], ...] = ()
+    """Brokers that give it messages, by label, with messages per second, the most first."""
+    age_s: float = 0.0
+    """Age of the figures."""
+
+
+@frozen
+class ConsumptionView:
+    """Topics, groups and their lag."""
+
+    rows: tuple[GroupView, ...] = ()
+    """The largest lag first; bounded."""
+    hidden_rows: int = 0
+    """Rows that were dropped."""
+    pairs: int = 0
+    """Number of rows with a group."""
+    faults: tuple[str, ...] = ()
+    """Nodes that do not answer for their groups, with the reason."""
+
+
+@frozen
 class NameServerView:
     """A name server that lists nodes."""
 
@@ -452,6 +496,8 @@ class ClusterView:
     """Events up to now, oldest first; the same object until there is another one. Bounded: the number of the
     first one shows how many were dropped."""
     name_servers: tuple[NameServerView, ...] = ()
+    consumption: ConsumptionView | None = None
+    """Topics and groups; None in a replay, and before the first answer."""
     interval_s: float = 0.1
     """Pause between two requests to a node (live); 0 in a replay."""
     is_live: bool = True

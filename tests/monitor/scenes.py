@@ -12,7 +12,9 @@ from trioha_monitor.playback import PlaybackState, Tick
 from trioha_monitor.series import Series, SeriesRecorder, Severity
 from trioha_monitor.view import (
     ClusterView,
+    ConsumptionView,
     EventKind,
+    GroupView,
     Health,
     Limits,
     LogView,
@@ -293,7 +295,74 @@ def busy_view() -> ClusterView:
         nodes=(master, slave, stuck, down),
         replicas=replicas,
         events=busy_events(),
+        consumption=busy_groups(),
         is_live=True,
+    )
+
+
+def group(key: int, name: str, topic: str, **changes: object) -> GroupView:
+    """A group that keeps up, unless `changes` say otherwise."""
+    base = GroupView(
+        key=key,
+        group=name,
+        topic=topic,
+        broker="broker-a",
+        queues=8,
+        lag=12,
+        lag_s=0.4,
+        read_per_s=1200.4,
+        members=2,
+        clients=("10.0.0.5@4711 (10.0.0.5:50123)", "10.0.0.6@81 (10.0.0.6:41200)"),
+        model="CLUSTERING",
+        sources=(("broker-a #0", 1200.4),),
+        age_s=1.2,
+    )
+    return evolve(base, **changes)
+
+
+def busy_groups() -> ConsumptionView:
+    """A group in every state."""
+    return ConsumptionView(
+        rows=(
+            group(
+                1,
+                "billing",
+                "Orders",
+                lag=182_345,
+                lag_s=3725.0,
+                members=0,
+                clients=(),
+                model="",
+                sources=(),
+                read_per_s=0.0,
+            ),
+            group(
+                2,
+                "search",
+                "Orders",
+                lag=40_210,
+                lag_s=95.0,
+                read_per_s=800.0,
+                sources=(("broker-a #1", 799.0), ("broker-a #0", 1.0)),
+            ),
+            group(3, "shipping", "Orders"),
+            group(
+                4,
+                "cache",
+                "Prices",
+                lag=0,
+                lag_s=None,
+                model="BROADCASTING",
+                members=40,
+                read_per_s=0.0,
+                sources=(),
+            ),
+            group(5, "audit", "Orders", age_s=61.0, members=None, clients=(), lag=7),
+            GroupView(6, group="", topic="Invoices", broker="broker-a", queues=4),
+        ),
+        hidden_rows=12,
+        pairs=5,
+        faults=("broker-a #2: connection refused",),
     )
 
 

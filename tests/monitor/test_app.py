@@ -191,7 +191,13 @@ def test_a_wide_terminal_shows_every_column_and_a_narrow_one_drops_them_again() 
 
 def test_each_screen_has_a_key_and_a_name_to_click() -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for key, name in (("2", "slave"), ("3", "log"), ("4", "events"), ("1", "replicas")):
+        for key, name in (
+            ("2", "slave"),
+            ("3", "log"),
+            ("4", "events"),
+            ("5", "groups"),
+            ("1", "replicas"),
+        ):
             await pilot.press(key)
             assert pane(app) == name
         await pilot.click("#top", offset=(top(app).index("Log") + 1, 0))

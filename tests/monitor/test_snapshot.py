@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import trio
+from attrs import evolve
 from textual.pilot import Pilot
 
 from tests.monitor.scenes import FakePlayback, busy_view
@@ -15,7 +16,7 @@ from trioha_monitor.rendering import LIGHT
 from trioha_monitor.view import Show
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
-SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4"}
+SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4", "groups": "5"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,12 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def feed(show: Show) -> None:
     show(busy_view())
+    await trio.sleep_forever()
+
+
+async def feed_of_sessions(show: Show) -> None:
+    # Recorded sessions have no groups.
+    show(evolve(busy_view(), consumption=None, is_live=False))
     await trio.sleep_forever()
 
 
@@ -49,7 +56,7 @@ def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("source", ["live", "replay"])
 def test_screen(source: str, screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
-    app = MonitorApp(feed, playback=FakePlayback() if source == "replay" else None)
+    app = MonitorApp(feed_of_sessions, playback=FakePlayback()) if source == "replay" else MonitorApp(feed)
     assert snap_compare(app, terminal_size=size, run_before=until_shown(SCREENS[screen]))
 
 

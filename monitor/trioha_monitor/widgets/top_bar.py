@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 from itertools import pairwise
+from typing import Final
 
 from rich.cells import cell_len
 from textual import events
@@ -17,6 +18,9 @@ from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView, Health, Verdict
 from trioha_monitor.widgets.graph import Columns, runs, sparkline
 from trioha_monitor.widgets.line_view import LineView
+
+WIDE: Final = 95
+"""Columns from which on there is room for the program's name and spaces around the names of the panes."""
 
 
 class TopBar(LineView):
@@ -38,15 +42,8 @@ class TopBar(LineView):
     def show(self, view: ClusterView, context: RenderContext, *, pane: str, states: tuple[Part, ...]) -> None:
         """Show the state of the cluster in `view`, and `states` to point out: paused, recording."""
         palette, width = context.palette, self.size.width
-        left: list[Part] = [("trioha ", palette.strong + palette.accent)]
-        at, places = cell_len("trioha "), []
-        for number, (name, label) in enumerate(self._names, start=1):
-            style = palette.strong + palette.reverse if name == pane else palette.muted
-            text = f" {number} {label} "
-            places.append((at, at + len(text), name))
-            left.append((text, style))
-            at += len(text)
-        self._places = places
+        left = self._panes(pane, context)
+        at = sum(cell_len(text) for text, _ in left)
         clock = f"{datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}"
         right: list[Part] = [(f" {clock}", palette.muted)]
         for state in reversed(states):
@@ -65,6 +62,23 @@ class TopBar(LineView):
             used -= cell_len(line.pop()[0])
         line.append((" " * max(0, width - used), palette.text))
         self.show_lines([(*line, *right)])
+
+    def _panes(self, pane: str, context: RenderContext) -> list[Part]:
+        """Names of the panes; close together where the terminal is narrow."""
+        palette, is_wide = context.palette, self.size.width >= WIDE
+        line: list[Part] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
+        at, places = sum(cell_len(text) for text, _ in line), []
+        for number, (name, label) in enumerate(self._names, start=1):
+            style = palette.strong + palette.reverse if name == pane else palette.muted
+            text = f" {number} {label} " if is_wide else f"{number} {label}"
+            places.append((at, at + len(text), name))
+            line.append((text, style))
+            if not is_wide and number < len(self._names):
+                line.append((" ", palette.muted))
+                at += 1
+            at += len(text)
+        self._places = places
+        return line
 
     def on_click(self, event: events.Click) -> None:
         """Open the pane whose name was clicked."""
