@@ -313,6 +313,16 @@ class HostileMaster:
             await self._serve_honestly(stream, offset)
             return
         counters.begin((frame,))
+        try:
+            await self._transfer(stream, frame, offset, counters)
+        finally:
+            # Also where the slave has closed the connection before all was sent.
+            counters.end((frame,))
+
+    async def _transfer(
+        self, stream: trio.SocketStream, frame: Frame, offset: int, counters: ConnectionCounters
+    ) -> None:
+        """Send the log from `offset` on and what the frame makes of its next record; see the slave close."""
         self._append()
         # The next record is for the frame to spoil: it is in the log, and goes out whole next time.
         start = self._append()
@@ -330,7 +340,6 @@ class HostileMaster:
         if hang.cancelled_caught:
             counters.find(f"the slave did not close the connection within {HANG_S:g} s", frame)
         counters.closes["by the slave"] += 1
-        counters.end((frame,))
 
     async def _serve_honestly(self, stream: trio.SocketStream, offset: int) -> None:
         while True:

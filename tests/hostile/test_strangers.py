@@ -13,10 +13,12 @@ from tests.hostile import strangers
 from tests.hostile.bench import shrunk
 from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane, Outcome
+from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
+from tests.hostile.pretenders import HostileMaster
 from tests.hostile.requesting import good_call
 from tests.hostile.requests import REQUESTS
-from tests.hostile.strangers import PROBE_CODE, Target, play, talk
+from tests.hostile.strangers import PROBE_CODE, Target, play, reset, talk
 from trioha.ha.frames import REPORT
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
@@ -153,3 +155,28 @@ def test_descriptors_and_threads_that_are_kept_are_found():
     assert problem.endswith("by 1")
     more = evolve(before, private_kb=before.private_kb + 100 * 1024, threads=before.threads + 3)
     assert len(more.growth_beyond(before, files_max=0)) == 2
+
+
+async def test_a_frame_for_a_slave_that_has_hung_up_is_counted(tmp_path):
+    frame = next(one for one in (frame_of(1, index) for index in range(20_000)) if one.lane is Lane.TRANSFER)
+    counters = ConnectionCounters()
+    master = HostileMaster(tmp_path, file_bytes=64 * 1024)
+    to_master, frames = trio.open_memory_channel[Frame](0)
+    try:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                port = await nursery.start(master.run, frames, counters)
+                slave = await trio.open_tcp_stream("127.0.0.1", port)
+                await slave.send_all(REPORT.pack(0))
+                while not frames.statistics().tasks_waiting_receive:  # noqa: ASYNC110 - bounded
+                    await trio.sleep(0.01)
+                reset(slave)
+                await slave.aclose()
+                await to_master.send(frame)
+                while not counters.done:  # noqa: ASYNC110 - bounded
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+    finally:
+        master.close()
+    assert (counters.findings, counters.in_flight, counters.done) == ([], set(), 1)
+    assert counters.closes == {"by the slave": 1}
