@@ -124,6 +124,41 @@ class BrokerRuntimeInfo:
 
 
 @frozen(kw_only=True)
+class TableCopyStatus:
+    """A slave's copy of one metadata table of its master."""
+
+    age_ms: int | None = None
+    """How long ago the master's answer was last taken; None for never."""
+    entries: int = 0
+    """Topics, groups or offsets in that answer."""
+    changes: int = 0
+    """Answers since the start that have changed the table."""
+    failures: int = 0
+    """Attempts since the start that have failed."""
+    error: str = ""
+    """Why the last attempt failed; empty if it succeeded."""
+
+
+@frozen(kw_only=True)
+class MetadataStatus:
+    """A slave's copy of its master's metadata."""
+
+    master_address: str | None = None
+    """Where the slave asks for it; None if it does not know."""
+    tables: Mapping[str, TableCopyStatus] = Factory(dict)
+    """By table: topics, groups, consumerOffsets, delayOffsets; of 5.x requestModes, timerMetrics,
+    timerCheckPoint."""
+    policy: str = ""
+    """trioha.offsetRegression."""
+    regressions: int = 0
+    """Offsets of the master since the start that were before the slave's."""
+    regressions_accepted: int = 0
+    """How many of them were taken."""
+    regressions_kept: int = 0
+    """How many are kept out now: the master's offset is still before the slave's."""
+
+
+@frozen(kw_only=True)
 class BrokerStatus:
     """A broker at one moment."""
 
@@ -175,6 +210,8 @@ class BrokerStatus:
     acl_refusals: int | None = None
     """Requests that access control refused since the start; None without access control. Only trioha reports
     it."""
+    metadata: MetadataStatus | None = None
+    """On a slave: its copy of the master's metadata; only trioha reports it."""
     warnings: tuple[str, ...] = ()
     """What the broker warns of in its own configuration; only trioha reports it."""
 

@@ -27,6 +27,7 @@ from trioha.config.model import (
     GapPolicy,
     HaRole,
     HaVerify,
+    OffsetRegression,
     StartFrom,
     TlsMode,
     broker_settings,
@@ -134,6 +135,12 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "access_message_in_memory_max_ratio": 40,
         "slave_read_enable": False,
         "consume_replicated_only": False,
+        "master_address": None,
+        "metadata_sync_first": 3000,
+        "metadata_sync_period": 10_000,
+        "offset_regression": OffsetRegression.KEEP,
+        "metadata_history_bytes": 67_108_864,
+        "metadata_history_interval": 60_000,
         "notify_consumer_ids_changed_enable": True,
         "transaction_time_out": 6000,
         "transaction_check_interval": 30_000,
@@ -263,6 +270,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         accessMessageInMemoryMaxRatio=33
         slaveReadEnable=true
         trioha.consumeReplicatedOnly=true
+        trioha.masterAddress=10.0.0.1:10911
+        trioha.metadataSyncFirst=2000
+        trioha.metadataSyncPeriod=7000
+        trioha.offsetRegression=accept
+        trioha.metadataHistoryBytes=0
+        trioha.metadataHistoryInterval=1000
         notifyConsumerIdsChangedEnable=false
         transactionTimeOut=61
         transactionCheckInterval=62
@@ -386,6 +399,12 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "access_message_in_memory_max_ratio": 33,
         "slave_read_enable": True,
         "consume_replicated_only": True,
+        "master_address": "10.0.0.1:10911",
+        "metadata_sync_first": 2000,
+        "metadata_sync_period": 7000,
+        "offset_regression": OffsetRegression.ACCEPT,
+        "metadata_history_bytes": 0,
+        "metadata_history_interval": 1000,
         "notify_consumer_ids_changed_enable": False,
         "transaction_time_out": 61,
         "transaction_check_interval": 62,

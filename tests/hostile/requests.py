@@ -343,6 +343,27 @@ REQUESTS: Final = (
             Field("statsKey", Type.TEXT, ("TopicHostile", "TopicHostile@group")),
         ),
     ),
+    Request(
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        (
+            Field("topicSeq", Type.COUNT, ("0", "1"), required=False),
+            Field("maxTopicNum", Type.I32, ("1", "2000"), required=False),
+            Field("dataVersion", Type.TEXT, ("", '{"counter":1,"timestamp":2}'), required=False),
+        ),
+    ),
+    Request(
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        (
+            Field("groupSeq", Type.COUNT, ("0", "1"), required=False),
+            Field("maxGroupNum", Type.I32, ("1", "2000"), required=False),
+            Field("dataVersion", Type.TEXT, ("", '{"counter":1,"timestamp":2}'), required=False),
+        ),
+    ),
+    Request(RequestCode.GET_ALL_CONSUMER_OFFSET),
+    Request(RequestCode.GET_ALL_DELAY_OFFSET),
+    Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
+    Request(RequestCode.GET_TIMER_METRICS),
+    Request(RequestCode.GET_TIMER_CHECK_POINT),
     Request(RequestCode.GET_BROKER_CONFIG),
     Request(RequestCode.UPDATE_BROKER_CONFIG, body=_broker_config),
     Request(RequestCode.GET_BROKER_RUNTIME_INFO),

@@ -148,8 +148,10 @@ class Nodes:
         self.master = self._start(
             stack, "master", role="SYNC_MASTER", slaveTimeout=round(SLAVE_TIMEOUT_S * 1000), **common
         )
+        # It copies the tables that the frames have changed at the master.
+        copies = {"trioha.masterAddress": self.master.listen_address, "trioha.metadataSyncPeriod": 500}
         self.slave = self._start(
-            stack, "slave", role="SLAVE", ha_master_address=self.master.ha_address, **common
+            stack, "slave", role="SLAVE", ha_master_address=self.master.ha_address, **copies, **common
         )
         self._common = common
 

@@ -252,7 +252,8 @@ def test_offsets_have_a_maximum_and_go_where_they_are_sent():
     assert (table.find("g", "T", 2), table.count) == (None, 3)
     table.delete(group="g", topic="T")
     assert (table.count, table.of_group("g", "T"), table.of_group("h", "T")) == (1, {}, {0: 7})
-    table.merge({"T@h": {0: 9, 1: 1}, "U@h": {0: 2}})
+    table.copy_queues("T@h", {0: 9, 1: 1})
+    table.copy_queues("U@h", {0: 2})
     assert (table.count, table.find("h", "T", 0), table.find("h", "U", 0)) == (3, 9, 2)
 
 

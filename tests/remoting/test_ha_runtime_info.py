@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.remoting.recorded import answers
-from trioha.broker_status import BrokerSettings, BrokerStatus, ConnectionStatus, SlaveStatus
+from trioha.broker_status import (
+    BrokerSettings,
+    BrokerStatus,
+    ConnectionStatus,
+    MetadataStatus,
+    SlaveStatus,
+    TableCopyStatus,
+)
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codes import RequestCode
@@ -51,6 +58,26 @@ CLIENTS = st.builds(
     local_address=st.none() | TEXT,
     is_observer=st.none() | st.booleans(),
 )
+METADATA = st.builds(
+    MetadataStatus,
+    master_address=st.none() | TEXT,
+    tables=st.dictionaries(
+        TEXT,
+        st.builds(
+            TableCopyStatus,
+            age_ms=st.none() | OFFSETS,
+            entries=OFFSETS,
+            changes=OFFSETS,
+            failures=OFFSETS,
+            error=st.text(max_size=10),
+        ),
+        max_size=3,
+    ),
+    policy=TEXT,
+    regressions=OFFSETS,
+    regressions_accepted=OFFSETS,
+    regressions_kept=OFFSETS,
+)
 NODES = st.builds(
     BrokerStatus,
     version=TEXT,
@@ -72,6 +99,7 @@ NODES = st.builds(
     settings=st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, reserved_h=st.none() | OFFSETS),
     files=st.none() | OFFSETS,
     acl_refusals=st.none() | OFFSETS,
+    metadata=st.none() | METADATA,
     warnings=st.lists(TEXT, max_size=2).map(tuple),
 )
 

@@ -589,7 +589,7 @@ async def test_pushes_to_a_peer_that_does_not_read_are_dropped() -> None:
 # -- the VIP port -------------------------------------------------------------------------------------------
 
 
-def _two_free_ports() -> tuple[int, int]:
+def two_free_ports() -> tuple[int, int]:
     """A port whose number less 2 is free, too, and that one."""
     while True:
         with socket.socket() as first, socket.socket() as second:
@@ -603,7 +603,7 @@ def _two_free_ports() -> tuple[int, int]:
 
 
 async def test_the_vip_port_has_the_same_handler_and_shares_the_limits() -> None:
-    port, vip_port = _two_free_ports()
+    port, vip_port = two_free_ports()
     server = RemotingServer(echo, limits=ServerLimits(connections_max=2))
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -628,7 +628,7 @@ async def test_the_vip_port_has_the_same_handler_and_shares_the_limits() -> None
 
 
 async def test_a_vip_port_in_use_is_one_error_and_the_first_port_is_free_again() -> None:
-    port, vip_port = _two_free_ports()
+    port, vip_port = two_free_ports()
     with socket.socket() as other:
         other.bind(("127.0.0.1", vip_port))
         other.listen()

@@ -17,7 +17,7 @@ from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import BrokerStatus, MetadataStatus
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.slave import HaSlave
@@ -67,6 +67,8 @@ class BrokerInfo:
         """Of the delay levels, whose delivery is built after this object; none on a slave."""
         self.acl_refusals: Callable[[], int | None] = lambda: None
         """Requests that access control refused; it is built after this object."""
+        self.metadata_status: Callable[[], MetadataStatus | None] = lambda: None
+        """Of a slave's copy of the master's metadata, which is built after this object."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -97,6 +99,7 @@ class BrokerInfo:
             probes=probes,
             files=len(commit_log.files),
             acl_refusals=self.acl_refusals(),
+            metadata=self.metadata_status(),
         )
 
     def ha_status_body(self) -> bytes:

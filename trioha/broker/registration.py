@@ -77,9 +77,11 @@ class BrokerRegistration:
         period_s: float,
         timeout_s: float,
         on_master: Callable[[str], None] | None = None,
+        on_master_address: Callable[[str], None] | None = None,
         connect: Connect = _connect,
     ) -> None:
-        """`on_master` gets the HA address of this slave's master from each answer that has it.
+        """`on_master` gets the HA address of this slave's master from each answer that has it,
+        `on_master_address` its address for clients.
 
         `period_s` is between two registrations, `timeout_s` for the answer to one.
         """
@@ -89,6 +91,7 @@ class BrokerRegistration:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._on_master = on_master
+        self._on_master_address = on_master_address
         self._connect = connect
         self._entry_changes = 0
         self.registered = trio.Event()
@@ -208,6 +211,9 @@ class BrokerRegistration:
         ha_address = answer.ext_fields.get("haServerAddr")
         if self._on_master is not None and ha_address:
             self._on_master(ha_address)
+        address = answer.ext_fields.get("masterAddr")
+        if self._on_master_address is not None and address:
+            self._on_master_address(address)
 
 
 class _Link:

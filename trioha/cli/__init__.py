@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "load": "Send messages to a broker and measure it.",
     "status": "Show the replication of running brokers.",
     "inspect": "Print the records of a store.",
+    "offsets": "Print consumer groups' offsets, now or in the past.",
     "verify": "Check every record of a store, or compare two stores.",
     "monitor": "Watch replication live in the terminal.",
     "replay": "Replay recorded sessions on Spark.",

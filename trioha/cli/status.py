@@ -107,6 +107,7 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
     out().print(table)
     _print_connections(brokers)
     _print_clients(brokers)
+    _print_metadata(brokers)
     for broker in brokers:
         if broker.dispatch_fault:
             text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
@@ -179,6 +180,41 @@ def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
     for broker, client in rows:
         if client.verdict:
             out().print(f"{broker.address}: {client.verdict}", style="red", markup=False, soft_wrap=True)
+
+
+def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
+    """A table of what slaves have copied of their masters' metadata, and a line for offsets that go back."""
+    rows = [(broker, broker.metadata) for broker in brokers if broker.metadata is not None]
+    if not rows:
+        return
+    table = Table(title="Metadata that slaves copy from their masters", title_justify="left")
+    _add_columns(table, "slave", "master", "table")
+    _add_columns(table, "age s", "entries", "changes", "failures", justify_right=True)
+    for broker, metadata in rows:
+        for name, copied in metadata.tables.items():
+            table.add_row(
+                broker.address,
+                _text(metadata.master_address),
+                name,
+                UNKNOWN if copied.age_ms is None else f"{copied.age_ms / 1000:.1f}",
+                _number(copied.entries),
+                _number(copied.changes),
+                _number(copied.failures),
+                style="red" if copied.error else None,
+            )
+    out().print(table)
+    for broker, metadata in rows:
+        for name, copied in metadata.tables.items():
+            if copied.error:
+                text = f"{broker.address}: {name} cannot be copied: {copied.error}"
+                out().print(text, style="red", markup=False, soft_wrap=True)
+        if metadata.regressions:
+            text = (
+                f"{broker.address}: {metadata.regressions:,} offsets of the master were before the slave's, "
+                f"{metadata.regressions_accepted:,} were taken, {metadata.regressions_kept:,} are kept out "
+                f"(trioha.offsetRegression={metadata.policy})"
+            )
+            out().print(text, style="red", markup=False, soft_wrap=True)
 
 
 def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:

@@ -117,6 +117,15 @@ class GapPolicy(StrEnum):
     """Archives its log beside the new one and copies the master's log."""
 
 
+class OffsetRegression(StrEnum):
+    """What a slave does with an offset of its master that is before its own."""
+
+    KEEP = "keep"
+    """Keeps its own offset, counts and shows the difference."""
+    ACCEPT = "accept"
+    """Takes the master's offset and counts it."""
+
+
 class TlsMode(StrEnum):
     """What a port for clients does with connections that start TLS, and with others."""
 
@@ -568,6 +577,36 @@ class BrokerConfig:
 
     While no slave acknowledges, they receive nothing new.
     """
+
+    master_address: str | None = _setting("trioha.masterAddress", values.optional_address, default=None)
+    """`host:port` at which a slave asks its master for topics, groups and offsets.
+
+    Default: what a name server answers to the slave's registration; without one, the host of
+    `ha_master_address` with its port - 1, if the broker there says that it is the master.
+    """
+
+    metadata_sync_first: int = _setting("trioha.metadataSyncFirst", values.integer(low=1), default=3000)
+    """Milliseconds from a slave's start to its first copy of the master's metadata. RocketMQ 4.9: 3000."""
+
+    metadata_sync_period: int = _setting("trioha.metadataSyncPeriod", values.integer(low=1), default=10_000)
+    """Milliseconds between two copies. RocketMQ 4.9: 10000; 5.x: 63000."""
+
+    offset_regression: OffsetRegression = _setting(
+        "trioha.offsetRegression", values.one_of(OffsetRegression), default=OffsetRegression.KEEP
+    )
+    """What a slave does with an offset of its master that is before its own; both are counted and shown."""
+
+    metadata_history_bytes: int = _setting(
+        "trioha.metadataHistoryBytes", values.integer(low=0, high=LONG_MAX), default=64 * 1024 * 1024
+    )
+    """Bytes of the history of topics, groups and offsets in the store; 0 keeps none."""
+
+    metadata_history_interval: int = _setting(
+        "trioha.metadataHistoryInterval", values.integer(low=0), default=60_000
+    )
+    """Milliseconds for which changes of a table are gathered in the history.
+
+    Offsets that go back are recorded at once, with what they were before."""
 
     notify_consumer_ids_changed_enable: bool = _setting(
         "notifyConsumerIdsChangedEnable", values.boolean, default=True

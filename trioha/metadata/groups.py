@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from attrs import evolve, field, frozen
@@ -153,8 +154,15 @@ class GroupTable(MetadataTable):
         self._note_change()
         return True
 
-    def replace_all(self, groups: Iterable[SubscriptionGroup], version: DataVersion) -> None:
-        """Be a copy of another broker's table."""
+    def replace_all(
+        self,
+        groups: Iterable[SubscriptionGroup],
+        version: DataVersion,
+        *,
+        other: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Be a copy of another broker's table; `other` are members of its file that trioha does not know."""
         self.groups = {group.name: group for group in groups}
+        self.other = {**self.other, **other}
         self._note_change()
         self.version = version

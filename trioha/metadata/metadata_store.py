@@ -7,7 +7,7 @@ can be given again by clients, and the log, which cannot, is not affected.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import structlog
 import trio
 from attrs import field, frozen
 
+from trioha.metadata.documents import RequestModes, TimerState
 from trioha.metadata.files import read_metadata, write_metadata
 from trioha.metadata.groups import GroupTable
+from trioha.metadata.history import HistorySettings, MetadataHistory
 from trioha.metadata.offsets import ConsumerOffsets, DelayOffsets
 from trioha.metadata.pretty_json import encode_pretty
 from trioha.metadata.table import MetadataTable
@@ -48,6 +50,8 @@ class MetadataSettings:
     """flushConsumerOffsetInterval."""
     delay_interval_s: float = 10.0
     """flushDelayOffsetInterval."""
+    history: HistorySettings | None = None
+    """Where and how much of it is kept; None keeps no history."""
     adds_system_entries: bool = True
     """Whether the topics and groups that every broker has are added: not on a slave, which has its
     master's."""
@@ -62,6 +66,10 @@ class MetadataStore:
     groups: GroupTable
     consumer_offsets: ConsumerOffsets
     delay_offsets: DelayOffsets
+    request_modes: RequestModes = field(factory=RequestModes)
+    timers: TimerState = field(factory=TimerState)
+    history: MetadataHistory | None = None
+    """Where changes are kept with their time; None keeps none."""
 
     @classmethod
     def open(cls, settings: MetadataSettings) -> MetadataStore:
@@ -72,23 +80,28 @@ class MetadataStore:
             GroupTable(auto_create=settings.auto_create_groups, groups_max=settings.groups_max),
             ConsumerOffsets(offsets_max=settings.offsets_max),
             DelayOffsets(),
+            history=None if settings.history is None else MetadataHistory(settings.history),
         )
         for table in store:
             read_metadata(settings.folder / table.file_name, table.load)
         if settings.adds_system_entries:
             store.topics.add_system_topics()
             store.groups.add_system_groups()
+        if store.history is not None:
+            store.history.begin({table.file_name: table.snapshot()() for table in store})
         return store
 
     def __iter__(self) -> Iterator[MetadataTable]:
         yield from (self.topics, self.groups, self.consumer_offsets, self.delay_offsets)
+        yield from (self.request_modes, self.timers)
 
     async def run(self, *, in_thread: InThread = run_in_thread) -> None:
         """Write what changes, for ever. Cancelled, it leaves whole files; `close` writes the rest.
 
         `in_thread` calls what it is given away from the loop: by default in a worker thread.
         """
-        intervals_s = (0.0, 0.0, self.settings.offsets_interval_s, self.settings.delay_interval_s)
+        offsets_s, delay_s = self.settings.offsets_interval_s, self.settings.delay_interval_s
+        intervals_s = (0.0, 0.0, offsets_s, delay_s, 0.0, delay_s)
         async with trio.open_nursery() as nursery:
             for table, interval_s in zip(self, intervals_s, strict=True):
                 nursery.start_soon(
@@ -109,14 +122,17 @@ class MetadataStore:
             else:
                 await trio.sleep(RETRY_S)
 
-    def _write(self, file_name: str, snapshot: Callable[[], object]) -> bool:
+    def _write(self, file_name: str, snapshot: Callable[[], Mapping[str, object]]) -> bool:
         """Blocks. Whether it succeeded."""
         path = self.settings.folder / file_name
+        value = snapshot()
         try:
-            write_metadata(path, encode_pretty(snapshot()))
+            write_metadata(path, encode_pretty(value))
         except OSError as error:
             log.error("metadata cannot be written", path=str(path), reason=error.strerror or str(error))
             return False
+        if self.history is not None:
+            self.history.note(file_name, value)
         return True
 
     def close(self) -> None:
@@ -124,3 +140,5 @@ class MetadataStore:
         for table in self:
             if table.changes.offset:
                 self._write(table.file_name, table.snapshot())
+        if self.history is not None:
+            self.history.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
 from trioha.metadata.values import int_map, members
 
@@ -95,13 +96,26 @@ class ConsumerOffsets(MetadataTable):
         if gone:
             self._note_change()
 
-    def merge(self, table: Mapping[str, Mapping[int, int]]) -> None:
-        """Take another broker's offsets, as a slave does: what it does not name stays."""
-        for key, queues in table.items():
-            mine = self._offsets.setdefault(key, {})
-            self.count += len(queues.keys() - mine.keys())
-            mine.update(queues)
-        self._note_change()
+    def queues_of(self, key: str) -> Mapping[int, int]:
+        """The offsets of one `topic@group` by queue id. Read it; it changes with the table."""
+        return self._offsets.get(key, {})
+
+    def items(self) -> list[tuple[str, Mapping[int, int]]]:
+        """All offsets by `topic@group`. The list does not change, the maps in it do."""
+        return list(self._offsets.items())
+
+    def copy_queues(self, key: str, queues: Mapping[int, int]) -> None:
+        """Take another broker's offsets of one `topic@group`; other queues stay. `note_copied` follows."""
+        mine = self._offsets.setdefault(key, {})
+        self.count += len(queues.keys() - mine.keys())
+        mine.update(queues)
+
+    def note_copied(self, *, has_changed: bool, version: DataVersion | None) -> None:
+        """A copy of another broker's offsets has ended; `version` is that of its table, if it has one."""
+        if has_changed:
+            self._note_change()
+        if version is not None:
+            self.version = version
 
 
 def _group_topics(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -138,3 +152,15 @@ class DelayOffsets(MetadataTable):
         if self._offsets.get(level) != offset:
             self._offsets[level] = offset
             self._note_change()
+
+    def items(self) -> Mapping[int, int]:
+        """All offsets by level."""
+        return dict(self._offsets)
+
+    def copy(self, offsets: Mapping[int, int], *, version: DataVersion | None) -> None:
+        """Take another broker's offsets of these levels; the others stay."""
+        if offsets:
+            self._offsets.update(offsets)
+            self._note_change()
+        if version is not None:
+            self.version = version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
+from types import MappingProxyType
 from typing import Final
 
 from attrs import evolve, field, frozen
@@ -225,10 +226,17 @@ class TopicTable(MetadataTable):
         """All topics are to be registered again: name servers accept them only with a new version."""
         self._note_change()
 
-    def replace_all(self, topics: Iterable[TopicConfig], version: DataVersion) -> None:
-        """Be a copy of another broker's table."""
+    def replace_all(
+        self,
+        topics: Iterable[TopicConfig],
+        version: DataVersion,
+        *,
+        other: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Be a copy of another broker's table; `other` are members of its file that trioha does not know."""
         self.topics = {topic.name: topic for topic in topics}
         self.changed_at.clear()
+        self.other = {**self.other, **other}
         self._note_change()
         self.version = version
 

@@ -7,6 +7,7 @@ from attrs import frozen
 from trioha import __version__
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.info import BrokerInfo
+from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
@@ -132,6 +133,7 @@ class BrokerRoom:
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
                 **transactions.handlers,
+                **MetadataProcessor(metadata, store).handlers,
             },
         )
         handler: Handler = processor

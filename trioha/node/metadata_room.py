@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
+from attrs import frozen
 
+from trioha.broker.metadata_sync import MasterAddress, MetadataSync
+from trioha.broker_status import MetadataStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.history import FOLDER as HISTORY_FOLDER
+from trioha.metadata.history import HistorySettings
 from trioha.metadata.metadata_store import FOLDER, MetadataSettings, MetadataStore
+from trioha.metadata.replica import MetadataReplica
 from trioha.metadata.topics import TopicSettings
 from trioha.net.threads import run_in_thread
+from trioha.remoting.address import Address
+from trioha.remoting.client import ClientSecurity, open_client
+from trioha.store.message_store import MessageStore
 from trioha.store.tags import DelayLevels
 
 
@@ -31,6 +41,13 @@ def metadata_settings(config: BrokerConfig) -> MetadataSettings:
         offsets_max=config.consumer_offsets_max,
         offsets_interval_s=config.flush_consumer_offset_interval / 1000,
         delay_interval_s=config.flush_delay_offset_interval / 1000,
+        history=HistorySettings(
+            config.store_path_root_dir / FOLDER / HISTORY_FOLDER,
+            bytes_max=config.metadata_history_bytes,
+            interval_s=config.metadata_history_interval / 1000,
+        )
+        if config.metadata_history_bytes
+        else None,
         adds_system_entries=config.broker_role is not BrokerRole.SLAVE,
     )
 
@@ -48,3 +65,48 @@ async def open_metadata(config: BrokerConfig) -> AsyncIterator[MetadataStore]:
     finally:
         with trio.CancelScope(shield=True):
             await run_in_thread(metadata.close)
+
+
+@frozen
+class MetadataCopyRoom:
+    """How a slave copies its master's metadata; nothing on a master."""
+
+    sync: MetadataSync | None
+    """None on a master."""
+    master: MasterAddress
+
+    @classmethod
+    def build(
+        cls, config: BrokerConfig, store: MessageStore, metadata: MetadataStore, *, security: ClientSecurity
+    ) -> MetadataCopyRoom:
+        """`security` is that of the node's own connections."""
+        endpoint = config.ha_master_endpoint
+        master = MasterAddress(
+            config.master_address, ha_address=None if endpoint is None else Address(*endpoint)
+        )
+        if config.broker_role is not BrokerRole.SLAVE:
+            return cls(None, master)
+
+        def queue_end(topic: str, queue_id: int) -> int | None:
+            queue = store.queues.find(topic, queue_id)
+            return None if queue is None else queue.max_offset
+
+        sync = MetadataSync(
+            MetadataReplica(metadata, policy=config.offset_regression, queue_end=queue_end),
+            master,
+            broker_name=config.broker_name,
+            policy=config.offset_regression,
+            first_s=config.metadata_sync_first / 1000,
+            period_s=config.metadata_sync_period / 1000,
+            connect=partial(open_client, security=security),
+        )
+        return cls(sync, master)
+
+    def status(self) -> MetadataStatus | None:
+        """Of the copy; None on a master."""
+        return None if self.sync is None else self.sync.status()
+
+    async def run(self) -> None:
+        """Copy until cancelled; returns at once on a master."""
+        if self.sync is not None:
+            await self.sync.run()

@@ -62,11 +62,12 @@ def registration_of(
     listen: Address,
     ha_address: Address,
     on_master: Callable[[str], None],
+    on_master_address: Callable[[str], None],
     security: ClientSecurity = NO_SECURITY,
 ) -> BrokerRegistration | None:
     """Registration with the name servers of namesrvAddr; None if there is none.
 
-    `on_master` gets the HA address of a slave's master.
+    `on_master` gets the HA address of a slave's master, `on_master_address` its address for clients.
     """
     if not config.namesrv_addr:
         return None
@@ -84,5 +85,6 @@ def registration_of(
         period_s=config.register_name_server_period / 1000,
         timeout_s=config.register_broker_timeout_mills / 1000,
         on_master=on_master if config.broker_role is BrokerRole.SLAVE else None,
+        on_master_address=on_master_address if config.broker_role is BrokerRole.SLAVE else None,
         connect=partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security),
     )

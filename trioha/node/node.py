@@ -9,6 +9,7 @@ run_node
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- name server              (only with trioha.withNamesrv)
+      +- metadata copies          asks the master for topics, groups and offsets; not on a master
       +- registration             a task for each name server of namesrvAddr
       +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
       +- clients
@@ -46,7 +47,7 @@ from trioha.node.addresses import announced
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
-from trioha.node.metadata_room import open_metadata
+from trioha.node.metadata_room import MetadataCopyRoom, open_metadata
 from trioha.node.metrics_room import MetricsRoom
 from trioha.node.namesrv_room import open_name_server, registration_of
 from trioha.node.recording_room import recording
@@ -174,6 +175,8 @@ async def _serve(
         retention=store_room.retention,
         config_file=config_file,
     )
+    copies = MetadataCopyRoom.build(config, store, metadata, security=security.client)
+    broker.info.metadata_status = copies.status
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     name_server_address: Address | None = None
     metrics_address: Address | None = None
@@ -207,13 +210,15 @@ async def _serve(
                 clients.start_soon(broker.delivery.run)
             clients.start_soon(broker.transactions.run)
             listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
-            broker.admin.offsets.address = str(listen)
+            broker.admin.offsets.address = copies.master.own = str(listen)
+            services.start_soon(copies.run)
             registration = registration_of(
                 config,
                 metadata.topics,
                 listen=listen,
                 ha_address=ha_address,
                 on_master=ha.master_location.receive,
+                on_master_address=copies.master.receive,
                 security=security.client,
             )
             if registration is not None:

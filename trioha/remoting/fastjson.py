@@ -75,6 +75,17 @@ def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = No
     return value
 
 
+def parse_member(text: str, at: int) -> tuple[object, int]:
+    """The value that begins at character `at` of a longer text, and where it ends; for readers by pieces.
+
+    Raises RemoteProtocolError as `parse_json`.
+    """
+    try:
+        return _strict.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return _Parser(text, at).parse_member()
+
+
 def as_text(value: object) -> str:
     """The value of a string field as Java reads it: numbers and booleans as they were written.
 
@@ -113,10 +124,14 @@ def _error(what: str, text: str, at: int) -> RemoteProtocolError:
 class _Parser:
     """Recursive descent over one text, no deeper than `DEPTH_MAX`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, at: int = 0) -> None:
         self._text = text
-        self._at = 0
+        self._at = at
         self._depth = 0
+
+    def parse_member(self) -> tuple[object, int]:
+        """The value at the place that the parser begins at, and where it ends."""
+        return self._value(), self._at
 
     def parse(self) -> object:
         value = self._value()

@@ -27,7 +27,9 @@ from trioha.broker_status import (
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
+    MetadataStatus,
     SlaveStatus,
+    TableCopyStatus,
 )
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
@@ -70,6 +72,21 @@ _CLIENT_KEYS: Final = {
     "is_observer": "observer",
 }
 _CLIENT_KEYS_OF_ROCKETMQ: Final = frozenset(list(_CLIENT_KEYS.values())[:5])
+_TABLE_COPY_KEYS: Final = {
+    "age_ms": "ageMillis",
+    "entries": "entries",
+    "changes": "changes",
+    "failures": "failures",
+    "error": "error",
+}
+_METADATA_KEYS: Final = {
+    "master_address": "masterAddress",
+    "tables": "tables",
+    "policy": "offsetRegression",
+    "regressions": "regressions",
+    "regressions_accepted": "regressionsAccepted",
+    "regressions_kept": "regressionsKept",
+}
 _BROKER_KEYS: Final = {
     "max_offset": "masterCommitLogMaxOffset",
     "in_sync_slaves": "inSyncSlaveNums",
@@ -91,10 +108,11 @@ _BROKER_KEYS: Final = {
     "settings": "settings",
     "files": "files",
     "acl_refusals": "aclRefusals",
+    "metadata": "metadata",
     "warnings": "warnings",
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
-_OMITTED_IF_EMPTY: Final = frozenset({"dispatch_fault", "probes", "settings", "warnings"})
+_OMITTED_IF_EMPTY: Final = frozenset({"dispatch_fault", "error", "probes", "settings", "warnings"})
 """Fields that are not written with their defaults, beside those whose default is None."""
 
 
@@ -305,4 +323,6 @@ def _register(kind: type, keys: Mapping[str, str]) -> None:
 _register(ConnectionStatus, _CONNECTION_KEYS)
 _register(SlaveStatus, _CLIENT_KEYS)
 _register(BrokerSettings, SETTING_KEYS)
+_register(TableCopyStatus, _TABLE_COPY_KEYS)
+_register(MetadataStatus, _METADATA_KEYS)
 _register(BrokerStatus, _BROKER_KEYS)

@@ -1,0 +1,178 @@
+"""Answers to slaves that ask for metadata: as real masters give them, in pages, and in slices."""
+
+from __future__ import annotations
+
+import json
+from inspect import isawaitable
+from typing import Any
+
+import pytest
+import trio
+
+from tests.metadata.test_replica import SYNC_SESSIONS, replica, store, take
+from tests.remoting.recorded import VECTORS, answers, commands
+from trioha.broker.metadata_processor import TIMER_TOPIC, MetadataProcessor
+from trioha.metadata.documents import TimerCheckPoint
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.pretty_json import parse_pretty
+from trioha.metadata.replica import CopiedTable
+from trioha.metadata.topics import TopicConfig
+from trioha.remoting.address import Address
+from trioha.remoting.codes import RequestCode, Version
+from trioha.remoting.command import BadRequestError, RemotingCommand
+from trioha.remoting.serving import Peer
+
+PEER = Peer(Address("192.0.2.1", 1), 1)
+NAMES = [f"T{number}" for number in range(10)]
+
+
+class Reads:
+    """What the processor reads of a store."""
+
+    @property
+    def reads(self) -> Reads:
+        return self
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        assert (topic, queue_id) == (TIMER_TOPIC, 0)
+        return 0
+
+
+def processor(tables: MetadataStore) -> MetadataProcessor:
+    return MetadataProcessor(tables, Reads())  # type: ignore[arg-type]
+
+
+async def ask(
+    asked: MetadataProcessor, code: int, version: int = Version.V4_9_7, **fields: str
+) -> RemotingCommand:
+    answer: Any = asked.handlers[code](RemotingCommand(code, version=version, ext_fields=fields), PEER)
+    if isawaitable(answer):
+        answer = await answer
+    assert isinstance(answer, RemotingCommand)
+    assert answer.code == 0
+    return answer
+
+
+@pytest.mark.parametrize("session", SYNC_SESSIONS)
+async def test_a_slave_of_a_slave_gets_what_the_real_master_has_answered(session: str) -> None:
+    recorded = answers(session)
+    requests = {one.code: one for one in commands(VECTORS / f"{session}.c2s.bin")}
+    for code, table in SYNC_SESSIONS[session].items():
+        tables = store()
+        body = bytes(recorded[code].body)
+        take(replica(tables), table, body)
+        ours = await ask(processor(tables), code, requests[code].version, **requests[code].ext_fields)
+        if table is CopiedTable.TIMER_CHECK_POINT:
+            # Positions in the master's own files are not given on.
+            theirs = TimerCheckPoint.decode(body)
+            assert (len(ours.body), TimerCheckPoint.decode(ours.body)) == (56, theirs)
+            continue
+        answered, expected = parse_pretty(bytes(ours.body).decode()), parse_pretty(body.decode())
+        assert isinstance(answered, dict)
+        assert isinstance(expected, dict)
+        if table is CopiedTable.CONSUMER_OFFSETS:
+            # Derived by RocketMQ, and not read by its slaves.
+            expected.pop("groupTopicMap", None)
+        if table is CopiedTable.TOPICS and "mappingDataVersion" in expected:
+            # trioha has no mappings: a constant version, so that slaves do not write their file again.
+            assert answered.pop("mappingDataVersion") == {"counter": 0, "stateVersion": 0, "timestamp": 0}
+            del expected["mappingDataVersion"]
+        assert answered == expected
+
+
+async def test_slaves_of_5x_get_a_version_of_offsets_that_have_none() -> None:
+    tables = store()
+    tables.consumer_offsets.commit("G", "T", 0, 5)
+    asked = processor(tables)
+    old = await ask(asked, RequestCode.GET_ALL_CONSUMER_OFFSET)
+    new = await ask(asked, RequestCode.GET_ALL_CONSUMER_OFFSET, Version.V5_3_3)
+    assert bytes(old.body) == b'{"offsetTable":{"T@G":{0:5}}}'
+    assert bytes(new.body).startswith(
+        b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":0},"offsetTable"'
+    )
+    delays = await ask(asked, RequestCode.GET_ALL_DELAY_OFFSET, Version.V5_3_3)
+    assert b"dataVersion" in bytes(delays.body)
+
+
+async def pages(asked: MetadataProcessor, size: int) -> list[list[str]]:
+    """Asks for topics as a slave of 5.4 does it, until it has all but one at least."""
+    found: list[list[str]] = []
+    version, count = "", 0
+    while True:
+        answer = await ask(
+            asked,
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            Version.V5_3_3,
+            topicSeq=str(count),
+            maxTopicNum=str(size),
+            dataVersion=version,
+        )
+        body = json.loads(bytes(answer.body))
+        found.append(list(body["topicConfigTable"]))
+        version = json.dumps(body["dataVersion"])
+        count += len(found[-1])
+        if count >= int(answer.ext_fields["totalTopicNum"]) - 1:
+            return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 10, 2000])
+async def test_a_slave_that_asks_for_pages_gets_every_topic_once(size: int) -> None:
+    tables = store()
+    for name in NAMES:
+        tables.topics.put(TopicConfig(name))
+    found = await pages(processor(tables), size)
+    assert [name for page in found for name in page] == NAMES
+    assert max(map(len, found)) <= size + 1
+
+
+async def test_a_page_of_another_version_begins_at_the_first_topic() -> None:
+    tables = store()
+    for name in NAMES:
+        tables.topics.put(TopicConfig(name))
+    answer = await ask(
+        processor(tables),
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        Version.V5_3_3,
+        topicSeq="4",
+        maxTopicNum="2",
+        dataVersion='{"counter":1,"timestamp":1}',
+    )
+    assert list(json.loads(bytes(answer.body))["topicConfigTable"]) == ["T0", "T1"]
+    for fields in ({"topicSeq": "-1"}, {"topicSeq": "0", "dataVersion": "["}, {"maxTopicNum": "x"}):
+        with pytest.raises(BadRequestError):
+            await ask(processor(tables), RequestCode.GET_ALL_TOPIC_CONFIG, **fields)
+
+
+async def test_other_tasks_run_while_a_large_table_is_encoded() -> None:
+    tables = store()
+    for number in range(1000):
+        tables.topics.put(TopicConfig(f"T{number}"))
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        asked = processor(tables)
+        first = await ask(asked, RequestCode.GET_ALL_TOPIC_CONFIG)
+        assert turns >= 10
+        tables.topics.delete("T7")
+        second = await ask(asked, RequestCode.GET_ALL_TOPIC_CONFIG)
+        nursery.cancel_scope.cancel()
+    assert json.loads(bytes(first.body))["topicConfigTable"].keys() - json.loads(bytes(second.body))[
+        "topicConfigTable"
+    ].keys() == {"T7"}
+
+
+async def test_a_broker_that_never_had_a_timer_says_that_all_timers_are_delivered() -> None:
+    """A check point of 0 would make the timer of a promoted slave begin in 1970."""
+    answer = await ask(processor(store()), RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
+    check_point = TimerCheckPoint.decode(answer.body)
+    assert (len(answer.body), check_point.master_queue_offset) == (56, 0)
+    assert check_point.last_read_ms > 1_700_000_000_000
+    metrics = await ask(processor(store()), RequestCode.GET_TIMER_METRICS, Version.V5_3_3)
+    assert json.loads(bytes(metrics.body))["timingCount"] == {}

@@ -1,0 +1,265 @@
+"""What an answer of a master changes at its slave; answers of real brokers are read and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.remoting.recorded import answers
+from trioha.config.model import OffsetRegression
+from trioha.errors import RemoteProtocolError
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.documents import TimerCheckPoint
+from trioha.metadata.groups import GroupTable, SubscriptionGroup
+from trioha.metadata.metadata_store import MetadataSettings, MetadataStore
+from trioha.metadata.offsets import ConsumerOffsets, DelayOffsets
+from trioha.metadata.pretty_json import parse_pretty
+from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica
+from trioha.metadata.table_reader import TableReader, int_map_at
+from trioha.metadata.topics import TopicConfig, TopicTable
+from trioha.remoting.codes import RequestCode
+
+SYNC_SESSIONS = {
+    "remoting-4.9.7/004-slavesync-a--mastervip": {RequestCode.GET_ALL_TOPIC_CONFIG: CopiedTable.TOPICS},
+    "remoting-4.9.7/005-slavesync-b--master": {
+        RequestCode.GET_ALL_CONSUMER_OFFSET: CopiedTable.CONSUMER_OFFSETS,
+        RequestCode.GET_ALL_DELAY_OFFSET: CopiedTable.DELAY_OFFSETS,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: CopiedTable.GROUPS,
+    },
+    "remoting-5.3.3/003-slavesync-a--mastervip": {
+        RequestCode.GET_ALL_TOPIC_CONFIG: CopiedTable.TOPICS,
+        RequestCode.GET_TIMER_METRICS: CopiedTable.TIMER_METRICS,
+        RequestCode.GET_TIMER_CHECK_POINT: CopiedTable.TIMER_CHECK_POINT,
+    },
+    "remoting-5.3.3/010-slavesync-b--master": {
+        RequestCode.GET_ALL_CONSUMER_OFFSET: CopiedTable.CONSUMER_OFFSETS,
+        RequestCode.GET_ALL_DELAY_OFFSET: CopiedTable.DELAY_OFFSETS,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: CopiedTable.GROUPS,
+        RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: CopiedTable.REQUEST_MODES,
+    },
+}
+
+
+def store() -> MetadataStore:
+    return MetadataStore(
+        MetadataSettings(folder=Path("/nowhere")),
+        TopicTable(),
+        GroupTable(),
+        ConsumerOffsets(),
+        DelayOffsets(),
+    )
+
+
+def replica(
+    tables: MetadataStore, *, policy: OffsetRegression = OffsetRegression.KEEP, end: int | None = 1000
+) -> MetadataReplica:
+    return MetadataReplica(tables, policy=policy, queue_end=lambda _topic, _queue_id: end)
+
+
+def take(copies: MetadataReplica, table: CopiedTable, *values: object) -> int:
+    """Takes an answer; how often other tasks may run meanwhile."""
+    bodies = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+    return len(list(copies.take(table, bodies)))
+
+
+def topics_body(*names: str, counter: int = 1, **members: object) -> dict[str, object]:
+    return {
+        "dataVersion": {"counter": counter, "timestamp": 5},
+        "topicConfigTable": {name: TopicConfig(name).to_json() for name in names},
+        **members,
+    }
+
+
+@pytest.mark.parametrize("session", SYNC_SESSIONS)
+def test_answers_of_real_masters_are_taken_whole_and_a_second_time_change_nothing(session: str) -> None:
+    tables = store()
+    copies = replica(tables)
+    recorded = answers(session)
+    for code, table in SYNC_SESSIONS[session].items():
+        body = bytes(recorded[code].body)
+        take(copies, table, body)
+        take(copies, table, body)
+        changes = [one.changes.offset for one in tables]
+        # A new process compares the entries.
+        take(replica(tables), table, body)
+        assert [one.changes.offset for one in tables] == changes
+        if table is CopiedTable.TIMER_CHECK_POINT:
+            assert tables.timers.check_point == TimerCheckPoint.decode(body)
+            continue
+        whole = parse_pretty(body.decode())
+        assert isinstance(whole, dict)
+        match table:
+            case CopiedTable.TOPICS:
+                assert {name: one.to_json() for name, one in tables.topics.topics.items()} == whole[
+                    "topicConfigTable"
+                ]
+                assert tables.topics.version == DataVersion.of(whole["dataVersion"])
+                assert tables.topics.other == {}
+            case CopiedTable.GROUPS:
+                own = tables.groups.snapshot()()
+                assert own["subscriptionGroupTable"] == whole["subscriptionGroupTable"]
+                assert own.get("forbiddenTable") == whole.get("forbiddenTable")
+            case CopiedTable.CONSUMER_OFFSETS:
+                own_offsets = {
+                    key: {str(q): o for q, o in qs.items()} for key, qs in tables.consumer_offsets.items()
+                }
+                assert own_offsets == whole["offsetTable"]
+            case CopiedTable.DELAY_OFFSETS:
+                assert {
+                    str(level): offset for level, offset in tables.delay_offsets.items().items()
+                } == whole["offsetTable"]
+
+
+def test_topics_are_replaced_and_those_that_are_equal_stay_the_same_objects() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.TOPICS, topics_body("A", "B", newMember=[1], mappingDataVersion={"counter": 0}))
+    first = tables.topics.topics
+    assert tables.topics.other == {"newMember": [1]}
+    take(copies, CopiedTable.TOPICS, topics_body("B", "C", counter=2))
+    assert list(tables.topics.topics) == ["B", "C"]
+    assert tables.topics.topics["B"] is first["B"]
+    assert (tables.topics.version, tables.topics.changes.offset) == (DataVersion(2, 5), 2)
+    assert tables.topics.other == {"newMember": [1]}
+
+
+def test_a_table_that_was_never_changed_is_copied_though_both_versions_are_zero() -> None:
+    tables = store()
+    body = {"dataVersion": {"counter": 0, "timestamp": 0}, "topicConfigTable": {"A": {"topicName": "A"}}}
+    take(replica(tables), CopiedTable.TOPICS, body)
+    assert list(tables.topics.topics) == ["A"]
+
+
+def test_an_answer_without_its_table_or_with_damage_changes_no_topic() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.TOPICS, topics_body("A"))
+    for body in (b"{}", b"", b"[]", b'{"topicConfigTable":null}', b'{"topicConfigTable":{"B":{"perm":"x"}}}'):
+        with pytest.raises(RemoteProtocolError):
+            take(copies, CopiedTable.TOPICS, body)
+    assert (list(tables.topics.topics), tables.topics.changes.offset) == (["A"], 1)
+
+
+def test_a_large_answer_is_taken_in_slices() -> None:
+    tables = store()
+    names = [f"T{number}" for number in range(10 * SLICE_ENTRIES)]
+    assert take(replica(tables), CopiedTable.TOPICS, topics_body(*names)) == 10
+    body = {"offsetTable": {f"{name}@G": {0: 1} for name in names}}
+    assert take(replica(tables), CopiedTable.CONSUMER_OFFSETS, body) == 10
+
+
+def test_offsets_are_merged_and_what_the_master_does_not_name_stays() -> None:
+    tables = store()
+    tables.consumer_offsets.commit("mine", "T", 0, 7)
+    copies = replica(tables)
+    body = b'{"dataVersion":{"counter":3,"stateVersion":1,"timestamp":9},"offsetTable":{"T@G":{0:5,1:6}}}'
+    take(copies, CopiedTable.CONSUMER_OFFSETS, body)
+    offsets = tables.consumer_offsets
+    assert [offsets.find("G", "T", 0), offsets.find("G", "T", 1), offsets.find("mine", "T", 0)] == [5, 6, 7]
+    assert (offsets.count, offsets.version) == (3, DataVersion(3, 9, 1))
+    changes = offsets.changes.offset
+    take(copies, CopiedTable.CONSUMER_OFFSETS, body)
+    assert offsets.changes.offset == changes
+
+
+def test_an_offset_that_goes_back_is_kept_out_counted_once_and_logged() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 100, 1: 50}}})
+    with capture_logs() as logged:
+        for offset in (5, 6, 7):
+            take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: offset, 1: 51}}})
+    assert (tables.consumer_offsets.find("G", "T", 0), tables.consumer_offsets.find("G", "T", 1)) == (100, 51)
+    regressions = copies.consumer_regressions
+    assert (regressions.seen, regressions.accepted, regressions.kept) == (1, 0, {("T@G", 0): 7})
+    assert [entry["first"] for entry in logged if "before those" in entry["event"]] == ["T@G/0: 100 -> 5"]
+    # The group has passed the slave's offset: nothing is kept out any more.
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 101}}})
+    assert (tables.consumer_offsets.find("G", "T", 0), regressions.kept) == (101, {})
+
+
+def test_an_offset_that_goes_back_is_taken_where_the_operator_accepts_it() -> None:
+    tables = store()
+    copies = replica(tables, policy=OffsetRegression.ACCEPT)
+    for offset in (100, 5):
+        take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: offset}}})
+    assert tables.consumer_offsets.find("G", "T", 0) == 5
+    assert (copies.consumer_regressions.seen, copies.consumer_regressions.accepted) == (1, 1)
+
+
+@pytest.mark.parametrize("end", [None, 99])
+def test_an_offset_beyond_the_slaves_own_queue_is_not_kept(end: int | None) -> None:
+    """It is of a log that was replaced: a consumer that went on there would miss messages."""
+    tables = store()
+    copies = replica(tables, end=end)
+    for offset in (100, 5):
+        take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: offset}}})
+        take(copies, CopiedTable.DELAY_OFFSETS, {"offsetTable": {"3": offset}})
+    assert tables.consumer_offsets.find("G", "T", 0) == 5
+    assert tables.delay_offsets.find(3) == 5
+
+
+def test_delay_offsets_go_forward_only() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.DELAY_OFFSETS, b'{"offsetTable":{1:40,3:7}}')
+    take(copies, CopiedTable.DELAY_OFFSETS, b'{"offsetTable":{1:39,3:8}}')
+    assert tables.delay_offsets.items() == {1: 40, 3: 8}
+    assert copies.delay_regressions.kept == {("", 1): 39}
+
+
+def test_groups_keep_members_that_trioha_does_not_know() -> None:
+    tables = store()
+    group = {**SubscriptionGroup("G").to_json(), "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    body = {
+        "dataVersion": {"counter": 1, "stateVersion": 2, "timestamp": 3},
+        "forbiddenTable": {"G": {"T": 1}},
+    }
+    take(replica(tables), CopiedTable.GROUPS, {**body, "subscriptionGroupTable": {"G": group}})
+    assert tables.groups.snapshot()() == {**body, "subscriptionGroupTable": {"G": group}}
+
+
+def test_pages_of_one_version_are_one_table() -> None:
+    tables = store()
+    take(replica(tables), CopiedTable.TOPICS, topics_body("A", "B"), topics_body("C"))
+    assert list(tables.topics.topics) == ["A", "B", "C"]
+
+
+def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.TOPICS, topics_body("A"))
+    tables.topics.put(TopicConfig("Local"))
+    take(copies, CopiedTable.TOPICS, topics_body("A"))
+    assert list(tables.topics.topics) == ["A"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}x",
+        '{"offsetTable":{"a":{0:}}}',
+        '{"offsetTable":{"a"',
+        '{"offsetTable":{"a":{0:99999999999999999999}}}',
+    ],
+)
+def test_a_damaged_table_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        list(TableReader(text, table="offsetTable", read_value=int_map_at))
+
+
+def test_the_reader_takes_both_dialects_and_keeps_the_other_members() -> None:
+    reader = TableReader(
+        '{"a":[1,{2:3}], "offsetTable" : {"T@G":{0:5,"1":-7}, "U@\\u00e9":{}} ,"dataVersion":{"counter":1}}',
+        table="offsetTable",
+        read_value=int_map_at,
+    )
+    assert list(reader) == [("T@G", {0: 5, 1: -7}), ("U@é", {})]
+    assert reader.members == {"a": [1, {"2": 3}], "dataVersion": {"counter": 1}}

@@ -1,0 +1,290 @@
+"""Slaves that copy their master's metadata, and pairs that exchange their roles: live nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.interop.node import TriohaNode, run_trioha
+from tests.node.test_name_servers import free_port
+from trioha.metadata.pretty_json import parse_pretty
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.send_message import SendMessageRequestHeader, send_request
+
+pytestmark = pytest.mark.process
+
+QUICK = {"trioha.metadataSyncFirst": 50, "trioha.metadataSyncPeriod": 100, "flushConsumerOffsetInterval": 100}
+TABLES = (
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    nodes: list[TriohaNode] = []
+
+    def start_node(name: str, **settings: Any) -> TriohaNode:
+        nodes.append(TriohaNode(tmp_path / name, messageDelayLevel="1s 2s", **{**QUICK, **settings}))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def ask(address: str, *commands: RemotingCommand) -> list[RemotingCommand]:
+    """The answers, one request after the other."""
+
+    async def ask_all() -> list[RemotingCommand]:
+        async with open_client(address) as client:
+            return [await client.request(command, timeout_s=10) for command in commands]
+
+    return trio.run(ask_all)
+
+
+def tables(address: str) -> list[Any]:
+    """The tables that slaves ask for."""
+    answers = ask(address, *(request(code) for code in TABLES))
+    return [parse_pretty(bytes(answer.body).decode()) for answer in answers]
+
+
+def wait_until(condition: Callable[[], bool], *, within_s: float = 75.0) -> None:
+    """Wait, much longer than it takes: a busy machine is no failure."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s"
+        time.sleep(0.05)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def create(node: TriohaNode, topic: str, group: str) -> None:
+    """A topic of one queue, and a group."""
+    fields = {"topic": topic, "defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "order": "false"}
+    fields |= {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    answers = ask(
+        node.listen_address,
+        request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=fields),
+        request(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps({"groupName": group}).encode()
+        ),
+    )
+    assert [answer.code for answer in answers] == [0, 0], answers
+
+
+def send(node: TriohaNode, topic: str, number: int, *, delay_level: int | None = None) -> None:
+    properties = "" if delay_level is None else f"DELAY\x01{delay_level}\x02"
+    header = SendMessageRequestHeader("P", topic, "TBW102", 1, 0, 0, now_ms(), 0, properties=properties)
+    answers = ask(node.listen_address, *(send_request(header, b"body") for _ in range(number)))
+    assert {answer.code for answer in answers} <= {0, ResponseCode.SLAVE_NOT_AVAILABLE}, answers
+
+
+def commit(node: TriohaNode, topic: str, group: str, offset: int) -> None:
+    fields = {"topic": topic, "consumerGroup": group, "queueId": "0", "commitOffset": str(offset)}
+    (answer,) = ask(node.listen_address, request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=fields))
+    assert answer.code == 0, answer
+
+
+def committed(node: TriohaNode, topic: str, group: str) -> int | None:
+    fields = {"topic": topic, "consumerGroup": group, "queueId": "0"}
+    (answer,) = ask(node.listen_address, request(RequestCode.QUERY_CONSUMER_OFFSET, ext_fields=fields))
+    return int(answer.ext_fields["offset"]) if answer.code == 0 else None
+
+
+def messages(node: TriohaNode, topic: str) -> int:
+    (answer,) = ask(
+        node.listen_address,
+        request(RequestCode.GET_MAX_OFFSET, ext_fields={"topic": topic, "queueId": "0"}),
+    )
+    return int(answer.ext_fields["offset"])
+
+
+def slave_of(master: TriohaNode, start: Callable[..., TriohaNode], name: str, **settings: Any) -> TriohaNode:
+    return start(
+        name,
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        **{"trioha.masterAddress": master.listen_address, **settings},
+    )
+
+
+def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_not_written(
+    start: Callable[..., TriohaNode],
+) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    create(master, "Topic", "group")
+    send(master, "Topic", 10)
+    commit(master, "Topic", "group", 7)
+    send(master, "Topic", 3, delay_level=1)
+    slave = slave_of(master, start, "slave")
+    wait_until(lambda: messages(master, "Topic") == 13)
+    wait_until(lambda: tables(slave.listen_address) == tables(master.listen_address))
+    config = slave.root / "config"
+    wait_until(lambda: (config / "subscriptionGroup.json").exists() and (config / "topics.json").exists())
+
+    def written() -> Mapping[str, int]:
+        names = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+        return {name: (config / name).stat().st_mtime_ns for name in names}
+
+    def is_quiet() -> bool:
+        """Whether some ten copies write nothing."""
+        before = written()
+        time.sleep(1.0)
+        return written() == before
+
+    wait_until((config / "consumerOffset.json").exists)
+    wait_until(is_quiet)
+    metadata = slave.status().metadata
+    assert metadata is not None
+    assert metadata.master_address == master.listen_address
+    assert {copied.error for copied in metadata.tables.values()} == {""}
+    assert metadata.tables["topics"].changes >= 1
+    shown = run_trioha("status", slave.listen_address)
+    assert "consumerOffsets" in shown.stdout
+    assert master.status().metadata is None
+    # Deleted and created at the master, deleted and created at the slave.
+    ask(master.listen_address, request(RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": "Topic"}))
+    create(master, "Other", "group")
+    wait_until(lambda: tables(slave.listen_address)[0] == tables(master.listen_address)[0])
+    assert "Topic" not in tables(slave.listen_address)[0]["topicConfigTable"]
+
+
+def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
+    start: Callable[..., TriohaNode],
+) -> None:
+    """The exchange after which stock RocketMQ consumes old messages again and delivers delayed ones twice."""
+    first = start("first", role="ASYNC_MASTER")
+    create(first, "Topic", "group")
+    send(first, "Topic", 50)
+    send(first, "Topic", 5, delay_level=1)
+    wait_until(lambda: messages(first, "Topic") == 55)
+    commit(first, "Topic", "group", 30)
+    second = slave_of(first, start, "second")
+    second.wait(max_offset=first.max_offset)
+    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
+    first.stop()
+    second.stop()
+
+    promoted = start("second", role="ASYNC_MASTER")
+    assert committed(promoted, "Topic", "group") == 30
+    send(promoted, "Topic", 10)
+    commit(promoted, "Topic", "group", 60)
+    send(promoted, "Topic", 2, delay_level=1)
+    wait_until(lambda: messages(promoted, "Topic") == 67)
+    returned = slave_of(promoted, start, "first")
+    returned.wait(max_offset=promoted.max_offset)
+    wait_until(lambda: tables(returned.listen_address)[2:] == tables(promoted.listen_address)[2:])
+    promoted.stop()
+    returned.stop()
+
+    again = start("first", role="ASYNC_MASTER")
+    assert committed(again, "Topic", "group") == 60
+    send(again, "Topic", 1)
+    wait_until(lambda: messages(again, "Topic") == 68)
+    # Longer than both delay levels: nothing is delivered a second time.
+    time.sleep(2.5)
+    assert messages(again, "Topic") == 68
+    again.stop()
+    found = json.loads(run_trioha("offsets", again.root, "--group", "group", "--json").stdout)
+    assert found["offsets"] == [{"group": "group", "topic": "Topic", "queueId": 0, "offset": 60}]
+
+
+def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_one(
+    start: Callable[..., TriohaNode],
+) -> None:
+    first = start("first", role="ASYNC_MASTER")
+    create(first, "Topic", "group")
+    header = SendMessageRequestHeader(
+        "P", "Topic", "TBW102", 1, 0, 4, now_ms(), 0,
+        properties="TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01ABC\x02",
+    )  # fmt: skip
+    (half,) = ask(first.listen_address, send_request(header, b"body"))
+    assert half.code == 0, half
+    second = slave_of(first, start, "second")
+    second.wait(max_offset=first.max_offset)
+    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
+    first.stop()
+    second.stop()
+    promoted = start("second", role="ASYNC_MASTER")
+    decision = {
+        "producerGroup": "P",
+        "tranStateTableOffset": half.ext_fields["queueOffset"],
+        "commitLogOffset": str(int(half.ext_fields["msgId"][-16:], 16)),
+        "commitOrRollback": "8",
+        "fromTransactionCheck": "false",
+        "msgId": "ABC",
+    }
+    (answer,) = ask(promoted.listen_address, request(RequestCode.END_TRANSACTION, ext_fields=decision))
+    assert answer.code == 0, answer
+    wait_until(lambda: messages(promoted, "Topic") == 1)
+    returned = slave_of(promoted, start, "first")
+    returned.wait(max_offset=promoted.max_offset)
+    wait_until(lambda: tables(returned.listen_address)[2:] == tables(promoted.listen_address)[2:])
+    promoted.stop()
+    returned.stop()
+    # The decision is known to the old master as well.
+    again = start("first", role="ASYNC_MASTER")
+    (answer,) = ask(again.listen_address, request(RequestCode.END_TRANSACTION, ext_fields=decision))
+    assert answer.code != 0, answer
+    assert messages(again, "Topic") == 1
+
+
+@pytest.mark.parametrize(("policy", "offset"), [("keep", 40), ("accept", 10)])
+def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the_history(
+    start: Callable[..., TriohaNode], policy: str, offset: int
+) -> None:
+    master = start("master", role="ASYNC_MASTER", **{"trioha.metadataHistoryInterval": 0})
+    create(master, "Topic", "group")
+    send(master, "Topic", 50)
+    commit(master, "Topic", "group", 40)
+    slave = slave_of(master, start, "slave", **{"trioha.offsetRegression": policy})
+    slave.wait(max_offset=master.max_offset)
+    wait_until(lambda: committed(slave, "Topic", "group") == 40)
+
+    def offset_at(time_ms: int) -> list[int]:
+        found = run_trioha("offsets", master.root, "--at", time_ms, "--group", "group", "--json")
+        return [row["offset"] for row in json.loads(found.stdout)["offsets"]]
+
+    wait_until(lambda: offset_at(now_ms()) == [40])
+    before_ms = now_ms()
+    commit(master, "Topic", "group", 10)
+
+    def has_regression() -> bool:
+        metadata = slave.status().metadata
+        return metadata is not None and metadata.regressions == 1
+
+    wait_until(has_regression)
+    assert committed(slave, "Topic", "group") == offset
+    metadata = slave.status().metadata
+    assert metadata is not None
+    assert (metadata.policy, metadata.regressions_kept) == (policy, 1 if policy == "keep" else 0)
+    assert f"trioha.offsetRegression={policy}" in run_trioha("status", slave.listen_address).stdout
+    wait_until(lambda: offset_at(now_ms()) == [10])
+    assert offset_at(before_ms) == [40]
+
+
+def test_a_name_server_gives_the_slave_its_masters_address(start: Callable[..., TriohaNode]) -> None:
+    settings = {"namesrvAddr": f"127.0.0.1:{free_port()}", "registerNameServerPeriod": 300}
+    name_server = start(
+        "names", role="ASYNC_MASTER", brokerName="other", **settings, **{"trioha.withNamesrv": "true"}
+    )
+    master = start("master", role="ASYNC_MASTER", **settings)
+    create(master, "Topic", "group")
+    slave = start("slave", role="SLAVE", **settings)
+    wait_until(lambda: tables(slave.listen_address)[0] == tables(master.listen_address)[0])
+    for node in (slave, master, name_server):
+        node.stop()

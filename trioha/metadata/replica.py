@@ -1,0 +1,369 @@
+"""A slave's copy of its master's metadata: decides what an answer of the master changes (spec ha 6.1).
+
+Theory of operation. Each answer is taken by a generator that changes the slave's tables and yields between
+slices of `SLICE_ENTRIES`, where other tasks may run. There is no I/O here.
+
+| table | rule |
+|---|---|
+| topics, groups | replaced at the end of the answer, if its DataVersion or an entry differs |
+| consumer offsets, delay offsets | merged: what the answer does not name stays |
+| request modes, timer statistics, timer check point | replaced, if they differ |
+
+A body that equals the last one, to a table that has not changed since, is not even parsed. After a start the
+entries are compared whatever the DataVersion says: that of a table that was never changed is 0 on both sides.
+Members of files that trioha does not know stay, and those of the answer are added.
+
+Offsets never go back silently. Where the master's offset is before the slave's, `keep` keeps the slave's and
+`accept` takes the master's; both count it. An offset beyond the end of the slave's own queue is not kept: the
+log that it belongs to was replaced, and a consumer or delivery that went on there would miss messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+import structlog
+from attrs import define, evolve, field
+
+from trioha.config.model import OffsetRegression
+from trioha.errors import RemoteProtocolError
+from trioha.metadata.data_version import DataVersion
+from trioha.metadata.documents import TimerCheckPoint
+from trioha.metadata.groups import GroupTable, SubscriptionGroup
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.table import MetadataTable
+from trioha.metadata.table_reader import TableReader, int_map_at
+from trioha.metadata.topics import SCHEDULE_TOPIC, TopicConfig, TopicTable
+from trioha.remoting.fastjson import parse_json, shown
+
+log = structlog.get_logger(__name__)
+
+SLICE_ENTRIES: Final = 64
+"""Entries between two yields: about half a millisecond."""
+ANSWER_ONLY: Final = frozenset(
+    ("mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap")
+)
+"""Members of an answer with topics that are not of topics.json."""
+_TOPIC_AND_GROUP: Final = re.compile(r"(.*?)@(.*)", re.DOTALL)
+
+
+class CopiedTable(StrEnum):
+    """The tables that a slave copies, in the order in which it asks for them."""
+
+    TOPICS = "topics"
+    CONSUMER_OFFSETS = "consumerOffsets"
+    DELAY_OFFSETS = "delayOffsets"
+    GROUPS = "groups"
+    REQUEST_MODES = "requestModes"
+    TIMER_METRICS = "timerMetrics"
+    TIMER_CHECK_POINT = "timerCheckPoint"
+
+
+QueueEnd = Callable[[str, int], int | None]
+"""The end of a topic's queue in the slave's own log; None for a queue that it does not have."""
+
+
+@define
+class Regressions:
+    """Offsets of the master that are before those of the slave."""
+
+    kept: dict[tuple[str, int], int] = field(factory=dict)
+    """The master's offsets that are kept out as of the last answer, by `topic@group` (delay levels: `""`) and
+    queue or level."""
+    seen: int = 0
+    """How many there were since the start."""
+    accepted: int = 0
+    """How many of them were taken."""
+
+
+@define
+class _Last:
+    """The last answer that was taken."""
+
+    body: bytes
+    changes: int
+    """Of the table, after it was taken."""
+
+
+class MetadataReplica:
+    """Takes a master's answers into the tables of a slave."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        policy: OffsetRegression = OffsetRegression.KEEP,
+        queue_end: QueueEnd = lambda _topic, _queue_id: None,
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._queue_end = queue_end
+        self._last: dict[CopiedTable, _Last] = {}
+        self.consumer_regressions = Regressions()
+        self.delay_regressions = Regressions()
+        self.entries: dict[CopiedTable, int] = {}
+        """Entries of the last answers."""
+        self.changes: dict[CopiedTable, int] = dict.fromkeys(CopiedTable, 0)
+        """Answers that have changed a table since the start."""
+
+    def take(self, table: CopiedTable, bodies: list[bytes]) -> Iterator[None]:
+        """Take an answer, of several bodies where the master sent it in pages. Exhaust the iterator.
+
+        Raises RemoteProtocolError for a body that makes no sense; then topics and groups are as they were,
+        and of offsets those before the damage are taken.
+        """
+        own = self._own(table)
+        last, body = self._last.get(table), b"".join(bodies)
+        if last is not None and last.body == body and last.changes == own.changes.offset:
+            return
+        before = own.changes.offset
+        match table:
+            case CopiedTable.TOPICS:
+                yield from self._replace(table, self._store.topics, bodies, "topicConfigTable", TopicConfig)
+            case CopiedTable.GROUPS:
+                yield from self._replace(
+                    table, self._store.groups, bodies, "subscriptionGroupTable", SubscriptionGroup
+                )
+            case CopiedTable.CONSUMER_OFFSETS:
+                yield from self._merge_offsets(bodies)
+            case CopiedTable.DELAY_OFFSETS:
+                self._merge_delay_offsets(body)
+            case CopiedTable.REQUEST_MODES:
+                self._replace_modes(body)
+            case CopiedTable.TIMER_METRICS:
+                self._replace_metrics(body)
+            case CopiedTable.TIMER_CHECK_POINT:
+                self._replace_check_point(body)
+        if own.changes.offset > before:
+            self.changes[table] += 1
+        self._last[table] = _Last(body, own.changes.offset)
+
+    def _own(self, table: CopiedTable) -> MetadataTable:
+        store = self._store
+        return {
+            CopiedTable.TOPICS: store.topics,
+            CopiedTable.GROUPS: store.groups,
+            CopiedTable.CONSUMER_OFFSETS: store.consumer_offsets,
+            CopiedTable.DELAY_OFFSETS: store.delay_offsets,
+            CopiedTable.REQUEST_MODES: store.request_modes,
+        }.get(table, store.timers)
+
+    # -- topics and groups
+
+    def _replace(
+        self,
+        table: CopiedTable,
+        own: TopicTable | GroupTable,
+        bodies: list[bytes],
+        member: str,
+        kind: type[TopicConfig | SubscriptionGroup],
+    ) -> Iterator[None]:
+        mine = own.topics if isinstance(own, TopicTable) else own.groups
+        theirs: dict[str, TopicConfig | SubscriptionGroup] = {}
+        is_equal, count = True, 0
+        version: DataVersion | None = None
+        other: dict[str, object] = {}
+        for body in bodies:
+            reader = TableReader(_text(body), table=member)
+            for name, value in reader:
+                entry = _entry(kind, name, value)
+                known = mine.get(name)
+                # The entry that is known stays the same object: registrations compare by identity.
+                theirs[name] = known if known is not None and known == entry else entry
+                is_equal = is_equal and theirs[name] is known
+                count += 1
+                if count % SLICE_ENTRIES == 0:
+                    yield
+            version = _version(reader, member)
+            other |= {key: value for key, value in reader.members.items() if key not in ANSWER_ONLY}
+        assert version is not None, "an answer has a body"
+        self.entries[table] = len(theirs)
+        other.pop("dataVersion", None)
+        has_other = any(own.other.get(key) != value for key, value in other.items())
+        mine = own.topics if isinstance(own, TopicTable) else own.groups
+        if is_equal and mine.keys() == theirs.keys() and version == own.version and not has_other:
+            return
+        if isinstance(own, TopicTable):
+            topics = [entry for entry in theirs.values() if isinstance(entry, TopicConfig)]
+            own.replace_all(topics, version, other=other)
+        else:
+            groups = [entry for entry in theirs.values() if isinstance(entry, SubscriptionGroup)]
+            own.replace_all(groups, version, other=other)
+        log.info("metadata copied from the master", table=table.value, entries=len(theirs))
+
+    # -- offsets
+
+    def _merge_offsets(self, bodies: list[bytes]) -> Iterator[None]:
+        own = self._store.consumer_offsets
+        merging = _Merging(self.consumer_regressions, self._policy)
+        version: DataVersion | None = None
+        count, has_changed = 0, False
+        try:
+            for body in bodies:
+                reader = TableReader(_text(body), table="offsetTable", read_value=int_map_at)
+                for number, (key, theirs) in enumerate(reader, 1):
+                    assert isinstance(theirs, dict), "read by int_map_at"
+                    count += len(theirs)
+                    mine = own.queues_of(key)
+                    if mine != theirs:
+                        taken = merging.taken(key, mine, theirs, self._end_of(key))
+                        if taken:
+                            own.copy_queues(key, taken)
+                            has_changed = True
+                    if number % SLICE_ENTRIES == 0:
+                        yield
+                version = _version(reader, "offsetTable", is_optional=True)
+            merging.finish("consumer offsets")
+        finally:
+            # Also where the body is damaged or the slave ends: what was taken is to be written.
+            own.note_copied(has_changed=has_changed, version=version)
+        self.entries[CopiedTable.CONSUMER_OFFSETS] = count
+
+    def _end_of(self, key: str) -> Callable[[int], int | None]:
+        found = _TOPIC_AND_GROUP.fullmatch(key)
+        topic = key if found is None else found[1]
+        return lambda queue_id: self._queue_end(topic, queue_id)
+
+    def _merge_delay_offsets(self, body: bytes) -> None:
+        own = self._store.delay_offsets
+        reader = TableReader(_text(body), table="offsetTable")
+        theirs: dict[int, int] = {}
+        for key, value in reader:
+            try:
+                level = int(key)
+            except ValueError:
+                raise RemoteProtocolError(f"{shown(key)} is not a delay level") from None
+            if type(value) is not int or not 0 <= value < 1 << 63 or not 0 < level < 1 << 31:
+                raise RemoteProtocolError(f"the offset of delay level {level} is {shown(value)}")
+            theirs[level] = value
+        version = _version(reader, "offsetTable", is_optional=True)
+        merging = _Merging(self.delay_regressions, self._policy)
+        mine = own.items()
+        taken = merging.taken("", mine, theirs, lambda level: self._queue_end(SCHEDULE_TOPIC, level - 1))
+        merging.finish("delay offsets")
+        own.copy(taken, version=version)
+        self.entries[CopiedTable.DELAY_OFFSETS] = len(theirs)
+
+    # -- tables of 5.x
+
+    def _replace_modes(self, body: bytes) -> None:
+        modes = _member_of(body, "messageRequestModeMap")
+        self.entries[CopiedTable.REQUEST_MODES] = len(modes)
+        if modes != self._store.request_modes.modes:
+            self._store.request_modes.replace_all(modes)
+
+    def _replace_metrics(self, body: bytes) -> None:
+        own = self._store.timers
+        metrics = _member_of(body, "timingCount")
+        reader = TableReader(_text(body), table="")
+        list(reader)
+        version = _version(reader, None, is_optional=True) or DataVersion()
+        self.entries[CopiedTable.TIMER_METRICS] = len(metrics)
+        if metrics != own.metrics or version != own.metrics_version:
+            own.set_metrics(metrics, version)
+
+    def _replace_check_point(self, body: bytes) -> None:
+        check_point = TimerCheckPoint.decode(body)
+        self.entries[CopiedTable.TIMER_CHECK_POINT] = 1
+        if check_point != self._store.timers.check_point:
+            self._store.timers.set_check_point(check_point)
+
+
+class _Merging:
+    """One pass over the offsets of an answer."""
+
+    def __init__(self, regressions: Regressions, policy: OffsetRegression) -> None:
+        self._regressions = regressions
+        self._policy = policy
+        self._kept: dict[tuple[str, int], int] = {}
+        self._new = 0
+        self._accepted = 0
+        self._first = ""
+
+    def taken(
+        self,
+        key: str,
+        mine: Mapping[int, int],
+        theirs: Mapping[int, int],
+        queue_end: Callable[[int], int | None],
+    ) -> dict[int, int]:
+        """The offsets that the slave takes."""
+        taken = {}
+        for queue_id, offset in theirs.items():
+            known = mine.get(queue_id)
+            if known == offset:
+                continue
+            if (
+                known is not None
+                and offset < known
+                and not self._takes(key, queue_id, known, offset, queue_end)
+            ):
+                continue
+            taken[queue_id] = offset
+        return taken
+
+    def _takes(
+        self, key: str, queue_id: int, known: int, offset: int, queue_end: Callable[[int], int | None]
+    ) -> bool:
+        """Whether an offset that goes back is taken. Counts it, if it was not counted at the last answer."""
+        end = queue_end(queue_id)
+        is_kept = self._policy is OffsetRegression.KEEP and end is not None and known <= end
+        before = self._regressions.kept.get((key, queue_id))
+        if is_kept:
+            self._kept[key, queue_id] = offset
+        if before is None or offset < before or not is_kept:
+            self._new += 1
+            self._accepted += not is_kept
+            self._first = self._first or f"{key}/{queue_id}: {known} -> {offset}"
+        return not is_kept
+
+    def finish(self, what: str) -> None:
+        """The pass has reached the end of the answer."""
+        regressions = self._regressions
+        regressions.kept = self._kept
+        regressions.seen += self._new
+        regressions.accepted += self._accepted
+        if self._new:
+            log.warning(
+                f"{what} of the master are before those of this slave",
+                number=self._new,
+                accepted=self._accepted,
+                first=self._first[:300],
+            )
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "replace")
+
+
+def _entry(
+    kind: type[TopicConfig | SubscriptionGroup], name: str, value: object
+) -> TopicConfig | SubscriptionGroup:
+    try:
+        return evolve(kind.of(value), name=name)
+    except ValueError as error:
+        raise RemoteProtocolError(f"entry {shown(name)}: {error}") from None
+
+
+def _version(reader: TableReader, member: str | None, *, is_optional: bool = False) -> DataVersion | None:
+    """The DataVersion of a body that was read. Raises RemoteProtocolError for one without its table."""
+    if member is not None and not reader.has_table:
+        raise RemoteProtocolError(f"no {member} in the answer")
+    value = reader.members.get("dataVersion")
+    if value is None:
+        return None if is_optional else DataVersion()
+    try:
+        return DataVersion.of(value)
+    except ValueError as error:
+        raise RemoteProtocolError(f"dataVersion: {error}") from None
+
+
+def _member_of(body: bytes, name: str) -> dict[str, object]:
+    whole = parse_json(body)
+    value = whole.get(name) if isinstance(whole, dict) else None
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"no {name} in the answer")
+    return value
