@@ -9,7 +9,7 @@ from attrs import field, frozen
 from trioha.distribution import Distribution
 from trioha_monitor.series import Series
 from trioha_monitor.verdict import Facts, Judgement
-from trioha_monitor.view import Limits, ReplicaView
+from trioha_monitor.view import Limits, MetadataView, ReplicaView
 
 CAUGHT_UP_S: Final = 1.0
 """A replica whose oldest missing byte is younger has caught up: what it lacks is in flight."""
@@ -62,6 +62,7 @@ def view_replica(
     *,
     slave: SlaveOffsets,
     measured: Measurements,
+    metadata: MetadataView | None = None,
     age_s: float = 0.0,
     is_current: bool = True,
 ) -> ReplicaView:
@@ -100,6 +101,7 @@ def view_replica(
         is_rejoining=facts.is_rejoining and moves,
         ack_latency_ms=measured.ack_latency_ms,
         frame_bytes=measured.frame_bytes,
+        metadata=metadata,
         lag_history=measured.lag_history,
         lag_s_history=measured.lag_s_history,
         limits=limits,

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
+from trioha_monitor.metadata_copy import view_metadata
 from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, TrendMeter
 from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
@@ -295,15 +296,17 @@ class Replica:
         if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED}:
             shown = stale
         reconnects: int | None = self.reconnects
-        own = SlaveOffsets()
+        own, metadata = SlaveOffsets(), None
         label = self.address
         if slave is not None:
             status = slave.status
+            answer_age_s = max(0, now_ms - slave.answered_ms) / 1000
+            metadata = view_metadata(status.metadata, answer_age_s=answer_age_s)
             own = SlaveOffsets(
                 max_offset=status.max_offset,
                 flushed_offset=status.flushed_offset,
                 dispatched_offset=status.dispatched_offset,
-                age_s=max(0, now_ms - slave.answered_ms) / 1000,
+                age_s=answer_age_s,
             )
             label = node_label(status.broker_name, status.broker_id) or label
             if status.client is not None and status.client.reconnects is not None:
@@ -333,6 +336,7 @@ class Replica:
                 lag_history=self.lag_bytes.freeze(),
                 lag_s_history=self.lag_s.freeze(),
             ),
+            metadata=metadata,
             age_s=age_s,
             is_current=stale is None,
         )

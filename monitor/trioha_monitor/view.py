@@ -350,6 +350,18 @@ class NodeView:
 
 
 @frozen
+class MetadataView:
+    """A slave's copy of its master's topics, groups and offsets."""
+
+    age_s: float | None
+    """Age of the table whose last copy is oldest; None if one was never copied."""
+    faults: tuple[str, ...] = ()
+    """Tables whose last copy failed, with the reason."""
+    offsets_kept: int = 0
+    """Offsets of the master that are before the slave's and not taken: trioha.offsetRegression."""
+
+
+@frozen
 class ReplicaView:
     """One replica of one master: figures of the master's connection, and of the slave itself.
 
@@ -418,6 +430,8 @@ class ReplicaView:
     """From sending a frame to its ack, milliseconds; None if the master does not report it."""
     frame_bytes: Distribution[float] | None = None
     """Bodies of frames sent to it, bytes; None if the master does not report it."""
+    metadata: MetadataView | None = None
+    """By the slave's own status; None if it does not report it, and in a replay."""
     lag_history: Series = field(factory=Series, repr=False)
     """Worst lag in bytes of each bucket, with the severity of its verdict."""
     lag_s_history: Series = field(factory=Series, repr=False)

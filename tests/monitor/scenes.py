@@ -18,6 +18,7 @@ from trioha_monitor.view import (
     Health,
     Limits,
     LogView,
+    MetadataView,
     NodeView,
     PutRate,
     ReplicaView,
@@ -188,6 +189,7 @@ def busy_view() -> ClusterView:
             reconnects=2,
             ack_latency_ms=Distribution(0.31, 2.4, 18.0, 182_345),
             frame_bytes=Distribution(1204.0, 32_768.0, 32_768.0, 182_345),
+            metadata=MetadataView(7.2),
             lag_history=lag_series("peak"),
             lag_s_history=lag_series("peak", unit=3e-7),
         ),
@@ -265,6 +267,9 @@ def busy_view() -> ClusterView:
             sent_bytes_per_s=None,
             ack_bytes_per_s=None,
             reconnects=7,
+            metadata=MetadataView(
+                1210.0, faults=("consumerOffsets: no answer from 10.0.0.1:10911 within 3 s",), offsets_kept=3
+            ),
         ),
         replica(
             8,

@@ -34,8 +34,10 @@ async def feed(show: Show) -> None:
 
 
 async def feed_of_sessions(show: Show) -> None:
-    # Recorded sessions have no groups.
-    show(evolve(busy_view(), consumption=None, is_live=False))
+    # Recorded sessions have no groups and no copies of metadata.
+    view = busy_view()
+    replicas = tuple(evolve(replica, metadata=None) for replica in view.replicas)
+    show(evolve(view, replicas=replicas, consumption=None, is_live=False))
     await trio.sleep_forever()
 
 

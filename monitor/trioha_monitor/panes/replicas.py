@@ -25,6 +25,8 @@ from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
 
+METADATA_LATE_S = 60.0
+"""A copy that is older is pointed out: slaves copy every 10 s (trioha.metadataSyncPeriod)."""
 VERDICT_HELP = {
     Verdict.OK: "it replicates",
     Verdict.OBSERVER: "receives everything, acknowledges nothing, as configured",
@@ -237,6 +239,15 @@ class ReplicasPane(Pane):
                 order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
             ),
             Column(
+                "metadata",
+                "Metadata",
+                "age of its copy of topics, groups and offsets, of the oldest one, by the slave itself",
+                metadata_cell,
+                align="right",
+                rank=5,
+                order=_metadata_order,
+            ),
+            Column(
                 "eta",
                 "Caught up",
                 "time until it has caught up at the present rates, or that it is not closing",
@@ -279,6 +290,23 @@ def eta_cell(replica: ReplicaView, context: RenderContext) -> Line:
         return (("in step", context.palette.muted),)
     eta = format_seconds(replica.eta_s) if replica.eta_s < 10 else format_duration(replica.eta_s)
     return ((f"in {eta}", context.palette.text),)
+
+
+def metadata_cell(replica: ReplicaView, context: RenderContext) -> Line:
+    """Age of the slave's copy of its master's metadata; red if a table cannot be copied."""
+    palette, metadata = context.palette, replica.metadata
+    if metadata is None:
+        return ((NOTHING, palette.muted),)
+    is_late = metadata.age_s is not None and metadata.age_s > METADATA_LATE_S
+    style = palette.bad if metadata.faults else palette.warn if is_late or metadata.offsets_kept else None
+    age = "never" if metadata.age_s is None else f"{format_duration(metadata.age_s)} old"
+    return ((age, style or palette.text),)
+
+
+def _metadata_order(replica: ReplicaView) -> float:
+    if replica.metadata is None:
+        return -1.0
+    return float("inf") if replica.metadata.age_s is None else replica.metadata.age_s
 
 
 def _eta_order(replica: ReplicaView) -> float:

@@ -14,7 +14,7 @@ from textual.containers import Vertical
 
 from trioha.distribution import Distribution
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
-from trioha_monitor.panes.replicas import eta_cell, verdict_cell
+from trioha_monitor.panes.replicas import eta_cell, metadata_cell, verdict_cell
 from trioha_monitor.rendering import Line, Part, RenderContext
 from trioha_monitor.texts import (
     NOTHING,
@@ -24,7 +24,7 @@ from trioha_monitor.texts import (
     format_offset,
     format_seconds,
 )
-from trioha_monitor.view import NodeView, ReplicaView, Verdict
+from trioha_monitor.view import MetadataView, NodeView, ReplicaView, Verdict
 from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
 
@@ -92,6 +92,7 @@ class SlavePane(Pane, can_focus=True):
                         "Own side",
                         "by the slave itself: its state, receive rate and last read",
                     ),
+                    ("Metadata", "age of its copy of topics, groups and offsets, by the slave itself"),
                     ("Caught up", "time until it has caught up at the present rates"),
                 ],
             ),
@@ -220,7 +221,20 @@ def facts_of(
         lines.append(side)
     else:
         lines.append(row("Own side", small("the slave itself is not watched")))
+    if replica.metadata is not None:
+        lines += _metadata_lines(replica.metadata, metadata_cell(replica, context), context, width=width)
     return lines
+
+
+def _metadata_lines(metadata: MetadataView, age: Line, context: RenderContext, *, width: int) -> list[Line]:
+    palette = context.palette
+    first: Line = (("Metadata".ljust(LABEL_WIDTH), palette.muted), *age)
+    if metadata.offsets_kept:
+        kept = f"  {metadata.offsets_kept:,} offsets of the master are before its own"
+        first = (*first, (kept, palette.warn))
+    room = max(16, width - LABEL_WIDTH)
+    lines = [part for fault in metadata.faults for part in wrap(fault, room)]
+    return [first, *(((" " * LABEL_WIDTH + part, palette.bad),) for part in lines)]
 
 
 def _verdict_lines(
