@@ -7,7 +7,13 @@ from typing import Any
 from trioha.broker.long_polls import LongPolls
 from trioha.broker.puts import PutStatistics
 from trioha.broker.traffic import BrokerTraffic
-from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
+from trioha.broker_status import (
+    BrokerStatus,
+    ConnectionStatus,
+    MetadataStatus,
+    SlaveStatus,
+    TableCopyStatus,
+)
 from trioha.distribution import Distribution
 from trioha.histogram import Histogram
 from trioha.metrics.busiest import BusiestKeys
@@ -48,6 +54,11 @@ STATUS = BrokerStatus(
     acl_refusals=6,
     warnings=("one",),
     client=SlaveStatus(state="TRANSFER", reported_offset=1000, last_read_ms=1, verdict="GAP: at 5"),
+    metadata=MetadataStatus(
+        tables={"topics": TableCopyStatus(age_ms=4500), "groups": TableCopyStatus(failures=3)},
+        regressions=9,
+        regressions_kept=5,
+    ),
 )
 
 
@@ -85,6 +96,5 @@ def make_sources(
         "limits": Limits(
             client_connections=614, client_bytes=1 << 27, ha_connections=64, long_polls=100, slaves_needed=1
         ),
-        "metadata_ages_s": lambda: {"topics": 4.5},
     }
     return Sources(**(values | other))

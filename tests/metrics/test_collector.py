@@ -43,6 +43,10 @@ async def test_every_value_is_where_its_name_says():
         ("trioha_topic_put_messages_total", "topic", "orders"): 3,
         ("trioha_pull_messages_total",): 4,
         ("trioha_metadata_sync_age_seconds", "table", "topics"): 4.5,
+        ("trioha_metadata_sync_failures_total", "table", "topics"): 0,
+        ("trioha_metadata_sync_failures_total", "table", "groups"): 3,
+        ("trioha_offset_regressions_total",): 9,
+        ("trioha_offset_regressions_kept",): 5,
         ("trioha_master_connections_ended_total", "reason", "CONNECT_FAILED"): 8,
         ("trioha_master_mismatch",): 1,
         ("trioha_client_connections_ended_total", "reason", "idle"): 3,
@@ -59,6 +63,15 @@ async def test_every_value_is_where_its_name_says():
     assert value(metrics, "trioha_slave_lag_bytes", **slave, stage="sent") == 100
     assert value(metrics, "trioha_slave_ack_p99_seconds", **slave) == 0.004
     assert value(metrics, "trioha_group_pull_messages_total", topic="orders", group="shop") == 3
+
+
+async def test_a_table_that_was_never_copied_is_as_old_as_the_node(monkeypatch):
+    now_s = 50.0
+    monkeypatch.setattr("trioha.metrics.collector.time.monotonic", lambda: now_s)
+    collector = NodeCollector(make_sources())
+    now_s += 7.25
+    (ages,) = (one for one in collector.collect() if one.name == "trioha_metadata_sync_age_seconds")
+    assert {one.labels["table"]: one.value for one in ages.samples} == {"topics": 4.5, "groups": 7.25}
 
 
 async def test_names_kinds_and_labels_are_those_of_the_documentation():
@@ -96,7 +109,6 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
     empty = make_sources(
         traffic,
         status=bare,
-        metadata_ages_s=dict,
         topics=BusiestKeys(traffic.send_backs, traffic.send_backs, keys_max=5),
     )
     metrics, full = collected(empty), collected(make_sources())
@@ -106,7 +118,8 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
     # A master has no master, and without access control there are no refusals.
     without = {one.name for one in metrics if not one.samples}
     assert without == {
-        *("trioha_acl_refusals", "trioha_metadata_sync_age_seconds"),
+        *("trioha_acl_refusals", "trioha_metadata_sync_age_seconds", "trioha_metadata_sync_failures"),
+        *("trioha_offset_regressions", "trioha_offset_regressions_kept"),
         *(
             name
             for name in (one.name for one in full)

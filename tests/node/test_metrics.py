@@ -36,7 +36,6 @@ pytestmark = pytest.mark.process
 
 Start = Callable[..., TriohaNode]
 NOT_HERE = {
-    "trioha_metadata_sync_age_seconds": "a slave that copies metadata",
     "trioha_acl_refusals_total": "a node with access control",
 }
 """Series without samples on the pair of these tests, and what would have them."""

@@ -91,6 +91,7 @@ class NodeCollector(Collector):
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
+        self._started_s = time.monotonic()
 
     def collect(self) -> Iterable[Metric]:
         """All families, with the samples of now."""
@@ -104,6 +105,7 @@ class NodeCollector(Collector):
         yield from self._slaves(status)
         yield from self._connections(status)
         yield from self._link(status)
+        yield from self._metadata(status)
         yield from self._clients(self._sources.clients())
         yield from self._resources()
         yield from self._faults(status)
@@ -253,14 +255,31 @@ class NodeCollector(Collector):
             blocked.add_metric((), bool(link.verdict))
             _counts(ended, [one.name for one in LINK_ENDS], self._sources.master_connections_ended())
         yield from (connected, reported, silence, blocked, ended)
+
+    def _metadata(self, status: BrokerStatus) -> Iterator[Metric]:
+        """On a slave: of its copy of the master's metadata."""
         ages = gauge(
-            "metadata_sync_age_seconds",
-            "Since a table of metadata was last found equal to the master's.",
-            "table",
+            "metadata_sync_age_seconds", "Since the master's answer for a table was last taken.", "table"
         )
-        for table, age_s in self._sources.metadata_ages_s().items():
-            ages.add_metric((table,), age_s)
-        yield ages
+        failures = counter("metadata_sync_failures_total", "Attempts to copy a table that failed.", "table")
+        if (metadata := status.metadata) is not None:
+            for table, copy in metadata.tables.items():
+                if copy.age_ms is None:
+                    # Never: as old as the node, so that it grows and is seen.
+                    ages.add_metric((table,), time.monotonic() - self._started_s)
+                _add_ms(ages, (table,), copy.age_ms)
+                failures.add_metric((table,), copy.failures)
+        yield from (ages, failures)
+        yield _value(
+            counter("offset_regressions_total", "Offsets of the master that were before those of the slave."),
+            None if metadata is None else metadata.regressions,
+        )
+        yield _value(
+            gauge(
+                "offset_regressions_kept", "Offsets of the slave that are kept before which the master is."
+            ),
+            None if metadata is None else metadata.regressions_kept,
+        )
 
     def _clients(self, clients: ServerStatistics) -> Iterator[Metric]:
         limits = self._sources.limits

@@ -16,11 +16,6 @@ from trioha.net.border import ConnectionBorder
 from trioha.remoting.serving import ServerStatistics
 
 
-def no_ages() -> Mapping[str, float]:
-    """For a node that copies no metadata."""
-    return {}
-
-
 @frozen(kw_only=True)
 class Descriptors:
     """File descriptors of the process."""
@@ -70,5 +65,3 @@ class Sources:
     http: HttpStatistics
     """Of the port that serves the metrics."""
     limits: Limits
-    metadata_ages_s: Callable[[], Mapping[str, float]] = no_ages
-    """On a slave: how long ago each table of metadata was last found equal to the master's, by table."""

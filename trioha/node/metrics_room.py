@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
 from trioha.metrics.busiest import BusiestKeys
 from trioha.metrics.http_statistics import HttpStatistics
-from trioha.metrics.sources import Descriptors, Limits, Sources, no_ages
+from trioha.metrics.sources import Descriptors, Limits, Sources
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, open_descriptors
 from trioha.node.addresses import announced, os_reason
@@ -46,17 +45,14 @@ class MetricsRoom:
         ha: HaRoom,
         store: StoreRoom,
         budget: DescriptorBudget,
-        metadata_ages_s: Callable[[], Mapping[str, float]] = no_ages,
     ) -> MetricsRoom | None:
-        """`metadata_ages_s`: see `Sources`. None without trioha.metricsPort."""
+        """None without trioha.metricsPort."""
         if config.metrics_port is None:
             return None
         # 50 ms and 3 MB that other nodes do not need.
         from trioha.metrics.port import MetricsPort  # noqa: PLC0415
 
-        sources = _sources(
-            config, broker=broker, ha=ha, store=store, budget=budget, metadata_ages_s=metadata_ages_s
-        )
+        sources = _sources(config, broker=broker, ha=ha, store=store, budget=budget)
         return cls(MetricsPort(sources, connections_max=budget.metrics_connections), config)
 
     async def run(
@@ -86,7 +82,6 @@ def _sources(
     ha: HaRoom,
     store: StoreRoom,
     budget: DescriptorBudget,
-    metadata_ages_s: Callable[[], Mapping[str, float]],
 ) -> Sources:
     traffic, slave = broker.admin.traffic, ha.slave
     borders = {
@@ -118,5 +113,4 @@ def _sources(
             long_polls=config.long_polls_max,
             slaves_needed=config.slave_acks_needed,
         ),
-        metadata_ages_s=metadata_ages_s,
     )
