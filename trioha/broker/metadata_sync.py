@@ -29,6 +29,7 @@ from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica
 from trioha.metadata.table_reader import TableReader
 from trioha.net.border import ConnectionBorder
+from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
@@ -296,7 +297,7 @@ def _encoded(version: object) -> str:
 
 def _total(text: str) -> int:
     try:
-        return int(text[:20])
+        return parse_int(text, NATURAL32)
     except ValueError:
         raise RemoteProtocolError(f"{shown(text)} is not a number of entries") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Final
 
 import trio
@@ -13,29 +12,22 @@ from cyclopts import Parameter
 
 from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
+from trioha.cli.times import TIME_HINT, parse_time_ms
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
 from trioha.node.logs import configure_logs
-from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.subscriptions import Subscription
 
 WRITE_GRACE_S: Final = 1.0
 """How long a write may take that a signal interrupts."""
-_FROM_HINT: Final = "write first, last, a time as 2026-01-31T12:00:00, or milliseconds since 1970"
 
 
 def parse_start(text: str) -> StartAt:
-    """Of the option `--from`; a time without a zone is local. Raises ConfigError."""
+    """Of the option `--from`. Raises ConfigError."""
     if text in {Start.FIRST.value, Start.LAST.value}:
         return StartAt(Start(text))
-    try:
-        if text.isdecimal():
-            return StartAt(Start.TIME, parse_int(text, NATURAL64))
-        timestamp_ms = round(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(f"{text[:80]!r} is not a start", key="--from", hint=_FROM_HINT) from None
-    return StartAt(Start.TIME, max(0, timestamp_ms))
+    return StartAt(Start.TIME, parse_time_ms(text, key="--from", hint=f"write first, last, {TIME_HINT}"))
 
 
 async def print_messages(

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from attrs import frozen
 from rich.markup import escape
 from rich.table import Table
 
 from trioha.cli.console import out, print_json
-from trioha.errors import ConfigError, StoreError
+from trioha.cli.times import parse_time_ms, time_text
+from trioha.errors import StoreError
 from trioha.metadata.files import read_metadata
 from trioha.metadata.history import CONSUMER_OFFSETS, entries_of, read_history
 from trioha.metadata.history import FOLDER as HISTORY_FOLDER
 from trioha.metadata.metadata_store import FOLDER
-from trioha.metadata.values import members
-
-CALENDAR_END_MS: Final = 253_402_300_800_000
-"""The year 10000."""
+from trioha.metadata.values import members, natural, signed
 
 
 @frozen
@@ -44,8 +40,8 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
     store
         A storePathRootDir.
     at
-        The time: 2026-11-22T14:30:00 (UTC, or with an offset as +08:00), or milliseconds since 1970. By
-        default the offsets of consumerOffset.json.
+        The time: 2026-11-22T14:30:00 (local, or with Z or an offset as +08:00), or milliseconds since 1970.
+        By default the offsets of consumerOffset.json.
     group
         Print the offsets of this group only.
     json
@@ -57,7 +53,7 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
     if at is None:
         time_ms, entries = _current(folder)
     else:
-        found = read_history(folder / HISTORY_FOLDER, parse_time_ms(at))
+        found = read_history(folder / HISTORY_FOLDER, parse_time_ms(at, key="--at"))
         time_ms, entries = found.time_ms, found.tables.get(CONSUMER_OFFSETS, {})
     rows = [row for row in group_offsets(entries, folder) if group is None or row.group == group]
     if json:
@@ -67,7 +63,7 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
         ]
         print_json({"timestamp": time_ms, "offsets": listed})
         return 0
-    table = Table(title=f"Offsets as of {_moment(time_ms)}", title_justify="left")
+    table = Table(title=f"Offsets as of {time_text(time_ms)}", title_justify="left")
     table.add_column("group", overflow="fold")
     table.add_column("topic", overflow="fold")
     table.add_column("queue", justify="right")
@@ -85,25 +81,10 @@ def group_offsets(entries: Mapping[str, object], path: Path) -> Iterator[GroupOf
         topic, _, group = key.partition("@")
         try:
             for queue_id, offset in members(queues, key).items():
-                found.append(GroupOffset(group, topic, int(queue_id), int(str(offset))))
+                found.append(GroupOffset(group, topic, natural(queue_id, key), signed(offset, key)))
         except ValueError as error:
             raise StoreError(f"offsets of {key!r:.100}: {error}", path=path) from None
     yield from sorted(found, key=lambda row: (row.group, row.topic, row.queue_id))
-
-
-def parse_time_ms(text: str) -> int:
-    """ISO 8601, UTC where it has no offset, or ms since 1970. Raises ConfigError."""
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        time_ms = int(text)
-    else:
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            raise ConfigError(
-                f"{text[:60]!r} is not a time", key="--at", hint="write 2026-11-22T14:30:00, or ms since 1970"
-            ) from None
-        time_ms = round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
-    return time_ms
 
 
 def _current(folder: Path) -> tuple[int, Mapping[str, object]]:
@@ -118,9 +99,3 @@ def _current(folder: Path) -> tuple[int, Mapping[str, object]]:
         # Its .bak was read.
         time_ms = 0
     return time_ms, entries_of(CONSUMER_OFFSETS, value)
-
-
-def _moment(time_ms: int) -> str:
-    if not 0 <= time_ms < CALENDAR_END_MS:
-        return f"{time_ms} ms"
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

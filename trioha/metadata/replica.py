@@ -37,12 +37,14 @@ from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import MetadataTable
 from trioha.metadata.table_reader import TableReader, int_map_at
 from trioha.metadata.topics import SCHEDULE_TOPIC, TopicConfig, TopicTable
+from trioha.numbers import I32, NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import parse_json, shown
 
 log = structlog.get_logger(__name__)
 
 SLICE_ENTRIES: Final = 64
 """Entries between two yields: about half a millisecond."""
+DELAY_LEVEL: Final = Range(1, I32.high)
 ANSWER_ONLY: Final = frozenset(
     ("mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap")
 )
@@ -233,12 +235,9 @@ class MetadataReplica:
         theirs: dict[int, int] = {}
         for key, value in reader:
             try:
-                level = int(key)
-            except ValueError:
-                raise RemoteProtocolError(f"{shown(key)} is not a delay level") from None
-            if type(value) is not int or not 0 <= value < 1 << 63 or not 0 < level < 1 << 31:
-                raise RemoteProtocolError(f"the offset of delay level {level} is {shown(value)}")
-            theirs[level] = value
+                theirs[parse_int(key, DELAY_LEVEL)] = parse_int(value, NATURAL64)
+            except ValueError as error:
+                raise RemoteProtocolError(f"delay level {shown(key)}: {error}") from None
         version = _version(reader, "offsetTable", is_optional=True)
         merging = _Merging(self.delay_regressions, self._policy)
         mine = own.items()
