@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 import trio
+import trustme
 
 from tests.interop.node import TriohaNode, run_trioha
 from tests.node.test_name_servers import free_port
+from tests.node.test_transactions import (
+    decide_by_checks,
+    delivered,
+    end_of,
+    half_message,
+    place_of,
+)
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.end_transaction import Decision
 from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
 pytestmark = pytest.mark.process
@@ -241,6 +250,67 @@ def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_
     (answer,) = ask(again.listen_address, request(RequestCode.END_TRANSACTION, ext_fields=decision))
     assert answer.code != 0, answer
     assert messages(again, "Topic") == 1
+
+
+def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_the_new_master(
+    start: Callable[..., TriohaNode],
+) -> None:
+    never = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
+    decisions = {b"a": Decision.COMMIT, b"b": Decision.ROLLBACK, b"c": Decision.COMMIT}
+    first = start("first", role="ASYNC_MASTER", **never)
+    for body in decisions:
+        (half,) = ask(first.listen_address, half_message(body))
+        place = place_of(half)
+    # One is decided before the exchange; the others are left open.
+    (ended,) = ask(first.listen_address, end_of(*place, decisions[b"c"]))
+    assert ended.code == 0, ended
+    second = slave_of(first, start, "second", **never)
+    second.wait(max_offset=first.max_offset, within_s=75.0)
+    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
+    first.stop()
+    second.stop()
+    checks = {"transactionTimeOut": 50, "transactionCheckInterval": 100, "transactionCheckMax": 1000}
+    promoted = start("second", role="ASYNC_MASTER", **checks)
+    assert decide_by_checks(promoted, decisions, {b"a", b"b"}) == {b"a", b"b"}
+    assert delivered(promoted) == {b"a": 1, b"c": 1}
+
+
+def test_a_slave_signs_what_it_asks_and_uses_tls(start: Callable[..., TriohaNode], tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    (tmp_path / "acl.yml").write_text("accounts: [{accessKey: slaves-account, secretKey: secret-1}]\n")
+    master = start("master", role="ASYNC_MASTER")
+    create(master, "Topic", "group")
+    expected = tables(master.listen_address)
+    master.stop()
+    guarded = {
+        "aclEnable": "true",
+        "trioha.aclFile": tmp_path / "acl.yml",
+        "tls.server.mode": "enforcing",
+        "tls.server.certPath": tmp_path / "server.pem",
+        "tls.server.keyPath": tmp_path / "server.pem",
+    }
+    master = start("master", role="ASYNC_MASTER", **guarded)
+    secure = {
+        "tls.enable": "true",
+        "tls.client.authServer": "true",
+        "tls.client.trustCertPath": tmp_path / "ca.pem",
+        "trioha.accessKey": "slaves-account",
+    }
+
+    def errors(node: TriohaNode) -> set[str]:
+        metadata = node.status().metadata
+        assert metadata is not None
+        return {copied.error for copied in metadata.tables.values()}
+
+    wrong = slave_of(master, start, "wrong", **secure, **{"trioha.secretKey": "secret-2"})
+    wait_until(lambda: any("Check signature failed" in error for error in errors(wrong)))
+    assert "Topic" not in tables(wrong.listen_address)[0]["topicConfigTable"]
+    slave = slave_of(master, start, "slave", **secure, **{"trioha.secretKey": "secret-1"})
+    wait_until(lambda: tables(slave.listen_address)[:2] == expected[:2])
+    wait_until(lambda: errors(slave) == {""})
 
 
 @pytest.mark.parametrize(("policy", "offset"), [("keep", 40), ("accept", 10)])
