@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
+from tests.monitor.builders import MASTER, SLAVE, master
 from tests.monitor.scenes import FIRST, NOW_MS, SECOND, busy_view
+from tests.monitor.test_cluster import Play, quiet, watched
 from tests.monitor.test_widgets import PALETTE, plain
 from trioha.broker_status import MetadataStatus, TableCopyStatus
-from trioha_monitor.metadata_copy import view_metadata
+from trioha_monitor.metadata_copy import TABLES_MAX, view_metadata
 from trioha_monitor.panes.replicas import metadata_cell
 from trioha_monitor.panes.slave import facts_of
 from trioha_monitor.rendering import RenderContext
@@ -42,6 +45,23 @@ def test_a_table_that_cannot_be_copied_is_named() -> None:
     (fault,) = view.faults
     assert fault.startswith("groups: no answer")
     assert "\x1b" not in fault
+
+
+def test_what_is_read_of_an_impossible_answer_is_bounded() -> None:
+    tables = {f"t{number}": TableCopyStatus(age_ms=-5, error="no") for number in range(1000)}
+    view = view_metadata(MetadataStatus(tables=tables, regressions_kept=-1), answer_age_s=0.0)
+    assert view == MetadataView(0.0, faults=tuple(f"t{number}: no" for number in range(TABLES_MAX)))
+
+
+def test_a_watched_slaves_row_has_the_age_and_keeps_it_while_the_slave_is_silent() -> None:
+    play = Play(MASTER, SLAVE)
+    socket = "127.0.0.1:40001"
+    copies = MetadataStatus(tables={"topics": TableCopyStatus(age_ms=2000)})
+    told = evolve(watched(1000, local_address=socket), metadata=copies)
+    play.tell(told, master(1000, quiet(socket, 1000)), for_s=0.2)
+    assert play.row().metadata == MetadataView(2.0)
+    play.tell(master(1000, quiet(socket, 1000)), for_s=0.5)
+    assert play.row().metadata == MetadataView(2.5)
 
 
 def test_the_age_is_in_the_table_of_replicas_and_with_the_slave() -> None:
