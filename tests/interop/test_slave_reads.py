@@ -31,7 +31,7 @@ from tests.interop.test_consumers import bodies
 from tests.interop.test_name_servers import ask, groups, wait_until
 from trioha.remoting.codes import RequestCode, ResponseCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(400)]
 
 MODES = ("concurrent", "broadcast", "lite")
 COMMITTED_WITHIN_S = 60.0

@@ -13,7 +13,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TOPIC, GROUP = "Orders", "readers"
 QUEUE = MessageQueue(TOPIC, "b", 0)
