@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "consume": "Print the messages of a topic.",
     "load": "Send messages to a broker and measure it.",
     "status": "Show the replication of running brokers.",
+    "doctor": "Check HA pairs, and explain what is wrong and what to do.",
     "inspect": "Print the records of a store.",
     "offsets": "Print consumer groups' offsets, now or in the past.",
     "verify": "Check every record of a store, or compare two stores.",

@@ -73,6 +73,7 @@ class RemotingClient:
         address: str,
         *,
         local_address: Address | None = None,
+        peer_host: str | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         credentials: Credentials | None = None,
     ) -> None:
@@ -80,6 +81,7 @@ class RemotingClient:
         self._stream = stream
         self._address = address
         self._local_address = local_address
+        self._peer_host = peer_host
         self._credentials = credentials
         self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
         self._waiting: dict[int, _Waiter] = {}
@@ -110,6 +112,11 @@ class RemotingClient:
     def local_address(self) -> Address | None:
         """Our end of the connection; None if the stream is not a socket."""
         return self._local_address
+
+    @property
+    def peer_host(self) -> str | None:
+        """The peer's IP address; None if the stream is not a socket."""
+        return self._peer_host
 
     async def wait_lost(self) -> str:
         """Wait until the connection has ended; returns the reason."""
@@ -266,11 +273,12 @@ async def open_client(
     ConnectionLostError if no connection can be made within `connect_timeout_s`.
     """
     peer = parse_address(address) if isinstance(address, str) else address
-    stream, local = await _connect(peer, connect_timeout_s, security.tls)
+    stream, local, peer_host = await _connect(peer, connect_timeout_s, security.tls)
     client = RemotingClient(
         stream,
         str(peer),
         local_address=local,
+        peer_host=peer_host,
         frame_bytes_max=frame_bytes_max,
         credentials=security.credentials,
     )
@@ -298,13 +306,14 @@ async def running(client: RemotingClient) -> AsyncIterator[None]:
 
 async def _connect(
     address: Address, timeout_s: float, tls: ssl.SSLContext | None
-) -> tuple[trio.abc.Stream, Address | None]:
-    """A stream to the peer and its local address."""
+) -> tuple[trio.abc.Stream, Address | None, str | None]:
+    """A stream to the peer, its local address, and the peer's IP address."""
     try:
         with trio.fail_after(timeout_s):
             stream = await trio.open_tcp_stream(address.host, address.port)
-            local = _local_address(stream)
-            return (stream if tls is None else await _encrypted(stream, address, tls)), local
+            local, peer_host = _local_address(stream), _peer_host(stream)
+            encrypted = stream if tls is None else await _encrypted(stream, address, tls)
+            return encrypted, local, peer_host
     except trio.TooSlowError:
         raise ConnectionLostError(
             f"cannot connect: no answer in {timeout_s:g} s", address=str(address)
@@ -345,6 +354,14 @@ def _local_address(stream: trio.SocketStream) -> Address | None:
         # Already reset; the reader handles that.
         return None
     return Address(host, port)
+
+
+def _peer_host(stream: trio.SocketStream) -> str | None:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        # As above.
+        return None
 
 
 def _reason(error: BaseException) -> str:

@@ -15,6 +15,9 @@ from trioha.remoting.fastjson import JsonLimits, as_text, parse_json
 from trioha.remoting.ha_runtime_info import SETTING_KEYS
 
 _CAPACITY = re.compile(r"Total\s*:\s*([0-9.]+)\s*(\w+),\s*Free\s*:\s*([0-9.]+)\s*(\w+)")
+_RUNTIME = re.compile(
+    r"\[ ([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds \]"
+)
 _DECIMAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,3})?")
 """A number as Java's `Double.toString` and formats write it; `float` alone would also accept other digits,
 blanks, underscores and `nan`."""
@@ -64,6 +67,15 @@ def runtime_info_of(table: Mapping[str, str]) -> BrokerRuntimeInfo:
         disk_total_bytes=None if capacity is None else _size(capacity[1], capacity[2]),
         disk_free_bytes=None if capacity is None else _size(capacity[3], capacity[4]),
     )
+
+
+def uptime_s_of(table: Mapping[str, str]) -> int | None:
+    """How long the broker has run by a runtime table, in whole seconds, rounded down."""
+    found = _RUNTIME.search(table.get("runtime", ""))
+    if found is None:
+        return None
+    days, hours, minutes, seconds = map(int, found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def natural_of(pairs: Mapping[str, str], key: str) -> int | None:

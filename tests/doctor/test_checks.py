@@ -1,0 +1,765 @@
+"""Each check: facts with its fault, facts that are close to it, and healthy pairs of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import pytest
+from attrs import evolve
+
+from tests.doctor.cases import (
+    CLIENT,
+    END,
+    FILE_BYTES,
+    KINDS,
+    MASTER,
+    NOW_MS,
+    SLAVE,
+    clock,
+    conf,
+    metadata_copies,
+    pair,
+    tables,
+)
+from trioha.broker_status import BrokerRuntimeInfo, ConnectionStatus
+from trioha.doctor.diagnosis import diagnose
+from trioha.doctor.facts import BrokerFacts, Facts, ListedBroker, NameServerFacts, Probe, Thresholds
+from trioha.doctor.findings import CHECKS, Finding, Severity
+from trioha.doctor.tables import OffsetTable
+
+NAME_SERVER: Final = "10.0.0.5:9876"
+LATE_MS: Final = NOW_MS - 1000
+
+
+def listed(
+    *entries: tuple[int, str], name: str = "broker-a", error: str | None = None
+) -> tuple[NameServerFacts, ...]:
+    """A name server with entries of one group: ids and addresses."""
+    brokers = tuple(
+        ListedBroker(cluster_name="c", broker_name=name, broker_id=broker_id, address=address)
+        for broker_id, address in entries
+    )
+    return (NameServerFacts(address=NAME_SERVER, error=error, brokers=brokers),)
+
+
+def dead(address: str = SLAVE, *, is_named: bool = True, is_refused: bool = False) -> BrokerFacts:
+    return BrokerFacts(address=address, is_named=is_named, error="Connection refused", is_refused=is_refused)
+
+
+def open_port(address: str, *, closed: bool = False, source: str = CLIENT) -> Probe:
+    return Probe(
+        address=address, local_host=source, peer_host=address.partition(":")[0], closed_at_once=closed
+    )
+
+
+def on_file(text: str, *, version: str | None = None, severity: Severity = Severity.NOTICE) -> list[Finding]:
+    """Findings of one file alone."""
+    return diagnose(Facts(files=(conf(text),), assumed_version=version), least=severity)
+
+
+def with_file(kind: str, text: str) -> list[Finding]:
+    """Findings of a pair with the file of its master, which names the master by these keys and `text`."""
+    whole = f"brokerClusterName=c; brokerName=broker-a; brokerId=0; {text}"
+    return pair(kind).findings(conf(whole))
+
+
+def second_slave(**changes: object) -> Facts:
+    """A pair and one more slave, with another id, or with `changes` of its status."""
+    both = pair()
+    other = evolve(both.slave, address="10.0.0.3:10911", peer_host="10.0.0.3", clock=clock(uptime_s=99))
+    assert other.status is not None
+    other = evolve(other, status=evolve(other.status, **{"broker_id": 2, **changes}))
+    return Facts(brokers=(both.master, both.slave, other))
+
+
+def second_master(**changes: object) -> Facts:
+    """A pair and one more broker made of its master, with `changes` of its status."""
+    both = pair()
+    other = evolve(both.master, address="10.0.0.3:10911", peer_host="10.0.0.3", clock=clock(uptime_s=99))
+    assert other.status is not None
+    other = evolve(other, status=evolve(other.status, connections=(), **changes))
+    return Facts(brokers=(both.master, both.slave, other))
+
+
+def ahead(kind: str) -> list[Finding]:
+    return pair(kind).with_slave_status(max_offset=END + 1).findings()
+
+
+def offsets(**by_key: dict[int, int]) -> OffsetTable:
+    return OffsetTable(offsets={key.replace("__", "@"): queues for key, queues in by_key.items()})
+
+
+def forged(kind: str) -> list[Finding]:
+    return pair(kind).with_connection(ack_offset=END + 9, lag_bytes=-9).findings()
+
+
+def late(kind: str, *, start: int, end: int, first: int = 0, ratio: float | None = None) -> list[Finding]:
+    """A master's log from `first` to `end`, its slave's up to `start`."""
+    table = BrokerRuntimeInfo(disk_ratio=ratio)
+    changed = pair(kind).with_master_status(min_offset=first, max_offset=end, table=table)
+    return changed.with_slave_status(max_offset=start).findings()
+
+
+FAULTS: Final[Mapping[str, list[tuple[Callable[[], list[Finding]], str]]]] = {
+    "broker-unreachable": [
+        (lambda: diagnose(Facts(brokers=(pair().master, dead()))), "Connection refused"),
+        (
+            lambda: diagnose(
+                Facts(
+                    brokers=(pair().master, dead(is_named=False)),
+                    name_servers=listed((0, MASTER), (1, SLAVE)),
+                )
+            ),
+            "a name server lists it",
+        ),
+    ],
+    "broker-refuses": [
+        (lambda: diagnose(Facts(brokers=(dead(is_refused=True),))), "Connection refused"),
+        (
+            lambda: pair().with_master(config=None, gaps=("GET_BROKER_CONFIG: NO_PERMISSION",)).findings(),
+            "NO_PERMISSION",
+        ),
+    ],
+    "name-server-unreachable": [
+        (lambda: pair().findings(name_servers=listed(error="no answer in 3 s")), "no answer in 3 s")
+    ],
+    "not-registered": [
+        (lambda: pair().findings(name_servers=listed((0, MASTER))), f"{NAME_SERVER} does not list id 1"),
+        (
+            lambda: pair().findings(name_servers=listed((0, MASTER), (1, SLAVE), name="other")),
+            "does not list id 0",
+        ),
+    ],
+    "registered-with-other-address": [
+        (
+            lambda: diagnose(
+                Facts(
+                    brokers=(pair().master, pair().slave, dead("172.17.0.1:10911", is_named=False)),
+                    name_servers=listed((0, MASTER), (1, "172.17.0.1:10911")),
+                )
+            ),
+            "lists id 1 of c/broker-a at 172.17.0.1:10911",
+        )
+    ],
+    "no-master": [
+        (
+            lambda: diagnose(
+                Facts(
+                    brokers=(pair().slave,),
+                    name_servers=listed((1, SLAVE)),
+                )
+            ),
+            "there is no broker with id 0",
+        ),
+        (
+            lambda: diagnose(
+                Facts(
+                    brokers=(
+                        pair().slave,
+                        evolve(second_slave().brokers[2], address="10.0.0.3:10911"),
+                    )
+                )
+            ),
+            "slaves: 10.0.0.2:10911, 10.0.0.3:10911",
+        ),
+    ],
+    "two-masters": [(lambda: diagnose(second_master()), "10.0.0.1:10911 and 10.0.0.3:10911")],
+    "duplicate-broker-id": [(lambda: diagnose(second_slave(broker_id=1)), "brokerId 1: ")],
+    "name-mismatch": [
+        (lambda: pair().with_slave_status(broker_name="broker-b").findings(), "brokerName is broker-b"),
+        (lambda: pair("5.5.0").with_slave_status(cluster_name="d").findings(), "brokerClusterName is d"),
+        (
+            lambda: diagnose(
+                Facts(
+                    files=(
+                        conf("brokerName=a; brokerRole=SYNC_MASTER; inSyncReplicas=2", path="m.conf"),
+                        conf("brokerName=b; brokerRole=SLAVE; brokerId=1; namesrvAddr=h:1", path="s.conf"),
+                    )
+                )
+            ),
+            "brokerName is b, that of its master m.conf is a",
+        ),
+    ],
+    "role-and-id": [
+        (lambda: on_file("brokerRole=SLAVE; brokerName=a"), "brokerId is 0"),
+        (lambda: on_file("brokerId=1; brokerName=a"), "brokerRole is ASYNC_MASTER, the default"),
+    ],
+    "advertised-address-unreachable": [
+        (
+            lambda: (
+                pair()
+                .with_master(advertised=Probe(address="172.17.0.1:10911", error="No route to host"))
+                .findings()
+            ),
+            "172.17.0.1:10911 (an address of docker0): No route to host",
+        )
+    ],
+    "advertised-address-of-another-broker": [
+        (
+            lambda: (
+                pair()
+                .with_slave(advertised=Probe(address="172.17.0.1:10911", broker_name="broker-a", broker_id=0))
+                .findings()
+            ),
+            "where broker-a (0) answers",
+        )
+    ],
+    "advertised-address-local": [
+        (lambda: pair().with_master_config(brokerIP1="127.0.0.1").findings(), "a loopback address"),
+        (lambda: pair("4.9.7").with_slave_config(brokerIP2="172.17.0.1").findings(), "docker0"),
+        (lambda: on_file("brokerIP1=172.17.0.1"), "broker.conf:1: brokerIP1 is 172.17.0.1"),
+        (
+            lambda: on_file(
+                "brokerIP2=127.0.0.1; brokerIP1=10.0.0.1; brokerRole=SLAVE; brokerId=1; "
+                "haMasterAddress=10.0.0.7:10912"
+            ),
+            "brokerIP2 is 127.0.0.1",
+        ),
+    ],
+    "ha-address-unreachable": [
+        (lambda: pair().with_master_status(connections=()).findings(), "10.0.0.1:10912 to slaves"),
+        (lambda: late("4.9.7", start=10, end=END), "10.0.0.1:10912 to slaves"),
+    ],
+    "vip-port-unreachable": [
+        (
+            lambda: (
+                pair("4.9.7")
+                .with_master(vip=Probe(address="10.0.0.1:10909", error="Connection refused"))
+                .findings()
+            ),
+            "10.0.0.1:10909: Connection refused",
+        )
+    ],
+    "ha-port-exposed": [
+        (lambda: pair("5.5.0").with_master(ha=open_port("10.0.0.1:10912")).findings(), f"from {CLIENT}"),
+        (lambda: pair("4.9.7").with_slave(ha=open_port("10.0.0.2:10912")).findings(), f"from {CLIENT}"),
+        (lambda: pair().with_master(ha=open_port("10.0.0.1:10912")).findings(), f"from {CLIENT}"),
+    ],
+    "sync-master-waits-for-nobody": [
+        (lambda: pair("5.5.0", copies=1).findings(), "inSyncReplicas is 1"),
+        (lambda: pair("5.3.3", copies=1).findings(), "inSyncReplicas is 1"),
+        (lambda: on_file("brokerRole=SYNC_MASTER", version="5.4.0"), "is not set: 1 by default"),
+        (lambda: on_file("brokerRole=SYNC_MASTER"), "4.9 waits for one"),
+    ],
+    "too-few-slaves-in-sync": [
+        (lambda: pair().with_master_status(in_sync_slaves=0).findings(), "puts wait for 1, in sync: 0"),
+        (
+            lambda: pair("5.5.0", copies=3).with_master_status(in_sync_slaves=1).findings(),
+            "puts wait for 2, in sync: 1",
+        ),
+    ],
+    "sync-degrades-silently": [
+        (
+            lambda: pair("5.5.0").with_master_config(enableAutoInSyncReplicas="true").findings(),
+            "minInSyncReplicas is 1",
+        ),
+        (
+            lambda: on_file("brokerRole=SYNC_MASTER; inSyncReplicas=2; enableAutoInSyncReplicas=true"),
+            "minInSyncReplicas is 1",
+        ),
+    ],
+    "forged-ack": [
+        (lambda: forged("5.5.0"), "9 bytes beyond the end of the log"),
+        (
+            lambda: pair().with_master_status(ended_connections={"EOF": 3, "ACK_BEYOND_SENT": 2}).findings(),
+            "ended with ACK_BEYOND_SENT since the start: 2",
+        ),
+    ],
+    "unlisted-replica": [
+        (
+            lambda: (
+                pair("5.5.0")
+                .with_master_status(
+                    connections=tuple(
+                        ConnectionStatus(address=f"10.0.0.{host}:4000", ack_offset=END, sent_offset=END)
+                        for host in (2, 8)
+                    )
+                )
+                .findings(name_servers=listed((0, MASTER), (1, SLAVE)))
+            ),
+            "connected: 10.0.0.2:4000, 10.0.0.8:4000",
+        )
+    ],
+    "slave-not-connected": [
+        (lambda: pair().with_master_status(connections=()).findings(), "lists no connection of a slave"),
+        (lambda: pair().with_client(state="READY").findings(), "the slave's connection is READY"),
+        (lambda: pair("5.5.0").with_client(last_read_ms=0).findings(), "never received anything"),
+        (
+            lambda: pair("5.5.0").with_client(last_read_ms=NOW_MS - 31_000).findings(),
+            "received nothing for 31 s",
+        ),
+        (lambda: pair("5.3.3").with_client(master_address=None).findings(), "has no address of its master"),
+    ],
+    "slave-below-minimum": [
+        (partial(late, kind, start=10, end=END, first=20_000), "ends at 10, the master's begins at 20000")
+        for kind in KINDS
+    ],
+    "slave-beyond-end": [(partial(ahead, kind), "1 bytes beyond") for kind in KINDS],
+    "slave-refuses-log": [
+        (
+            lambda: pair().with_client(verdict="DIVERGED: at offset 4096").findings(),
+            "DIVERGED: at offset 4096",
+        )
+    ],
+    "slave-not-in-sync": [
+        (
+            lambda: (
+                pair("4.9.7")
+                .with_master_config(haSlaveFallbehindMax="40000")
+                .with_slave_status(max_offset=END - 40_000)
+                .findings()
+            ),
+            "lacks 40000 bytes; in sync are less than 40000",
+        )
+    ],
+    "retention-overtakes-slave": [
+        (lambda: late("5.5.0", start=5_000, end=END, first=1), "in the master's oldest file (1 to 10000)"),
+        (lambda: late("4.9.7", start=25_000, end=END, ratio=0.76), "the disk is 76% full"),
+        (lambda: late("trioha", start=25_000, end=END, ratio=0.76), "the disk is 76% full"),
+    ],
+    "file-sizes-differ": [
+        (
+            lambda: pair("4.9.7").with_slave_config(mappedFileSizeCommitLog="20000").findings(),
+            "is 10000 at the master, 20000 at the slave",
+        )
+    ],
+    "record-not-dispatched": [
+        (
+            lambda: pair().with_slave_status(dispatch_fault="body CRC 1 is not 2 at offset 9").findings(),
+            "body CRC 1 is not 2",
+        )
+    ],
+    "topics-late": [
+        (
+            lambda: (
+                pair("5.5.0")
+                .with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 131_000))
+                .findings()
+            ),
+            "missing at the slave: New",
+        ),
+        (
+            lambda: pair().with_slave(tables=tables(("Orders", "Old"))).findings(),
+            "only at the slave: Old",
+        ),
+        (
+            lambda: (
+                pair("4.9.7")
+                .with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 31_000))
+                .findings()
+            ),
+            "missing at the slave: New",
+        ),
+    ],
+    "groups-late": [
+        (
+            lambda: pair().with_master(tables=tables(groups=("billing", "mail"))).findings(),
+            "missing at the slave: mail",
+        )
+    ],
+    "metadata-copy-fails": [
+        (
+            lambda: pair().with_slave_status(metadata=metadata_copies(error="Connection refused")).findings(),
+            "from 10.0.0.1:10911: topics, consumerOffsets, delayOffsets: Connection refused",
+        ),
+        (
+            lambda: pair().with_slave_status(metadata=metadata_copies(age_ms=31_000)).findings(),
+            "copied 31 s ago",
+        ),
+        (
+            lambda: pair().with_slave_status(metadata=metadata_copies(address=None, age_ms=None)).findings(),
+            "whose address it does not know: topics, consumerOffsets, delayOffsets: never copied",
+        ),
+    ],
+    "offsets-missing": [
+        (lambda: pair().with_slave(tables=tables(offset=None)).findings(), "Orders@billing"),
+    ],
+    "offsets-ahead": [
+        (
+            lambda: pair("4.9.7").with_slave(tables=tables(offset=8)).findings(),
+            "Orders@billing queue 0: 8 at the slave, 7 at the master",
+        )
+    ],
+    "delay-offsets-late": [
+        (lambda: pair("5.5.0").with_slave(tables=tables(delay=None)).findings(), "levels without an offset")
+    ],
+    "setting-invalid": [
+        (lambda: with_file("4.9.7", "slaveTimeout=3s"), "slaveTimeout=3s"),
+        (lambda: on_file("brokerRole=SYNC"), "brokerRole=SYNC"),
+        (lambda: on_file("haSendHeartbeatInterval=5000 ; brokerName=a"), "with a blank after it"),
+        (lambda: on_file("slaveTimeout=0"), "slaveTimeout=0"),
+        (lambda: on_file("trioha.haRole=spy"), "trioha.haRole"),
+    ],
+    "setting-out-of-range": [
+        (
+            lambda: pair("5.5.0").with_master_config(haTransferBatchSize="4194304").findings(),
+            "slaves never complete such a frame",
+        ),
+        (lambda: pair("4.9.7").with_master_config(slaveTimeout="0").findings(), "slaveTimeout=0"),
+    ],
+    "setting-unknown": [(lambda: on_file("brokerRol=SLAVE"), "brokerRol=SLAVE")],
+    "setting-ignored": [
+        (lambda: with_file("4.9.7", "inSyncReplicas=2"), "not used by RocketMQ 4.9.7: 5.x has it"),
+        (lambda: with_file("5.5.0", "haSlaveFallbehindMax=1000"), "5.x calls it haMaxGapNotInSync"),
+        (lambda: on_file("enableSplitMetadata=true", version="5.3.3"), "new in 5.4"),
+        (lambda: on_file("persistConsumerOffsetIncrementally=true", version="5.4.0"), "new in 5.5"),
+        (lambda: on_file("haListenPort=42225; listenPort=42220", version="4.9.7"), "which is 42221"),
+    ],
+    "setting-not-in-effect": [
+        (lambda: with_file("5.5.0", "slaveTimeout=5000"), "slaveTimeout is 5000, in effect is 3000")
+    ],
+    "ha-master-address-ignored": [
+        (
+            lambda: pair("5.5.0").with_slave_config(haMasterAddress="10.0.0.1:10912").findings(),
+            "RocketMQ 5.5.0 never dials it",
+        ),
+        (
+            lambda: on_file(
+                "brokerRole=SLAVE; brokerId=1; haMasterAddress=h:10912; namesrvAddr=n:9876", version="5.3.3"
+            ),
+            "broker.conf:3: haMasterAddress is h:10912",
+        ),
+    ],
+    "slave-without-name-server": [
+        (lambda: pair("4.9.7").with_slave_config(namesrvAddr="").findings(), "namesrvAddr is empty"),
+        (lambda: on_file("brokerRole=SLAVE; brokerId=1; haMasterAddress=h:1"), "namesrvAddr is empty"),
+    ],
+    "heartbeat-above-housekeeping": [
+        (
+            lambda: pair("5.5.0").with_master_config(haSendHeartbeatInterval="20000").findings(),
+            "sends heartbeats each 20000 ms",
+        ),
+        (
+            lambda: pair().with_master_config(haHousekeepingInterval="4000").findings(),
+            "closes after 4000 ms without one",
+        ),
+    ],
+    "flow-control-spins": [
+        (lambda: pair("5.5.0").with_master_config(haFlowControlEnable="true").findings(), "is true")
+    ],
+    "node-warns": [
+        (lambda: pair().with_master_status(warnings=("a.conf:3: something",)).findings(), "a.conf:3"),
+        (
+            lambda: on_file("trioha.haRole=observer; brokerRole=ASYNC_MASTER; haMasterAddress=h:1"),
+            "is not used by a ASYNC_MASTER",
+        ),
+    ],
+    "clocks-apart": [
+        (
+            lambda: pair().with_slave(clock=clock(ahead_ms=3_001)).findings(),
+            "at least 2.0 s ahead of its master's",
+        ),
+        (lambda: pair("4.9.7").with_master(clock=clock(ahead_ms=60_000)).findings(), "59.0 s behind"),
+    ],
+}
+"""Findings with a fault, and a part of the evidence, by the id of the finding."""
+
+SOUND: Final[Mapping[str, list[Callable[[], list[Finding]]]]] = {
+    "broker-unreachable": [lambda: diagnose(Facts(brokers=(dead(is_refused=True),)))],
+    "broker-refuses": [lambda: diagnose(Facts(brokers=(dead(),)))],
+    "name-server-unreachable": [lambda: pair().findings(name_servers=listed((0, MASTER), (1, SLAVE)))],
+    "not-registered": [
+        lambda: pair().findings(name_servers=listed((0, MASTER), (1, SLAVE))),
+        lambda: pair().findings(name_servers=listed(error="no answer")),
+    ],
+    "registered-with-other-address": [
+        # A dead slave that runs nowhere else.
+        lambda: diagnose(
+            Facts(brokers=(pair().master, dead(is_named=False)), name_servers=listed((0, MASTER), (1, SLAVE)))
+        )
+    ],
+    "no-master": [
+        lambda: diagnose(Facts(brokers=(pair().slave,))),
+        lambda: diagnose(
+            Facts(brokers=(pair().slave, dead(MASTER)), name_servers=listed((0, MASTER), (1, SLAVE)))
+        ),
+    ],
+    "two-masters": [
+        lambda: diagnose(second_master(broker_name="broker-b")),
+        # One broker that was reached at two addresses.
+        lambda: diagnose(
+            Facts(brokers=(pair().master, evolve(pair().master, address="10.1.0.1:10911"), pair().slave))
+        ),
+    ],
+    "duplicate-broker-id": [lambda: diagnose(second_slave(broker_id=2))],
+    "name-mismatch": [lambda: diagnose(second_slave(broker_name="broker-b", client=None))],
+    "role-and-id": [
+        lambda: on_file("brokerRole=SLAVE; brokerId=1; brokerName=a"),
+        lambda: on_file("enableControllerMode=true; brokerId=1; brokerName=a"),
+    ],
+    "advertised-address-unreachable": [
+        lambda: pair().with_master(advertised=open_port("10.9.0.1:10911")).findings()
+    ],
+    "advertised-address-of-another-broker": [
+        lambda: (
+            pair()
+            .with_slave(advertised=Probe(address="10.9.0.2:10911", broker_name="broker-a", broker_id=1))
+            .findings()
+        ),
+        lambda: pair().with_slave(advertised=open_port("10.9.0.2:10911")).findings(),
+    ],
+    "advertised-address-local": [
+        lambda: (
+            pair()
+            .with_master(address="127.0.0.1:10911", peer_host="127.0.0.1")
+            .with_master_config(brokerIP1="127.0.0.1", brokerIP2="127.0.0.1")
+            .findings()
+        ),
+        lambda: on_file("brokerIP1=127.0.0.1"),
+        lambda: on_file("brokerIP1=10.0.0.1; brokerIP2=192.168.0.1"),
+    ],
+    "ha-address-unreachable": [
+        lambda: pair().findings(),
+        lambda: (
+            pair().with_master_status(connections=()).with_master(ha=open_port("10.0.0.1:10912")).findings()
+        ),
+    ],
+    "vip-port-unreachable": [
+        lambda: pair().with_master(vip=Probe(address="10.0.0.1:10909", error="refused")).findings()
+    ],
+    "ha-port-exposed": [
+        lambda: pair().with_master(ha=open_port("10.0.0.1:10912", closed=True)).findings(),
+        lambda: pair("5.5.0").with_master(ha=open_port("10.0.0.1:10912", source="10.0.0.2")).findings(),
+        lambda: pair("5.5.0").with_master(ha=open_port("10.0.0.1:10912", source="10.0.0.1")).findings(),
+        lambda: (
+            pair()
+            .with_master(ha=open_port("10.0.0.1:10912"))
+            .with_master_config(**{"trioha.haTlsCert": "/a.pem"})
+            .findings()
+        ),
+    ],
+    "sync-master-waits-for-nobody": [
+        lambda: pair("4.9.7").findings(),
+        lambda: pair("trioha", copies=1).findings(),
+        lambda: pair("5.5.0", role="ASYNC_MASTER", copies=1).findings(),
+        lambda: on_file("brokerRole=SYNC_MASTER", version="4.9.7"),
+        lambda: pair("5.5.0", copies=1).with_master(config=None).findings(),
+        lambda: (
+            pair("5.5.0", copies=1)
+            .with_master_config(enableControllerMode="true", allAckInSyncStateSet="true")
+            .findings()
+        ),
+    ],
+    "too-few-slaves-in-sync": [
+        lambda: pair("5.5.0").findings(),
+        lambda: pair("5.5.0", copies=1).with_master_status(in_sync_slaves=0).findings(),
+        lambda: pair(role="ASYNC_MASTER").with_master_status(in_sync_slaves=0).findings(),
+    ],
+    "sync-degrades-silently": [
+        lambda: (
+            pair("5.5.0")
+            .with_master_config(enableAutoInSyncReplicas="true", minInSyncReplicas="2")
+            .findings()
+        ),
+        lambda: on_file("brokerRole=SYNC_MASTER; enableAutoInSyncReplicas=true", version="4.9.7"),
+    ],
+    "forged-ack": [
+        # Appended between the two figures of one answer.
+        lambda: pair("5.5.0").with_connection(ack_offset=END, lag_bytes=-9).findings(),
+        lambda: pair().with_master_status(ended_connections={"EOF": 3}).findings(),
+    ],
+    "unlisted-replica": [
+        lambda: pair("5.5.0").findings(name_servers=listed((0, MASTER), (1, SLAVE))),
+        lambda: (
+            pair("5.5.0")
+            .with_master_status(
+                connections=(
+                    ConnectionStatus(address="10.0.0.2:4000", ack_offset=END, sent_offset=END),
+                    ConnectionStatus(address="10.0.0.8:4000", ack_offset=-1, sent_offset=-1),
+                )
+            )
+            .findings(name_servers=listed((0, MASTER), (1, SLAVE)))
+        ),
+    ],
+    "slave-not-connected": [
+        lambda: pair("5.5.0").with_client(last_read_ms=NOW_MS - 29_000).findings(),
+        lambda: pair("4.9.7").findings(),
+    ],
+    "slave-below-minimum": [
+        lambda: late("5.5.0", start=20_000, end=END, first=20_000),
+        lambda: late("5.5.0", start=0, end=END, first=20_000),
+    ],
+    "slave-beyond-end": [lambda: late("4.9.7", start=END, end=END)],
+    "slave-refuses-log": [lambda: pair().with_client(verdict="").findings()],
+    "slave-not-in-sync": [
+        lambda: (
+            pair("4.9.7")
+            .with_master_config(haSlaveFallbehindMax="40000")
+            .with_slave_status(max_offset=END - 39_999)
+            .findings()
+        ),
+        # slave-below-minimum reports it.
+        lambda: late("5.5.0", start=10, end=10 + (1 << 29), first=20_000),
+    ],
+    "retention-overtakes-slave": [
+        # The file has just been filled, and the slave is a little late.
+        lambda: late("5.5.0", start=9_900, end=10_100, first=0),
+        lambda: late("trioha", start=5_000, end=END, first=1),
+        lambda: late("5.5.0", start=25_000, end=END, ratio=0.74),
+        lambda: late("5.5.0", start=END - FILE_BYTES + 1, end=END, ratio=0.99),
+    ],
+    "file-sizes-differ": [lambda: pair().with_slave(config=None).findings()],
+    "record-not-dispatched": [lambda: pair().findings()],
+    "topics-late": [
+        lambda: (
+            pair("5.5.0")
+            .with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 129_000))
+            .findings()
+        ),
+        lambda: pair("4.9.7").with_slave(tables=tables(("Orders", "BenchmarkTest", "broker-a"))).findings(),
+        lambda: pair().with_slave(tables=tables(("Old",)), clock=clock(uptime_s=30)).findings(),
+        lambda: (
+            pair()
+            .with_master(tables=tables(("Orders", "New")))
+            .findings(thresholds=Thresholds(metadata_late_s=3_000))
+        ),
+    ],
+    "groups-late": [
+        lambda: pair().with_master(tables=tables(groups=("billing", "mail"), changed_ms=LATE_MS)).findings()
+    ],
+    "metadata-copy-fails": [
+        lambda: pair().with_slave_status(metadata=metadata_copies(age_ms=30_000)).findings(),
+        lambda: (
+            pair()
+            .with_slave_status(metadata=metadata_copies(age_ms=180_000))
+            .with_slave_config(**{"trioha.metadataSyncPeriod": "60000"})
+            .findings()
+        ),
+        lambda: (
+            pair()
+            .with_slave_status(metadata=metadata_copies(age_ms=None))
+            .with_slave(clock=clock(uptime_s=30))
+            .findings()
+        ),
+    ],
+    "offsets-missing": [
+        # A trioha slave has copied what there was a moment ago.
+        lambda: (
+            pair()
+            .with_slave_status(metadata=metadata_copies(age_ms=2_000))
+            .with_slave(tables=tables(offset=None, delay=None))
+            .findings()
+        ),
+        lambda: pair().with_master(tables=tables(offset=None)).findings(),
+        lambda: pair("5.5.0").with_slave(tables=tables(offset=None), clock=clock(uptime_s=130)).findings(),
+        # A group that is new at the master.
+        lambda: (
+            pair()
+            .with_master(tables=tables(changed_ms=NOW_MS - 5_000))
+            .with_slave(tables=tables(offset=None))
+            .findings()
+        ),
+    ],
+    "offsets-ahead": [lambda: pair().with_slave(tables=tables(offset=6)).findings()],
+    "delay-offsets-late": [
+        lambda: pair().with_slave(tables=tables(delay=0)).findings(),
+        # It has them in its file only.
+        lambda: pair("4.9.7").with_slave(tables=tables(delay=None)).findings(),
+        lambda: pair().with_master(tables=tables(delay=0)).with_slave(tables=tables(delay=None)).findings(),
+    ],
+    "setting-invalid": [
+        lambda: on_file("slaveTimeout=+3000; brokerRole=SLAVE; brokerId=1; storePathCommitLog=/a,/b"),
+        lambda: on_file("slaveTimeout=3000 ", version="5.5.0"),
+    ],
+    "setting-out-of-range": [
+        lambda: pair("5.5.0").with_master_config(haTransferBatchSize="4194292").findings()
+    ],
+    "setting-unknown": [lambda: on_file("dLegerGroup=a; tls.server.mode=disabled; trioha.haRole=replica")],
+    "setting-ignored": [
+        lambda: with_file("5.5.0", "inSyncReplicas=2"),
+        lambda: on_file("inSyncReplicas=2; enableSplitMetadata=true"),
+        lambda: on_file("haListenPort=42221; listenPort=42220", version="4.9.7"),
+        lambda: on_file("haListenPort=42225; listenPort=42220", version="5.3.3"),
+    ],
+    "setting-not-in-effect": [
+        lambda: with_file("5.5.0", "slaveTimeout=+3000; namesrvAddr=10.0.0.5:9876"),
+    ],
+    "ha-master-address-ignored": [
+        lambda: pair("4.9.7").with_slave_config(haMasterAddress="10.0.0.1:10912").findings(),
+        lambda: pair().with_slave_config(haMasterAddress="10.0.0.1:10912").findings(),
+        lambda: pair("5.5.0").with_slave_config(haMasterAddress="").findings(),
+    ],
+    "slave-without-name-server": [
+        lambda: pair().with_slave_config(namesrvAddr="").findings(),
+        lambda: pair("4.9.7").with_slave(config=None).findings(),
+    ],
+    "heartbeat-above-housekeeping": [
+        lambda: pair("5.5.0").with_master_config(haSendHeartbeatInterval="19999").findings()
+    ],
+    "flow-control-spins": [lambda: pair().with_master_config(haFlowControlEnable="true").findings()],
+    "node-warns": [lambda: on_file("trioha.haRole=observer; brokerIP1=10.0.0.1; brokerIP2=10.0.0.1")],
+    "clocks-apart": [
+        lambda: pair().with_slave(clock=clock(ahead_ms=3_000)).findings(),
+        lambda: pair().with_slave(clock=None).findings(),
+        lambda: (
+            pair()
+            .with_slave(clock=clock(ahead_ms=60_000))
+            .findings(thresholds=Thresholds(clocks_apart_ms=60_000))
+        ),
+    ],
+}
+"""Findings of facts that are close to the fault of a check, by its id."""
+
+
+def ids(findings: list[Finding]) -> set[str]:
+    return {finding.id for finding in findings}
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_pair_has_no_findings(kind: str, role: str) -> None:
+    assert pair(kind, role=role).findings() == []
+    assert pair(kind, role=role).findings(name_servers=listed((0, MASTER), (1, SLAVE))) == []
+
+
+def test_every_check_has_facts_with_and_without_its_fault() -> None:
+    assert sorted(FAULTS) == sorted(SOUND) == sorted(CHECKS)
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_fault_is_found_with_its_evidence_and_a_remedy(name: str) -> None:
+    for made, evidence in FAULTS[name]:
+        found = [finding for finding in made() if finding.id == name]
+        assert found, f"{name}: {evidence}"
+        assert any(evidence in finding.evidence for finding in found), [one.evidence for one in found]
+        assert all(finding.remedy and finding.subject and finding.title for finding in found)
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_facts_close_to_a_fault_are_not_found(name: str) -> None:
+    for made in SOUND[name]:
+        assert name not in ids(made())
+
+
+@pytest.mark.parametrize(
+    ("facts", "severity"),
+    [
+        (lambda: pair("5.5.0", copies=1).findings(), Severity.CRITICAL),
+        (lambda: on_file("brokerRole=SYNC_MASTER"), Severity.WARNING),
+    ],
+)
+def test_a_finding_that_depends_on_an_unknown_version_is_a_warning(
+    facts: Callable[[], list[Finding]], severity: Severity
+) -> None:
+    (found,) = [one for one in facts() if one.id == "sync-master-waits-for-nobody"]
+    assert found.severity is severity
+
+
+def test_the_worst_findings_come_first_and_mild_ones_can_be_left_out() -> None:
+    facts = (
+        pair("5.5.0", copies=1)
+        .with_slave(clock=clock(ahead_ms=9_000))
+        .with_master_status(warnings=("x",))
+        .facts()
+    )
+    assert [one.severity.value for one in diagnose(facts)] == ["critical", "warning", "notice"]
+    assert [one.severity.value for one in diagnose(facts, least=Severity.WARNING)] == ["critical", "warning"]
+    assert [one.severity.value for one in diagnose(facts, least=Severity.CRITICAL)] == ["critical"]
+
+
+def test_a_broker_that_answers_at_two_addresses_is_one_broker() -> None:
+    both = pair()
+    again = evolve(both.master, address="10.1.0.1:10911", is_named=False)
+    assert diagnose(Facts(brokers=(both.master, both.slave, again))) == []

@@ -1,0 +1,18 @@
+"""From facts to findings: all checks, the worst findings first."""
+
+from __future__ import annotations
+
+from trioha.doctor import checks
+from trioha.doctor.case import Case
+from trioha.doctor.facts import Facts
+from trioha.doctor.findings import CHECKS, Finding, Severity
+
+assert checks.AREAS, "the import registers the checks"
+
+
+def diagnose(facts: Facts, *, least: Severity = Severity.NOTICE) -> list[Finding]:
+    """Findings of at least that severity, the worst first, then in the order of the checks."""
+    case = Case.of(facts)
+    found = [finding for check in CHECKS.values() for finding in check.findings(case)]
+    kept = [finding for finding in found if finding.severity.rank <= least.rank]
+    return sorted(kept, key=lambda finding: finding.severity.rank)
