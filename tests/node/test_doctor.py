@@ -1,0 +1,623 @@
+"""`trioha doctor` on trioha nodes with real faults, and on healthy pairs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor.changes import commit, has_delivered, make_group, send_delayed
+from tests.interop.java import FILE_BYTES
+from tests.interop.node import TriohaNode, run_trioha
+from tests.node.client import endpoint
+from tests.node.shims import program
+from tests.node.test_name_servers import free_port, groups, wait_until
+
+pytestmark = pytest.mark.process
+
+Start = Callable[..., TriohaNode]
+Findings = dict[str, dict[str, str]]
+
+UNREACHABLE = "192.0.2.1"
+"""An address of a network for documentation: no host has it."""
+TIMEOUT_S = 20
+"""For each request and connection, on a busy machine; an address that nothing answers at takes it."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    nodes: list[TriohaNode] = []
+
+    def start_node(name: str, **settings: Any) -> TriohaNode:
+        if settings["role"] == "SLAVE" and "trioha.masterAddress" not in settings:
+            # Metadata is not copied in tests of other things.
+            settings = {"trioha.metadataSyncFirst": 3_600_000, **settings}
+        nodes.append(TriohaNode(tmp_path / name, **settings))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def examine(*arguments: str | Path) -> Findings:
+    """The findings by id, the first of each; also checks the exit code.
+
+    Metadata is late only in tests of that, however long the others take.
+    """
+    late = () if "--metadata-late" in arguments else ("--metadata-late", "3600")
+    answer = run_trioha("doctor", "--json", "--timeout", str(TIMEOUT_S), *late, *arguments)
+    assert answer.stderr == "", answer.stderr
+    findings = json.loads(answer.stdout)["findings"]
+    assert answer.exit_code == (1 if findings else 0), answer
+    found: Findings = {}
+    for finding in findings:
+        found.setdefault(finding["id"], finding)
+    return found
+
+
+def wait_healthy(*arguments: str | Path) -> None:
+    """Wait until there are no findings."""
+    found: Findings = {}
+
+    def is_healthy() -> bool:
+        found.clear()
+        found.update(examine(*arguments))
+        return not found
+
+    try:
+        wait_until(is_healthy)
+    except AssertionError:
+        pytest.fail(f"still found: {found}")
+
+
+def examined_pair(master: TriohaNode, slave: TriohaNode, *more: str | Path) -> Findings:
+    return examine(master.listen_address, slave.listen_address, *more)
+
+
+def conf_of(node: TriohaNode) -> Path:
+    """The broker.conf that `node` was started with."""
+    return node.root.with_name(f"{node.root.name}.conf")
+
+
+def wait_in_sync(master: TriohaNode, *slaves: TriohaNode) -> None:
+    """Wait until all slaves say that they receive the log, and the master counts one as a copy at least."""
+
+    def are_in_sync() -> bool:
+        status = master.status()
+        connected = [one for one in status.connections if not one.is_probe]
+        clients = [slave.status().client for slave in slaves]
+        return (
+            len(connected) == len(slaves)
+            and bool(status.in_sync_slaves)
+            and all(client is not None and client.state == "TRANSFER" for client in clients)
+        )
+
+    wait_until(are_in_sync)
+
+
+def connected_pair(
+    start: Start, *, role: str = "SYNC_MASTER", **settings: Any
+) -> tuple[TriohaNode, TriohaNode]:
+    """A pair in sync, with some messages; `settings` are the master's."""
+    master = start("master", role=role, **settings)
+    slave = copying_slave(start, master, master.listen_address)
+    wait_in_sync(master, slave)
+    assert master.load(20).statuses == {"PUT_OK": 20}
+    master.wait(ack_offset=master.max_offset)
+    return master, slave
+
+
+def copying_slave(start: Start, master: TriohaNode, address: str) -> TriohaNode:
+    """A slave of `master` that copies metadata from `address`."""
+    return start(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        **{
+            "trioha.masterAddress": address,
+            "trioha.metadataSyncFirst": 100,
+            "trioha.metadataSyncPeriod": 500,
+        },
+    )
+
+
+def lonely_slave(start: Start, name: str = "slave", **settings: Any) -> TriohaNode:
+    """A slave that dials a port where no master is."""
+    return start(name, role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
+
+
+@contextmanager
+def forging_peer(ha_address: str, offset: int) -> Iterator[None]:
+    """A peer of the HA port that requests the log and acknowledges what it was never sent."""
+    with socket.create_connection(endpoint(ha_address), timeout=10) as peer:
+        peer.sendall(struct.pack(">q", 0))
+        assert peer.recv(12)
+        peer.sendall(struct.pack(">q", offset))
+        with suppress(ConnectionResetError):
+            while peer.recv(65536):
+                pass
+        yield
+
+
+# -- healthy pairs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+def test_a_healthy_pair_has_no_findings(role: str, start: Start) -> None:
+    master, slave = connected_pair(start, role=role)
+    assert examined_pair(master, slave) == {}
+    assert examined_pair(master, slave, conf_of(master), conf_of(slave)) == {}
+    change_metadata(master)
+    wait_healthy(master.listen_address, slave.listen_address, "--metadata-late", "0")
+    answer = run_trioha("doctor", master.listen_address, slave.listen_address)
+    assert answer.exit_code == 0
+    assert answer.stdout.startswith("2 brokers, 1 pair: no findings (")
+
+
+def test_a_healthy_pair_of_a_name_server_has_no_findings(start: Start) -> None:
+    names = f"127.0.0.1:{free_port()}"
+    master = start("master", role="SYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
+    slave = start("slave", role="SLAVE", namesrvAddr=names, **{"trioha.metadataSyncFirst": 100})
+    wait_in_sync(master, slave)
+    wait_until(lambda: set(groups(names).get("interop", ())) == {0, 1})
+    assert examine("--namesrv", names) == {}
+    assert examined_pair(master, slave, "--namesrv", names) == {}
+
+
+def test_the_files_of_a_healthy_pair_have_no_findings(tmp_path: Path) -> None:
+    master, slave = tmp_path / "m.conf", tmp_path / "s.conf"
+    common = "brokerClusterName=c\nbrokerName=a\nnamesrvAddr=10.0.0.5:9876\n"
+    master.write_text(f"{common}brokerRole=SYNC_MASTER\ninSyncReplicas=2\nbrokerIP1=10.0.0.1\n")
+    slave.write_text(f"{common}brokerRole=SLAVE\nbrokerId=1\nbrokerIP1=10.0.0.2\n")
+    assert examine(master, slave) == {}
+
+
+# -- who is who ------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_is_stopped_does_not_answer(start: Start) -> None:
+    master, slave = connected_pair(start)
+    slave.stop()
+    master.wait(connections=0)
+    found = examined_pair(master, slave)
+    assert set(found) == {"broker-unreachable", "too-few-slaves-in-sync"}
+    assert found["broker-unreachable"]["subject"] == slave.listen_address
+    assert found["broker-unreachable"]["evidence"] == "cannot connect: Connection refused"
+    assert found["too-few-slaves-in-sync"]["evidence"] == "puts wait for 1, in sync: 0"
+
+
+def test_a_broker_with_access_control_refuses_without_an_account(start: Start, tmp_path: Path) -> None:
+    rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
+    rules.write_text("accounts: [{accessKey: account-1, secretKey: secret-1, admin: true}]\n")
+    tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
+    node = start("broker", role="ASYNC_MASTER", aclEnable="true", **{"trioha.aclFile": rules})
+    found = examine(node.listen_address)
+    assert set(found) == {"broker-refuses"}
+    assert "No accessKey is configured" in found["broker-refuses"]["evidence"]
+    assert examine(node.listen_address, "--credentials", tools) == {}
+
+
+def test_a_name_server_that_is_not_there_is_found(start: Start) -> None:
+    master, slave = connected_pair(start)
+    names = f"127.0.0.1:{free_port()}"
+    found = examined_pair(master, slave, "--namesrv", names)
+    assert set(found) == {"name-server-unreachable"}
+    assert found["name-server-unreachable"]["subject"] == names
+
+
+def test_brokers_that_a_name_server_does_not_list_are_found(start: Start) -> None:
+    names = f"127.0.0.1:{free_port()}"
+    start("other", role="ASYNC_MASTER", brokerName="o", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
+    wait_until(lambda: "o" in groups(names))
+    master, slave = connected_pair(start)
+    found = examined_pair(master, slave, "--namesrv", names)
+    assert set(found) == {"not-registered"}
+    assert names in found["not-registered"]["evidence"]
+
+
+def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Start) -> None:
+    names = f"127.0.0.1:{free_port()}"
+    node = start(
+        "master",
+        role="ASYNC_MASTER",
+        namesrvAddr=names,
+        brokerIP1=UNREACHABLE,
+        brokerIP2=UNREACHABLE,
+        **{"trioha.withNamesrv": "true", "trioha.bindAddress": "0.0.0.0"},
+    )
+    wait_until(lambda: "interop" in groups(names))
+    port = node.listen_address.rpartition(":")[2]
+    found = examine(f"127.0.0.1:{port}", "--namesrv", names)
+    assert "registered-with-other-address" in found
+    assert f"{UNREACHABLE}:{port}" in found["registered-with-other-address"]["evidence"]
+    assert found["registered-with-other-address"]["remedy"].startswith("brokerIP1=127.0.0.1 ")
+    assert "broker-unreachable" not in found
+
+
+def test_slaves_without_a_master_are_found(start: Start) -> None:
+    one, two = lonely_slave(start, "one"), lonely_slave(start, "two", brokerId=2)
+    found = examined_pair(one, two)
+    assert set(found) == {"no-master"}
+    assert examine(one.listen_address) == {}
+
+
+def test_two_masters_of_one_name_are_found(start: Start) -> None:
+    one, two = start("one", role="ASYNC_MASTER"), start("two", role="ASYNC_MASTER")
+    found = examined_pair(one, two)
+    assert set(found) == {"two-masters"}
+    assert one.listen_address in found["two-masters"]["evidence"]
+
+
+def test_two_slaves_of_one_id_are_found(start: Start) -> None:
+    master = start("master", role="SYNC_MASTER", **{"trioha.haDistinctBy": "connection"})
+    one, two = (
+        start(name, role="SLAVE", ha_master_address=master.ha_address, brokerId=1) for name in ("one", "two")
+    )
+    wait_in_sync(master, one, two)
+    found = examine(master.listen_address, one.listen_address, two.listen_address)
+    assert set(found) == {"duplicate-broker-id"}
+    assert found["duplicate-broker-id"]["remedy"].startswith("brokerId=2 ")
+
+
+def test_a_slave_of_another_name_is_found(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, brokerName="another")
+    wait_in_sync(master, slave)
+    found = examined_pair(master, slave)
+    assert set(found) == {"name-mismatch"}
+    assert found["name-mismatch"]["remedy"].startswith("brokerName=interop ")
+
+
+def test_a_file_whose_role_and_id_differ_is_found_and_refused_by_a_node(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerRole=SLAVE\nbrokerName=a\nnamesrvAddr=127.0.0.1:1\nbrokerIP1=10.0.0.1\n")
+    assert "role-and-id" in examine(path)
+    refused = run_trioha("node", "-c", path)
+    assert refused.exit_code == 2
+    assert "brokerId" in refused.stderr
+
+
+# -- addresses and ports ---------------------------------------------------------------------------------
+
+
+def test_announced_addresses_that_are_out_of_reach_are_found(start: Start) -> None:
+    node = start(
+        "master",
+        role="ASYNC_MASTER",
+        brokerIP1=UNREACHABLE,
+        brokerIP2=UNREACHABLE,
+        listenPort=free_port(),
+        **{"trioha.bindAddress": "0.0.0.0"},
+    )
+    port = node.listen_address.rpartition(":")[2]
+    found = examine(f"127.0.0.1:{port}")
+    assert set(found) == {"advertised-address-unreachable", "ha-address-unreachable"}
+    assert f"{UNREACHABLE}:{port}" in found["advertised-address-unreachable"]["evidence"]
+    assert UNREACHABLE in found["ha-address-unreachable"]["evidence"]
+
+
+def test_an_announced_address_of_docker0_is_found(start: Start) -> None:
+    node = start(
+        "master",
+        role="ASYNC_MASTER",
+        brokerIP1="172.17.0.1",
+        brokerIP2="127.0.0.1",
+        **{"trioha.bindAddress": "0.0.0.0"},
+    )
+    port = node.listen_address.rpartition(":")[2]
+    found = examine(f"127.0.0.1:{port}")
+    # On a machine with Docker it is reached there, too.
+    assert set(found) - {"advertised-address-unreachable"} == {"advertised-address-local"}
+    assert "an address of docker0" in found["advertised-address-local"]["evidence"]
+
+
+def test_a_broker_that_announces_the_address_of_another_one_is_found(start: Start) -> None:
+    port = free_port()
+    try:
+        with socket.create_server(("::1", port), family=socket.AF_INET6):
+            pass
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+    start("one", role="ASYNC_MASTER", brokerName="one", listenPort=port)
+    start("two", role="ASYNC_MASTER", brokerName="two", listenPort=port, **{"trioha.bindAddress": "::"})
+    found = examine(f"[::1]:{port}")
+    assert "advertised-address-of-another-broker" in found
+    evidence = found["advertised-address-of-another-broker"]["evidence"]
+    assert f"127.0.0.1:{port}" in evidence
+    assert "one (0) answers" in evidence
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
+def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: Start) -> None:
+    master, slave = connected_pair(start)
+    found = examined_pair(master, slave, "--source", "127.0.0.2")
+    assert set(found) == {"ha-port-exposed"}
+    assert found["ha-port-exposed"]["evidence"].endswith("accepted a connection from 127.0.0.2")
+    assert found["ha-port-exposed"]["remedy"] == "trioha.haAllowedPeers=127.0.0.1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
+def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: Start) -> None:
+    allowed = {"trioha.haAllowedPeers": "127.0.0.1"}
+    master = start("master", role="SYNC_MASTER", **allowed)
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, **allowed)
+    wait_in_sync(master, slave)
+    assert examined_pair(master, slave, "--source", "127.0.0.2") == {}
+
+
+# -- copies of a put -------------------------------------------------------------------------------------
+
+
+def test_a_sync_master_without_slaves_is_found(start: Start) -> None:
+    node = start("master", role="SYNC_MASTER")
+    assert node.load(1).statuses == {"SLAVE_NOT_AVAILABLE": 1}
+    assert set(examine(node.listen_address)) == {"too-few-slaves-in-sync"}
+
+
+def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: Start) -> None:
+    node = start("master", role="SYNC_MASTER", enableAutoInSyncReplicas="true")
+    found = examine(node.listen_address)
+    assert set(found) == {"sync-degrades-silently"}
+    assert set(examine(conf_of(node))) >= {"sync-degrades-silently"}
+
+
+def test_a_forged_acknowledgement_is_found(start: Start) -> None:
+    master, slave = connected_pair(start)
+    with forging_peer(master.ha_address, 10**9):
+        found = examined_pair(master, slave)
+    assert set(found) == {"forged-ack"}
+    assert found["forged-ack"]["severity"] == "warning"
+    assert "ACK_BEYOND_SENT since the start: 1;" in found["forged-ack"]["evidence"]
+
+
+def test_a_replica_that_no_name_server_lists_is_found(start: Start) -> None:
+    names = f"127.0.0.1:{free_port()}"
+    master = start("master", role="ASYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
+    slave = start("slave", role="SLAVE", namesrvAddr=names)
+    tap = start("tap", role="SLAVE", ha_master_address=master.ha_address, brokerId=7)
+    wait_in_sync(master, slave, tap)
+    wait_until(lambda: set(groups(names).get("interop", ())) == {0, 1})
+    found = examine("--namesrv", names)
+    assert set(found) == {"unlisted-replica"}
+
+
+# -- logs ------------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER", haMaxGapNotInSync=1000)
+    master.load(20)
+    slave = lonely_slave(start)
+    found = examined_pair(master, slave)
+    assert set(found) == {"slave-not-connected", "slave-not-in-sync"}
+    assert found["slave-not-connected"]["remedy"].startswith(f"haMasterAddress={master.ha_address} ")
+
+
+def test_a_slave_below_its_masters_minimum_is_found(start: Start, tmp_path: Path) -> None:
+    master, slave = connected_pair(start)
+    slave.stop()
+    master.load(150, size=(1000, 1000))
+    master.stop()
+    (tmp_path / "master" / "commitlog" / f"{0:020d}").unlink()
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    wait_until(lambda: bool((client := slave.status().client) and client.verdict))
+    found = examined_pair(master, slave)
+    assert {"slave-below-minimum", "slave-refuses-log"} <= set(found)
+    assert f"the master's begins at {FILE_BYTES}" in found["slave-below-minimum"]["evidence"]
+    assert "retention-overtakes-slave" not in found
+
+
+def test_a_slave_beyond_its_masters_end_is_found(start: Start, tmp_path: Path) -> None:
+    master, slave = connected_pair(start)
+    master.stop()
+    slave.stop()
+    shutil.rmtree(tmp_path / "master")
+    master = start("master", role="ASYNC_MASTER")
+    master.load(1, size=(10, 10))
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    wait_until(lambda: bool((client := slave.status().client) and client.verdict))
+    found = examined_pair(master, slave)
+    assert {"slave-beyond-end", "slave-refuses-log"} <= set(found)
+
+
+def test_log_files_of_different_sizes_are_found(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    slave = start(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        mappedFileSizeCommitLog=2 * FILE_BYTES,
+    )
+    master.wait(connections=1)
+    found = examined_pair(master, slave)
+    assert "file-sizes-differ" in found
+    assert f"is {FILE_BYTES} at the master" in found["file-sizes-differ"]["evidence"]
+
+
+def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(start: Start, tmp_path: Path) -> None:
+    used = shutil.disk_usage(tmp_path)
+    if used.used / used.total < 0.11:
+        pytest.skip("less than 11 % of the disk is used: the least limit is 10 %")
+    # Files are deleted only at the hours of deleteWhen and by this limit; the newest never.
+    master = start("master", role="ASYNC_MASTER", diskMaxUsedSpaceRatio=10, cleanResourceInterval=3_600_000)
+    master.load(200, size=(1000, 1000))
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.load(200, size=(1000, 1000))
+    slave = lonely_slave(start)
+    found = examined_pair(master, slave)
+    assert "retention-overtakes-slave" in found
+    assert "files go above 10 %" in found["retention-overtakes-slave"]["evidence"]
+
+
+def test_a_record_that_cannot_be_dispatched_is_found(start: Start, tmp_path: Path) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
+    master.stop()
+    first_file = min((tmp_path / "master" / "commitlog").iterdir())
+    data = bytearray(first_file.read_bytes())
+    data[int.from_bytes(data[:4]) + 500] ^= 1
+    first_file.write_bytes(data)
+    # A clean stop: the start looks at the last file only.
+    master = start("master", role="ASYNC_MASTER")
+    slave = start(
+        "slave",
+        role="SLAVE",
+        ha_master_address=master.ha_address,
+        **{"trioha.haStartFrom": "earliest", "trioha.haVerify": "frame"},
+    )
+    slave.wait(max_offset=master.max_offset)
+    wait_until(lambda: bool(slave.status().dispatch_fault))
+    found = examined_pair(master, slave)
+    assert set(found) == {"record-not-dispatched"}
+    assert found["record-not-dispatched"]["remedy"] == f"trioha verify {slave.root}"
+
+
+# -- metadata --------------------------------------------------------------------------------------------
+
+
+def change_metadata(master: TriohaNode) -> None:
+    """A topic, a group, an offset of it, and one of a delay level."""
+    master.load(1)
+    send_delayed(master.listen_address)
+    make_group(master.listen_address)
+    commit(master.listen_address, 1)
+    wait_until(lambda: has_delivered(master.listen_address))
+
+
+def test_metadata_that_a_slave_cannot_copy_is_found(start: Start) -> None:
+    master = start("master", role="ASYNC_MASTER")
+    nowhere = f"127.0.0.1:{free_port()}"
+    slave = copying_slave(start, master, nowhere)
+    wait_in_sync(master, slave)
+    change_metadata(master)
+    expected = {
+        "metadata-copy-fails", "topics-late", "groups-late", "offsets-missing", "delay-offsets-late"
+    }  # fmt: skip
+    # Both have run for a second.
+    wait_until(lambda: expected <= set(examined_pair(master, slave, "--metadata-late", "0")))
+    found = examined_pair(master, slave, "--metadata-late", "0")
+    assert set(found) == expected
+    assert f"from {nowhere}: " in found["metadata-copy-fails"]["evidence"]
+    assert "Connection refused" in found["metadata-copy-fails"]["evidence"]
+    assert "TopicTest" in found["topics-late"]["evidence"]
+    assert "billing" in found["groups-late"]["evidence"]
+    assert "TopicTest@billing" in found["offsets-missing"]["evidence"]
+    # The tables may still be copied in time; that the slave cannot ask is found at once.
+    assert set(examined_pair(master, slave)) == {"metadata-copy-fails"}
+
+
+def test_offsets_that_are_ahead_of_the_masters_are_found(start: Start) -> None:
+    master, slave = connected_pair(start)
+    make_group(master.listen_address)
+    commit(master.listen_address, 1)
+    commit(slave.listen_address, 3)
+    found = examined_pair(master, slave)
+    assert set(found) == {"offsets-ahead"}
+    evidence = found["offsets-ahead"]["evidence"]
+    assert "TopicTest@billing queue 0: 3 at the slave, 1 at the master" in evidence
+
+
+# -- settings --------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_edited_after_the_start_is_found(start: Start) -> None:
+    node = start("master", role="ASYNC_MASTER")
+    with conf_of(node).open("a") as file:
+        file.write("slaveTimeout=4000\n")
+    found = examine(node.listen_address, conf_of(node))
+    assert set(found) == {"setting-not-in-effect"}
+    assert "slaveTimeout is 4000, in effect is 3000" in found["setting-not-in-effect"]["evidence"]
+
+
+def test_what_a_node_refuses_in_a_file_is_found(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("trioha.haRole=spy\nbrokerName=a\nslaveTimeout=3s\n")
+    found = examine(path)
+    assert set(found) == {"setting-invalid"}
+    assert found["setting-invalid"]["severity"] == "critical"
+    assert run_trioha("node", "-c", path).exit_code == 2
+
+
+def test_a_key_that_no_version_has_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName=a\nhaSendHeartbeatIntervall=100\n")
+    found = examine(path)
+    assert set(found) == {"setting-unknown"}
+    assert found["setting-unknown"]["remedy"] == "did you mean haSendHeartbeatInterval?"
+
+
+def test_heartbeats_that_come_too_seldom_are_found(start: Start) -> None:
+    master, slave = connected_pair(start, haSendHeartbeatInterval=30_000, haHousekeepingInterval=60_000)
+    found = examined_pair(master, slave)
+    assert set(found) == {"heartbeat-above-housekeeping"}
+    assert "closes after 20000 ms" in found["heartbeat-above-housekeeping"]["evidence"]
+
+
+def test_what_a_node_warns_of_is_found(start: Start) -> None:
+    master, slave = connected_pair(start, inSyncReplicas=1)
+    found = examined_pair(master, slave)
+    assert set(found) == {"node-warns"}
+    assert found["node-warns"]["severity"] == "notice"
+    assert "a SYNC_MASTER still waits for one slave" in found["node-warns"]["evidence"]
+    assert examined_pair(master, slave, "--severity", "warning") == {}
+
+
+# -- clocks ----------------------------------------------------------------------------------------------
+
+
+def test_a_slave_with_another_time_is_found(start: Start, tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("60")
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=program(fault))
+    wait_in_sync(master, slave)
+    found = examined_pair(master, slave)
+    assert set(found) == {"clocks-apart"}
+    assert "ahead of its master's" in found["clocks-apart"]["evidence"]
+    assert examined_pair(master, slave, "--clocks-apart", "120") == {}
+
+
+# -- watching --------------------------------------------------------------------------------------------
+
+
+def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: Start) -> None:
+    master, slave = connected_pair(start, role="ASYNC_MASTER")
+    watch = subprocess.Popen(
+        [
+            sys.executable, "-m", "trioha", "doctor", "--watch", "--json", "--interval", "1",
+            "--timeout", str(TIMEOUT_S),
+            master.listen_address, slave.listen_address,
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with watch:
+        try:
+            assert watch.stdout is not None
+            assert watch.stderr is not None
+            assert json.loads(watch.stdout.readline())["healthy"]
+            slave.stop()
+            deadline = time.monotonic() + 60
+            while json.loads(watch.stdout.readline())["healthy"]:
+                assert time.monotonic() < deadline, "the stopped slave was not found"
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(60) == 1
+            assert watch.stderr.read() == ""
+        finally:
+            if watch.poll() is None:
+                watch.kill()
