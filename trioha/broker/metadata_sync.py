@@ -45,6 +45,8 @@ PAGED_TIMEOUT_S: Final = 30.0
 """For a page of topics or groups; as RocketMQ's slaves of 5.4."""
 PAGE_ENTRIES: Final = 2000
 """As RocketMQ's slaves of 5.4."""
+PAUSE_S: Final = 0.002
+"""Between slices of an answer: replication passes through the loop several times for each put."""
 PAGES_MAX: Final = 1000
 """Of one table, those that were begun again included."""
 
@@ -238,7 +240,7 @@ class MetadataSync:
             answer = await _ask(client, request(CODES[table]), timeout_s=TIMEOUT_S)
             bodies = [bytes(answer.body)]
         for _ in self._replica.take(table, bodies):
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(PAUSE_S)
 
     async def _pages(self, client: RemotingClient, table: CopiedTable) -> list[bytes]:
         """The bodies of all pages; one from a master that does not send pages."""
@@ -258,7 +260,7 @@ class MetadataSync:
             for _entry in reader:
                 entries += 1
                 if entries % SLICE_ENTRIES == 0:
-                    await trio.lowlevel.checkpoint()
+                    await trio.sleep(PAUSE_S)
             now = _encoded(reader.members.get("dataVersion"))
             if count and now != version:
                 # Pages of two versions do not fit: from the first one again.
