@@ -5,7 +5,8 @@ import trio
 
 from tests.broker.consuming import GROUP, TOPIC, Broker, Waiting, bodies_of
 from tests.ha.support import settled
-from trioha.broker.pull_processor import memory_bytes
+from tests.store.support import message
+from trioha.broker.pull_processor import DISPATCH_S, memory_bytes
 from trioha.broker.slave_reads import REPEAT_S
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.groups import SubscriptionGroup
@@ -98,6 +99,55 @@ async def test_a_master_corrects_offsets_at_once(tmp_path):
     broker = Broker(tmp_path)
     broker.put(b"a")
     assert broker.pull(queueOffset=9, sysFlag=SUSPEND).code == ResponseCode.PULL_OFFSET_MOVED
+
+
+@pytest.fixture
+async def undispatched(tmp_path, nursery):
+    """A master with one message in its queue, and two more in its log."""
+    broker = Broker(tmp_path)
+    nursery.start_soon(broker.room.run)
+    await settled()
+    broker.put(b"a")
+    for body in (b"b", b"c"):
+        broker.store.commit_log.append(message(body, topic=TOPIC, queue_id=0, properties=b""))
+    return broker
+
+
+async def test_a_consumer_that_comes_from_a_slave_waits_until_its_master_has_dispatched(
+    undispatched, nursery, autojump_clock
+):
+    waiting = Waiting(nursery)
+    waiting.add("pull", undispatched.pull(queueOffset=2, sysFlag=SUSPEND))
+    await settled()
+    assert waiting.answers == {}
+    undispatched.put()
+    await settled()
+    answer, _ = waiting.answers["pull"]
+    assert (answer.code, bodies_of(answer)) == (ResponseCode.SUCCESS, [b"c"])
+
+
+async def test_an_offset_that_a_master_does_not_have_is_corrected_when_it_has_dispatched(
+    undispatched, nursery, autojump_clock
+):
+    start_s = trio.current_time()
+    waiting = Waiting(nursery)
+    for offset in (9, 10):
+        waiting.add(offset, undispatched.pull(queueOffset=offset, sysFlag=SUSPEND))
+    undispatched.put()
+    await settled()
+    assert {answer.code for answer, _ in waiting.answers.values()} == {ResponseCode.PULL_OFFSET_MOVED}
+    assert {at_s for _, at_s in waiting.answers.values()} == {start_s}
+
+
+async def test_a_master_that_does_not_dispatch_corrects_an_offset_after_a_second(
+    undispatched, nursery, autojump_clock
+):
+    start_s = trio.current_time()
+    waiting = Waiting(nursery)
+    waiting.add("pull", undispatched.pull(queueOffset=9, sysFlag=SUSPEND))
+    await trio.sleep(5)
+    answer, at_s = waiting.answers["pull"]
+    assert (answer.code, at_s) == (ResponseCode.PULL_OFFSET_MOVED, start_s + DISPATCH_S)
 
 
 # -- where consumers read ------------------------------------------------------------------------------------

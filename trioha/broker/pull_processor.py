@@ -35,6 +35,8 @@ from trioha.remoting.subscriptions import TAG, Subscription
 from trioha.store.message_store import MessageStore
 from trioha.store.reads import GetResult, GetStatus, ReadLimits
 
+DISPATCH_S: Final = 1.0
+"""How long a pull beyond a queue's end waits for records that are stored and not dispatched."""
 SUSPEND_S_MAX: Final = 90.0
 """A connection without traffic is closed after 120 s."""
 
@@ -154,8 +156,11 @@ class PullProcessor:
         timeout_s = self._suspend_s(header)
         if timeout_s <= 0 or not self._waits(result, header.queue_offset):
             return self._respond(pull, result)
-        if not _is_at_end(result, header.queue_offset) and self.is_following():
-            timeout_s = min(timeout_s, REPEAT_S)
+        if not _is_at_end(result, header.queue_offset):
+            if not self.settings.is_slave:
+                timeout_s = min(timeout_s, DISPATCH_S)
+            elif self.is_following():
+                timeout_s = min(timeout_s, REPEAT_S)
         poll = self._polls.open((header.topic, header.queue_id), peer.connection, timeout_s=timeout_s)
         if poll is None:
             raise BadRequestError(
@@ -310,7 +315,15 @@ class PullProcessor:
         """Whether a pull that may wait does, after this result of a read at `offset`."""
         if _is_at_end(result, offset):
             return True
-        return self.settings.is_slave and is_elsewhere(result.status)
+        if self.settings.is_slave:
+            return is_elsewhere(result.status)
+        # A consumer that comes from a slave may be past messages that this broker has not dispatched yet. It
+        # must not be sent back: RocketMQ's client would pause for 10 s, and receive them again.
+        store = self._store
+        return (
+            result.status is GetStatus.OFFSET_OVERFLOW_BADLY
+            and store.dispatcher.position < store.commit_log.max_offset
+        )
 
     def _read(self, pull: _Pull, offset: int) -> GetResult:
         header = pull.header
