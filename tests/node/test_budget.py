@@ -44,7 +44,7 @@ def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
     found = divided(monkeypatch, limit)
     assert parts(found) == expected
     assert sum(parts(found)) + 26 <= limit
-    assert (found.warning is None) == (limit >= 1434)
+    assert (found.lowered is None) == (limit >= 1434)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,27 @@ def test_the_port_for_metrics_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPa
     assert sum(parts(found)) + found.metrics_connections + 26 + 2 <= limit
 
 
-def test_the_warning_is_one_line_that_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert divided(monkeypatch, 1024).warning == (
+def test_one_line_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided(monkeypatch, 20_000).lowered is None
+    assert divided(monkeypatch, 1024).lowered == (
         "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"
     )
-    assert divided(monkeypatch, 300).warning == (
+    assert divided(monkeypatch, 300).lowered == (
         "this process may open 300 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 162, "
         "open files of queues from 256 to 64, trioha.haConnectionsMax from 64 to 16, "
         "the reserve from 64 to 32"
     )
+
+
+def test_a_lowered_maximum_is_a_warning_if_it_is_configured_or_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With a system's usual limit a node of defaults is as it should be.
+    assert not divided(monkeypatch, 20_000).is_short
+    assert not divided(monkeypatch, 1024).is_short
+    assert not divided(monkeypatch, 1024, with_name_server=True, metrics_port=0).is_short
+    assert divided(monkeypatch, 300).is_short
+    assert divided(monkeypatch, 1024, connections_max=1000).is_short
+    assert not divided(monkeypatch, 1024, connections_max=500).is_short
+    assert divided(monkeypatch, 1024, ha_connections_max=1000).is_short
 
 
 def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

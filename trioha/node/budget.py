@@ -61,8 +61,11 @@ class DescriptorBudget:
     """Connections at trioha.metricsPort: 0 without one."""
     reserve: int
     """Descriptors that connections leave free."""
-    warning: str | None
+    lowered: str | None
     """Which maxima were lowered; None if none was."""
+    is_short: bool
+    """Whether to warn of it: a maximum that the configuration sets was lowered, or one of the defaults below
+    what a small cluster needs."""
 
     def client_gate(self) -> DescriptorGate:
         """Closed while fewer descriptors than the reserve are free."""
@@ -118,9 +121,15 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
             hint="raise the limit (ulimit -n, LimitNOFILE= of systemd)",
         ) from None
     clients, name_server_clients, queue_files, ha_connections, reserve, metrics_connections = division.granted
-    warning = None
+    lowered = None
     if division.lowered:
-        warning = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"
+        lowered = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"
+    default = BrokerConfig()
+    is_short = (
+        any(got < share.floors[0] for share, got in zip(shares, division.granted, strict=True))
+        or (clients < config.connections_max != default.connections_max)
+        or (ha_connections < config.ha_connections_max != default.ha_connections_max)
+    )
     return DescriptorBudget(
         limit=limit,
         clients=clients,
@@ -130,7 +139,8 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         name_server_clients=name_server_clients,
         metrics_connections=metrics_connections,
         reserve=reserve,
-        warning=warning,
+        lowered=lowered,
+        is_short=is_short,
     )
 
 

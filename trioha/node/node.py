@@ -119,9 +119,11 @@ async def run_node(
     listen on its addresses or may not open the files that it needs.
     """
     budget = descriptor_budget(config)
-    if budget.warning is not None:
-        log.warning(budget.warning)
-        warnings = (*warnings, budget.warning)
+    if budget.lowered is not None and budget.is_short:
+        log.warning(budget.lowered)
+        warnings = (*warnings, budget.lowered)
+    elif budget.lowered is not None:
+        log.info(budget.lowered)
     security = await SecurityRoom.open(config)
     store = await open_store(config, queue_files=budget.queue_files)
     try:
