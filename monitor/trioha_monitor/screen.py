@@ -65,7 +65,7 @@ class MonitorScreen(Screen[None]):
         recording: Recording | None = None,
         demand: Demand | None = None,
     ) -> None:
-        """`demand` is told whether topics and groups are shown; None if the source has none."""
+        """`demand` is set while topics and groups are shown; None for a source without groups."""
         super().__init__(id="monitor")
         self._playback, self._recording, self._demand = playback, recording, demand
         self._view: ClusterView | None = None

@@ -58,7 +58,7 @@ def read(expression: str) -> Expression:
             index = end
         elif following == "(" or text in AGGREGATIONS:
             if text not in FUNCTIONS:
-                raise ValueError(f"{text} is no function that this reader knows")
+                raise ValueError(f"unknown function {text}")
             if text == "label_values":
                 # label_values(series, label), of Grafana's variables.
                 end = len(tokens) - 1

@@ -13,7 +13,7 @@ import trio
 import trustme
 
 from tests.interop.node import TriohaNode, run_trioha
-from tests.node.test_name_servers import free_port
+from tests.node.test_name_servers import free_port, wait_until
 from tests.node.test_transactions import (
     decide_by_checks,
     delivered,
@@ -69,12 +69,12 @@ def tables(address: str) -> list[Any]:
     return [parse_pretty(bytes(answer.body).decode()) for answer in answers]
 
 
-def wait_until(condition: Callable[[], bool], *, within_s: float = 75.0) -> None:
-    """Wait, much longer than it takes: a busy machine is no failure."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s"
-        time.sleep(0.05)
+def stop_when_copied(master: TriohaNode, slave: TriohaNode) -> None:
+    """Stop both as soon as the slave has the master's log and offsets."""
+    slave.wait(max_offset=master.max_offset)
+    wait_until(lambda: tables(slave.listen_address)[2:] == tables(master.listen_address)[2:])
+    master.stop()
+    slave.stop()
 
 
 def now_ms() -> int:
@@ -183,10 +183,7 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
     wait_until(lambda: messages(first, "Topic") == 55)
     commit(first, "Topic", "group", 30)
     second = slave_of(first, start, "second")
-    second.wait(max_offset=first.max_offset)
-    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
-    first.stop()
-    second.stop()
+    stop_when_copied(first, second)
 
     promoted = start("second", role="ASYNC_MASTER")
     assert committed(promoted, "Topic", "group") == 30
@@ -195,10 +192,7 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
     send(promoted, "Topic", 2, delay_level=1)
     wait_until(lambda: messages(promoted, "Topic") == 67)
     returned = slave_of(promoted, start, "first")
-    returned.wait(max_offset=promoted.max_offset)
-    wait_until(lambda: tables(returned.listen_address)[2:] == tables(promoted.listen_address)[2:])
-    promoted.stop()
-    returned.stop()
+    stop_when_copied(promoted, returned)
 
     again = start("first", role="ASYNC_MASTER")
     assert committed(again, "Topic", "group") == 60
@@ -224,10 +218,7 @@ def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_
     (half,) = ask(first.listen_address, send_request(header, b"body"))
     assert half.code == 0, half
     second = slave_of(first, start, "second")
-    second.wait(max_offset=first.max_offset)
-    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
-    first.stop()
-    second.stop()
+    stop_when_copied(first, second)
     promoted = start("second", role="ASYNC_MASTER")
     decision = {
         "producerGroup": "P",
@@ -241,10 +232,7 @@ def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_
     assert answer.code == 0, answer
     wait_until(lambda: messages(promoted, "Topic") == 1)
     returned = slave_of(promoted, start, "first")
-    returned.wait(max_offset=promoted.max_offset)
-    wait_until(lambda: tables(returned.listen_address)[2:] == tables(promoted.listen_address)[2:])
-    promoted.stop()
-    returned.stop()
+    stop_when_copied(promoted, returned)
     # The decision is known to the old master as well.
     again = start("first", role="ASYNC_MASTER")
     (answer,) = ask(again.listen_address, request(RequestCode.END_TRANSACTION, ext_fields=decision))
@@ -265,10 +253,7 @@ def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_t
     (ended,) = ask(first.listen_address, end_of(*place, decisions[b"c"]))
     assert ended.code == 0, ended
     second = slave_of(first, start, "second", **never)
-    second.wait(max_offset=first.max_offset, within_s=75.0)
-    wait_until(lambda: tables(second.listen_address)[2:] == tables(first.listen_address)[2:])
-    first.stop()
-    second.stop()
+    stop_when_copied(first, second)
     checks = {"transactionTimeOut": 50, "transactionCheckInterval": 100, "transactionCheckMax": 1000}
     promoted = start("second", role="ASYNC_MASTER", **checks)
     assert decide_by_checks(promoted, decisions, {b"a", b"b"}) == {b"a", b"b"}

@@ -53,7 +53,7 @@ def topics(name_server: str) -> set[str]:
 def wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "not within its time"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s"
         time.sleep(0.05)
 
 

@@ -82,7 +82,7 @@ class MasterAddress:
     def __init__(self, address: str | None = None, *, ha_address: Address | None = None) -> None:
         """`address`: trioha.masterAddress; `ha_address`: haMasterAddress, for want of another."""
         self.own = ""
-        """This broker's own address, at which there is no master."""
+        """This broker's own address, which is never its master's."""
         self._address = address
         self._is_fixed = address is not None
         self._ha_address = ha_address

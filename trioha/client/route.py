@@ -83,7 +83,7 @@ class TopicRoute:
     ) -> str | None:
         """Where to pull from: the broker of that id, else the master, else the slave of the lowest id.
 
-        An `avoided` address is only taken if there is no other one.
+        An `avoided` address is taken only where all addresses are avoided.
         """
         addresses = self.brokers.get(broker_name, {})
         ids = sorted(addresses, key=lambda number: (number != broker_id, number != MASTER_ID, number))

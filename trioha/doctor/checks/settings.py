@@ -99,7 +99,7 @@ def setting_out_of_range(case: Case) -> Iterator[Observation]:
     mend="Correct the spelling, or remove the line.",
 )
 def setting_unknown(case: Case) -> Iterator[Observation]:
-    """A key in a broker.conf is no key of any version.
+    """No version of RocketMQ or trioha has a key that is in a broker.conf.
 
     RocketMQ ignores it without a word; trioha refuses the file.
     """
