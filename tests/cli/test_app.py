@@ -211,4 +211,4 @@ def test_a_closed_pipe_ends_a_command_without_an_error() -> None:
         assert process.stdout.readline() == b"x" * 100 + b"\n"
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1

@@ -89,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         for stream in (demo.process.stdout, demo.process.stderr):
             assert stream is not None
             stream.close()
-        demo.process.wait(30)
+        demo.process.wait(60)
 
 
 @pytest.mark.spark

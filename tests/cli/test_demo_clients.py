@@ -13,7 +13,7 @@ import trio
 
 from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import missing_tools
-from tests.interop.test_consumers import free_port
+from tests.ports import free_port
 from trioha.cli.demo_clients import (
     NO_ANSWER,
     ClientKind,

@@ -243,9 +243,9 @@ def test_a_watch_in_a_terminal_shows_what_begins_and_ends(healthy_files: tuple[s
         wait_for("ended ")
         wait_for("sync-master-waits-for-nobody")
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 0
+        assert watch.wait(60) == 0
     finally:
         if watch.poll() is None:
             watch.kill()
-            watch.wait(10)
+            watch.wait(60)
         os.close(ours)

@@ -60,12 +60,12 @@ def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path: Path, number: si
         assert ready["kv_config"] == str(path)
         trio.run(lambda: ask(ready["listen"], RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="v"))
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert json.loads(path.read_text()) == {"configTable": {"N": {"k": "v"}}}
     with name_server(*arguments) as (process, ready):
         told = trio.run(lambda: ask(ready["listen"], RequestCode.GET_KV_CONFIG, namespace="N", key="k"))
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert told == {"value": "v"}
 
 

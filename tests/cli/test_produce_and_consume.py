@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import trio
 import trio.testing
 
 from tests.interop.node import TriohaNode
+from tests.ports import free_port
 from trioha.cli.clients import ClusterAddress, message_of_json, message_to_json
 from trioha.cli.consume import WRITE_GRACE_S, parse_start, print_messages
 from trioha.cli.produce import LINE_BYTES_MAX, LineReader
@@ -150,9 +150,7 @@ async def test_a_line_without_an_end_is_limited(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def name_server(tmp_path):  # type: ignore[no-untyped-def]
     """A node with a name server in it: the name server's address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     node = TriohaNode(
         tmp_path / "node", role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"}
     )
@@ -257,7 +255,7 @@ def test_follow_waits_for_messages_until_a_signal_and_commits(name_server: str) 
         assert produce(name_server, b"first\n", "--topic", "Followed").returncode == 0
         assert json.loads(process.stdout.readline())["body"] == "first"
         process.terminate()
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()

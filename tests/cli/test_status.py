@@ -91,13 +91,13 @@ def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
 
     thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield addresses
     finally:
         token, scope = tokens[0]
         token.run_sync_soon(scope.cancel)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

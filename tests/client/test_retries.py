@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.interop.node import TriohaNode
-from tests.interop.test_consumers import free_port
+from tests.ports import free_port
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.messages import Message

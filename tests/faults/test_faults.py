@@ -50,7 +50,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path, number):
                 assert command.poll() is None
                 time.sleep(0.02)
             command.send_signal(number)
-            _, said = command.communicate(timeout=45)
+            _, said = command.communicate(timeout=60)
         finally:
             command.kill()
     assert command.returncode == 128 + number

@@ -100,11 +100,11 @@ class RocketClients:
         assert stdout is not None
         stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(10)
-        self._reader.join(10)
+            self._process.wait(60)
+        self._reader.join(60)
         stdout.close()
 
     def _call(self, *fields: str) -> str:

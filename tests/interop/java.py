@@ -18,6 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.interop.rocketmq import class_path, indexes_tags, is_5, java_tool
+from tests.ports import free_port
 
 FILE_BYTES = 65536
 """mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
@@ -209,10 +210,16 @@ class JavaDriver:
         self, root: Path, *, role: str, ha_master_address: str | None = None, **settings: object
     ) -> JavaStore:
         """Start a whole broker, without name server, on `root`."""
-        return self._open("broker", root, role, ha_master_address, settings)
+        return self._open("broker", root, role, ha_master_address, settings, listenPort=free_port())
 
     def _open(
-        self, command: str, root: Path, role: str, ha_master_address: str | None, settings: dict[str, object]
+        self,
+        command: str,
+        root: Path,
+        role: str,
+        ha_master_address: str | None,
+        settings: dict[str, object],
+        **fields: object,
     ) -> JavaStore:
         name = f"{root.name}-{next(self._ids)}"
         config = {
@@ -228,7 +235,7 @@ class JavaDriver:
         if indexes_tags(self.version):
             # 5.4 and newer recover the newest ten files only, however short, and delete the index of all.
             config = {"commitLogRecoverMaxNum": 1000, **config}
-        answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address)
+        answer = self.call(command, store=name, config=config, haMasterAddress=ha_master_address, **fields)
         store = JavaStore(
             driver=self,
             name=name,
@@ -355,14 +362,14 @@ class JavaDriver:
         assert stdin is not None
         stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._finish()
 
     def _finish(self) -> None:
-        self._process.wait(10)
-        self._reader.join(10)
+        self._process.wait(60)
+        self._reader.join(60)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             with suppress(BrokenPipeError):  # a request that was never read: its caller has its error

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.rocketmq import java_tool, name_server_class_path
+from tests.ports import free_port
 
 START_CPU_S = 30.0
 """CPU time in which a name server starts, in seconds: ten times what it takes. A clock on the wall would show
 how busy the machine is; one that hangs without working is ended by pytest's timeout."""
 LOG = "namesrv.log"
-_ATTEMPTS = 5
 _LOGBACK = '<configuration><root level="OFF"/></configuration>'
 
 
@@ -28,19 +28,14 @@ def name_server(version: str, *, folder: Path) -> Iterator[str]:
     (home / "conf").mkdir(parents=True)
     # 4.9.7 does not start without it.
     (home / "conf" / "logback_namesrv.xml").write_text(_LOGBACK)
-    for _ in range(_ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        process = _start(jars, home, folder, port)
-        try:
-            if _listens(port, process, folder / LOG):
-                yield f"127.0.0.1:{port}"
-                return
-        finally:
-            process.kill()
-            process.wait()
-    raise AssertionError(f"{_ATTEMPTS} free ports were taken before the name server listened on them")
+    port = free_port()
+    process = _start(jars, home, folder, port)
+    try:
+        _wait_until_it_listens(port, process, folder / LOG)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _start(jars: str, home: Path, folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -58,17 +53,14 @@ def _start(jars: str, home: Path, folder: Path, port: int) -> subprocess.Popen[b
         )  # fmt: skip
 
 
-def _listens(port: int, process: subprocess.Popen[bytes], log_path: Path) -> bool:
-    """Wait until it does; False if another process was given the port meanwhile."""
+def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], log_path: Path) -> None:
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
             if process.poll() is not None or cpu_s(process.pid) > START_CPU_S:
                 said = log_path.read_text(errors="replace")[-4000:]
-                if "Address already in use" in said:
-                    return False
                 raise AssertionError(f"the name server does not listen on {port}:\n{said}") from None
             time.sleep(0.05)
         else:
-            return True
+            return

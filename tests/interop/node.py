@@ -299,8 +299,8 @@ class TriohaNode:
         self._process.send_signal(signal.SIGCONT)
 
     def _finish(self) -> None:
-        self._process.wait(10)
-        self._reader.join(10)
+        self._process.wait(60)
+        self._reader.join(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

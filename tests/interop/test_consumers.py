@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 
 from tests.interop.java import JavaDriver
 from tests.interop.node import TriohaNode
+from tests.ports import free_port
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
 
@@ -20,13 +20,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 StartNode = Callable[..., TriohaNode]
 TOPIC = "TopicConsumed"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tests.interop.rocketmq import ALL_VERSIONS, VERSIONS, is_5
 from tests.interop.test_clusters import ATTEMPTS, opened_broker
 from tests.interop.test_java_master import sync_settings
 from tests.interop.test_name_servers import groups, wait_until
+from tests.ports import free_port
 from trioha.errors import PeerError
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -94,18 +95,6 @@ def names(java: JavaDriver, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def free_ports() -> int:
-    """A free port with a free port two below it, for clients of a broker."""
-    for _ in range(100):
-        with socket.socket() as listen, socket.socket() as second:
-            listen.bind(("127.0.0.1", 0))
-            port: int = listen.getsockname()[1]
-            with suppress(OSError):
-                second.bind(("127.0.0.1", port - 2))
-                return port
-    raise AssertionError("no two free ports")
-
-
 @contextmanager
 def forged_reports(ha_address: str, offset: int) -> Iterator[None]:
     """A peer of the HA port that requests nothing and acknowledges everything, while the block runs."""
@@ -139,7 +128,7 @@ def healthy_pairs(
         "real": (real("real", "SYNC_MASTER"), real("real", "SLAVE")),
         "real-master": (real("real-master", "SYNC_MASTER"), trioha("real-master", "SLAVE")),
         "real-slave": (
-            trioha("real-slave", "SYNC_MASTER", listenPort=free_ports()),
+            trioha("real-slave", "SYNC_MASTER", listenPort=free_port()),
             real("real-slave", "SLAVE"),
         ),
     }

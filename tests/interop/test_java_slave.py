@@ -12,6 +12,7 @@ from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
 from tests.interop.node import TriohaNode, finish_load, start_load
 from tests.interop.rocketmq import VERSIONS
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -214,7 +215,9 @@ def test_real_slaves_follow_a_trioha_master_that_restarts_cleanly_or_killed(
 ) -> None:
     # Both ways at the same time: a real slave waits 5 s before it dials again (spec/ha.md 2.4).
     pairs = {
-        stop: start_with_slaves(list(rocketmq.values()), start_node, tmp_path, name=stop, role="ASYNC_MASTER")
+        stop: start_with_slaves(
+            list(rocketmq.values()), start_node, tmp_path, name=stop, role="ASYNC_MASTER", ha_port=free_port()
+        )
         for stop in ("clean", "killed")
     }
     held = {}

@@ -14,7 +14,7 @@ from tests.interop.name_server import name_server
 from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import is_5
 from tests.node.test_metadata_copies import QUICK, ask, tables, wait_until
-from tests.remoting.test_server import two_free_ports
+from tests.ports import free_port
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
@@ -78,9 +78,10 @@ def test_a_real_slave_has_the_tables_of_a_trioha_master(
     java: JavaDriver, start_node: Callable[..., TriohaNode], tmp_path: Path
 ) -> None:
     # Slaves ask for topics at the VIP port, for the rest at the listenPort.
-    port, _ = two_free_ports()
     with name_server(java.version, folder=tmp_path / "namesrv") as address:
-        master = start_node("master", role="ASYNC_MASTER", namesrvAddr=address, listenPort=port, **QUICK)
+        master = start_node(
+            "master", role="ASYNC_MASTER", namesrvAddr=address, listenPort=free_port(), **QUICK
+        )
         create(master.listen_address)
         slave = java.open_broker(tmp_path / "slave", role="SLAVE", namesrvAddr=address)
         wait_until(lambda: "Copied" in compared(slave.listen_address)[0], within_s=WITHIN_S)

@@ -19,6 +19,7 @@ from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
 from tests.interop.node import DIE_WITH_PARENT, TriohaNode
 from tests.interop.rocketmq import is_5
+from tests.ports import free_port
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request
@@ -60,7 +61,7 @@ def trioha_name_server(folder: Path, **settings: Any) -> Iterator[str]:
             ready = dict(pair.split("=", 1) for pair in process.stdout.readline().split()[1:])
             yield ready["listen"]
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         finally:
             if process.poll() is None:
                 process.kill()
@@ -201,7 +202,7 @@ def test_a_real_broker_registers_again_with_a_name_server_that_was_started_anew(
 ) -> None:
     if not is_5(java.version):
         pytest.skip("one version is enough: it takes as long as the broker's period")
-    with trioha_name_server(tmp_path / "names") as names:
+    with trioha_name_server(tmp_path / "names", listenPort=free_port()) as names:
         broker = java.open_broker(
             tmp_path / "broker", role="ASYNC_MASTER", namesrvAddr=names, registerNameServerPeriod=10000
         )

@@ -18,7 +18,8 @@ from attrs import evolve, frozen
 from tests.interop.java import JavaConsumer, JavaDriver, java_driver
 from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import VERSIONS
-from tests.interop.test_consumers import TOPIC, StartNode, bodies, expected, free_port, wait_for_offsets
+from tests.interop.test_consumers import TOPIC, StartNode, bodies, expected, wait_for_offsets
+from tests.ports import free_port
 from trioha.metadata.topics import dead_letter_topic
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

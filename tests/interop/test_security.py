@@ -11,7 +11,7 @@ import trustme
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaError
 from tests.interop.node import TriohaNode
-from tests.node.test_name_servers import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.interop
 

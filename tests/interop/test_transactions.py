@@ -12,9 +12,10 @@ import pytest
 from tests.interop.java import JavaConsumer, JavaDriver
 from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import is_5
-from tests.interop.test_consumers import bodies, expected, free_port
+from tests.interop.test_consumers import bodies, expected
 from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
 from tests.interop.transactions import TransactionProducer
+from tests.ports import free_port
 from trioha.remoting.codes import RequestCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

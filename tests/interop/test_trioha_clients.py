@@ -17,7 +17,7 @@ from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
 from tests.interop.node import TriohaNode
-from tests.interop.test_consumers import free_port
+from tests.ports import free_port
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
 from trioha.client.routes import TopicNotFoundError
@@ -218,6 +218,6 @@ def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, 
         assert wanted <= own | theirs
     finally:
         process.terminate()
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=60)
         member.end()
     assert process.returncode == 0, stderr

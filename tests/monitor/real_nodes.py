@@ -48,7 +48,7 @@ async def running(folder: Path, **settings: object) -> AsyncIterator[Ready]:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await is_ready.wait()
         yield said[0]
         nursery.cancel_scope.cancel()

@@ -7,7 +7,6 @@ import os
 import pty
 import selectors
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 
 import trioha_monitor
 from tests.monitor.builders import MASTER
+from tests.ports import free_port
 from trioha.cli import monitor as command_module
 from trioha.cli.monitor import monitor
 from trioha.errors import ConfigError, TriohaError
@@ -136,7 +136,7 @@ def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
         os.close(ours)
 
 
@@ -162,13 +162,6 @@ def read_until(descriptor: int, wanted: bytes | None, *, timeout_s: float = 20.0
     return seen
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 LEAVE_SCREEN = b"\x1b[?1049l"
 
 
@@ -178,7 +171,7 @@ def test_on_a_terminal_it_opens_shows_a_down_node_and_q_leaves_with_0() -> None:
         read_until(descriptor, b"Connection refused")
         os.write(descriptor, b"q")
         rest = read_until(descriptor, None)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert LEAVE_SCREEN in rest
 
 
@@ -188,5 +181,5 @@ def test_sigterm_leaves_the_terminal_as_it_was() -> None:
         read_until(descriptor, b"Connection refused")
         process.send_signal(signal.SIGTERM)
         rest = read_until(descriptor, None)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert LEAVE_SCREEN in rest

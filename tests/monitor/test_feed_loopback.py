@@ -131,7 +131,7 @@ class Watch:
 
     async def view_that(self, is_so: Callable[[NodeView], bool]) -> ClusterView:
         """The first view with the watched node as wanted."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async for view in self._receive:
                 if is_so(view.nodes[0]):
                     return view

@@ -154,7 +154,7 @@ def pair_behind_a_name_server(folder: Path) -> Iterator[str]:
                     port=0,
                 )
                 ((host, port),) = await nursery.start(serve)
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while set(await send(str(master.listen), 3)) != {"PUT_OK"}:  # noqa: ASYNC110 - asked
                         await trio.sleep(0.1)
                 said.put(f"{host}:{port}")
@@ -162,7 +162,7 @@ def pair_behind_a_name_server(folder: Path) -> Iterator[str]:
                 nursery.cancel_scope.cancel()
             # The slave's recording ends first, and the master sees it.
             async with open_client(str(master.listen)) as client:
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while (await fetch_status(client)).connections:  # noqa: ASYNC110 - asked
                         await trio.sleep(0.05)
 

@@ -48,7 +48,7 @@ class ShimmedNode:
     def end(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_failed_sync_ends_the_node_and_leaves_the_store_unclean(shimmed, flush
     if flush == "SYNC_FLUSH":
         # A put that needs the disk is never answered OK by a node that lost it.
         assert "PUT_OK" not in said.stdout
-    assert node.process.wait(10) == 2
+    assert node.process.wait(60) == 2
     log = node.log.read_text()
     assert "fsync failed: Input/output error" in log.splitlines()[-1]
     assert "Traceback" not in log

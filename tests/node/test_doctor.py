@@ -22,7 +22,8 @@ from tests.interop.java import FILE_BYTES
 from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import endpoint
 from tests.node.shims import program
-from tests.node.test_name_servers import free_port, groups, wait_until
+from tests.node.test_name_servers import groups, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.process
 

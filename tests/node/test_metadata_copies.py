@@ -13,7 +13,7 @@ import trio
 import trustme
 
 from tests.interop.node import TriohaNode, run_trioha
-from tests.node.test_name_servers import free_port, wait_until
+from tests.node.test_name_servers import wait_until
 from tests.node.test_transactions import (
     decide_by_checks,
     delivered,
@@ -21,6 +21,7 @@ from tests.node.test_transactions import (
     half_message,
     place_of,
 )
+from tests.ports import free_port
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode

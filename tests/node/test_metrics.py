@@ -27,9 +27,9 @@ from tests.metrics.scraping import (
     values_of,
 )
 from tests.node.client import Client, endpoint
-from tests.node.test_name_servers import free_port
 from tests.node.test_name_servers import wait_until as wait_within
 from tests.node.test_processes import node_command
+from tests.ports import free_port
 from trioha.ha.frames import encode_report
 
 pytestmark = pytest.mark.process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.interop.node import TriohaNode, run_trioha
+from tests.ports import free_port
 from trioha.config.broker import load_config
 from trioha.errors import ConfigError
 from trioha.node.ha_room import MasterLocation
@@ -23,13 +23,6 @@ from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.name_server import fetch_broker_groups
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def groups(name_server: str) -> dict[str, dict[int, str]]:

@@ -14,7 +14,8 @@ import trio
 import trustme
 
 from tests.interop.node import TriohaNode, run_trioha
-from tests.node.test_name_servers import free_port, wait_until
+from tests.node.test_name_servers import wait_until
+from tests.ports import free_port
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.name_server import fetch_broker_groups

@@ -171,7 +171,7 @@ def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (refused.returncode, refused.stdout) == (2, "")

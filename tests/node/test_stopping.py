@@ -181,7 +181,7 @@ def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
         while (line := process.stderr.readline()) != f"{phase}\n":
             assert line, "the node has ended"
         process.send_signal(signal.SIGTERM)
-        said, log = process.communicate(timeout=10)
+        said, log = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
@@ -194,7 +194,7 @@ def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
         assert again.stdout is not None
         assert f"max_offset={end_offset}" in again.stdout.readline().split()
         again.send_signal(signal.SIGTERM)
-        assert again.wait(20) == 0
+        assert again.wait(60) == 0
     assert not (tmp_path / "store" / "abort").exists()
     assert run_trioha("verify", tmp_path / "store").exit_code == 0
 
@@ -219,7 +219,7 @@ def test_a_bug_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Pa
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert ended.returncode == 1

@@ -414,7 +414,7 @@ async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(
 
     def hang(self: SessionWriter, block: Block) -> None:
         hangs.set()
-        released.wait(10)
+        released.wait(60)
 
     monkeypatch.setattr(SessionWriter, "write", hang)
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=2)
@@ -502,7 +502,7 @@ async def test_end_while_an_abandoned_thread_still_writes_counts_unwritten_recor
 
     def hang(self: SessionWriter, block: Block) -> None:
         written.append(block.used_bytes // RECORD_BYTES)
-        gives_up.wait(10)
+        gives_up.wait(60)
 
     monkeypatch.setattr(SessionWriter, "write", hang)
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=2, blocks_max=blocks)

@@ -14,6 +14,7 @@ import trio.testing
 from attrs import evolve
 from structlog.testing import capture_logs
 
+from tests.ports import free_port
 from trioha.errors import ConfigError, LocalProtocolError
 from trioha.remoting.address import Address
 from trioha.remoting.client import (
@@ -589,21 +590,9 @@ async def test_pushes_to_a_peer_that_does_not_read_are_dropped() -> None:
 # -- the VIP port -------------------------------------------------------------------------------------------
 
 
-def two_free_ports() -> tuple[int, int]:
-    """A port whose number less 2 is free, too, and that one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-            return port, port - 2
-
-
 async def test_the_vip_port_has_the_same_handler_and_shares_the_limits() -> None:
-    port, vip_port = two_free_ports()
+    port = free_port()
+    vip_port = port - 2
     server = RemotingServer(echo, limits=ServerLimits(connections_max=2))
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -628,7 +617,8 @@ async def test_the_vip_port_has_the_same_handler_and_shares_the_limits() -> None
 
 
 async def test_a_vip_port_in_use_is_one_error_and_the_first_port_is_free_again() -> None:
-    port, vip_port = two_free_ports()
+    port = free_port()
+    vip_port = port - 2
     with socket.socket() as other:
         other.bind(("127.0.0.1", vip_port))
         other.listen()

@@ -8,10 +8,7 @@ import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.lang.reflect.Method;
-import java.net.BindException;
-import java.net.InetAddress;
 import java.net.InetSocketAddress;
-import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -135,7 +132,9 @@ public final class StoreDriver {
             return start(name, request.getJSONObject("config"), request.getString("haMasterAddress"));
         }
         if (command.equals("broker")) {
-            return startBroker(name, request.getJSONObject("config"), request.getString("haMasterAddress"));
+            return startBroker(
+                name, request.getJSONObject("config"), request.getIntValue("listenPort"),
+                request.getString("haMasterAddress"));
         }
         if (command.equals("send")) {
             return send(request);
@@ -191,13 +190,13 @@ public final class StoreDriver {
         return result;
     }
 
-    private Map<String, Object> startBroker(String name, JSONObject settings, String haMasterAddress)
+    /** The second port for clients is two below, the HA port one above, as BrokerStartup has them: 4.9.7 takes no port 0. */
+    private Map<String, Object> startBroker(String name, JSONObject settings, int port, String haMasterAddress)
         throws Exception {
         MessageStoreConfig storeConfig = new MessageStoreConfig();
         BrokerConfig brokerConfig = new BrokerConfig();
         NettyServerConfig serverConfig = new NettyServerConfig();
         apply(settings, storeConfig, brokerConfig);
-        int port = freePorts();
         serverConfig.setListenPort(port);
         storeConfig.setHaListenPort(port + 1);
         BrokerController broker = Rocket.broker(brokerConfig, serverConfig, new NettyClientConfig(), storeConfig);
@@ -222,25 +221,6 @@ public final class StoreDriver {
             target.store.shutdown();
         }
         return new LinkedHashMap<>();
-    }
-
-    /**
-     * A broker's listen port, with the VIP channel two below and the HA port one above, as BrokerStartup has them:
-     * 4.9.7 takes no port 0.
-     */
-    private static int freePorts() throws Exception {
-        InetAddress loopback = InetAddress.getByName("127.0.0.1");
-        for (int attempt = 0; ; attempt++) {
-            try (ServerSocket listen = new ServerSocket(0, 1, loopback);
-                ServerSocket vip = new ServerSocket(listen.getLocalPort() - 2, 1, loopback);
-                ServerSocket ha = new ServerSocket(listen.getLocalPort() + 1, 1, loopback)) {
-                return listen.getLocalPort();
-            } catch (BindException taken) {
-                if (attempt == 100) {
-                    throw taken;
-                }
-            }
-        }
     }
 
     /** Sets each setting on every object that has it; a name that none of them has is an error, not a typo kept. */

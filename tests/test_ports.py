@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests import ports
+from tests.ports import free_port
+
+
+def test_each_port_is_given_once_with_the_ports_of_a_broker_beside_it() -> None:
+    given = [free_port() for _ in range(20)]
+    beside = {port + step for port in given for step in (-2, -1, 0, 1)}
+    assert len(beside) == 80
+
+
+def test_no_port_is_one_that_an_outgoing_connection_gets() -> None:
+    system = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not system.exists():
+        pytest.skip("the range is read on Linux")
+    first, last = map(int, system.read_text().split())
+    if first < ports._LOWEST + 1000:
+        pytest.skip("the range of this machine leaves no ports below it")
+    assert not any(first <= free_port() + 1 <= last for _ in range(20))
+
+
+def test_a_port_beside_one_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free + 1))
+        monkeypatch.setattr(ports, "_left", iter([free - 2]))
+        with pytest.raises(AssertionError, match="no free port is left"):
+            free_port()
+    monkeypatch.setattr(ports, "_left", iter([free - 2]))
+    assert free_port() == free
