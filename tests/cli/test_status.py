@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 
 from tests.remoting.recorded import answers
-from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
+from trioha.broker_status import BrokerStatus, ConnectionStatus, MetadataStatus, SlaveStatus, TableCopyStatus
 from trioha.cli import main
 from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode
@@ -193,6 +193,36 @@ def test_real_brokers_are_shown(session: str, row: list[str], capsys: pytest.Cap
     with brokers(answers(session)) as (address,):
         assert main(["status", address]) == 0
     assert rows_of(capsys.readouterr().out)[0] == [address, *row]
+
+
+def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copied = MetadataStatus(
+        master_address="10.0.0.1:10911",
+        tables={
+            "topics": TableCopyStatus(age_ms=1_250, entries=4_000, changes=3),
+            "groups": TableCopyStatus(failures=2, error="Connection refused"),
+        },
+        policy="keep",
+        regressions=1_200,
+        regressions_accepted=1,
+        regressions_kept=7,
+    )
+    with brokers(node(MASTER), node(evolve(SLAVE, metadata=copied))) as (master, slave):
+        assert main(["status", master, slave]) == 0
+    out = capsys.readouterr().out
+    assert rows_of(out)[-2:] == [
+        [slave, "10.0.0.1:10911", "groups", "-", "-", "0", "2"],
+        [slave, "10.0.0.1:10911", "topics", "1.2", "4,000", "3", "0"],
+    ]
+    assert [line for line in out.splitlines() if line.startswith(f"{slave}:")] == [
+        f"{slave}: groups cannot be copied: Connection refused",
+        (
+            f"{slave}: 1,200 offsets of the master were before the slave's, 1 were taken, 7 are kept out "
+            "(trioha.offsetRegression=keep)"
+        ),
+    ]
 
 
 def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(

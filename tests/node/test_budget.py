@@ -106,7 +106,7 @@ def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch: pyt
 
 
 def test_slaves_and_recordings_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs at least 58"):
+    with pytest.raises(ConfigError, match="needs at least 62"):
         divided(monkeypatch, 49, broker_role=BrokerRole.SLAVE, broker_id=1, record_dir=tmp_path)
 
 

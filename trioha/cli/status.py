@@ -197,7 +197,7 @@ def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
                 _text(metadata.master_address),
                 name,
                 UNKNOWN if copied.age_ms is None else f"{copied.age_ms / 1000:.1f}",
-                _number(copied.entries),
+                _number(None if copied.age_ms is None else copied.entries),
                 _number(copied.changes),
                 _number(copied.failures),
                 style="red" if copied.error else None,

@@ -31,6 +31,9 @@ RECORDER_DESCRIPTORS: Final = 4
 """Facts, the current and the next segment, a keyframe."""
 DIAL_DESCRIPTORS: Final = 4
 """A slave's connection to its master, a second one while two addresses are tried, and the resolver's."""
+METADATA_DESCRIPTORS: Final = 4
+"""A slave's connection for its master's tables, a second one while two addresses are tried, a table while it
+is written, and the directory while it is synced."""
 NAME_SERVER_DESCRIPTORS: Final = 2
 """A connection to each name server, and a second one while two addresses are tried."""
 TABLE_DESCRIPTORS: Final = 2
@@ -92,7 +95,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         + VIP_LISTENER_DESCRIPTORS * (config.vip_port is not None)
         + STORE_DESCRIPTORS
         + RECORDER_DESCRIPTORS * (config.record_dir is not None)
-        + DIAL_DESCRIPTORS * (config.broker_role is BrokerRole.SLAVE)
+        + (DIAL_DESCRIPTORS + METADATA_DESCRIPTORS) * (config.broker_role is BrokerRole.SLAVE)
         + NAME_SERVER_DESCRIPTORS * len(config.namesrv_addr)
         + (LISTENER_DESCRIPTORS // 2 + TABLE_DESCRIPTORS) * config.with_name_server
         + LISTENER_DESCRIPTORS // 2 * (config.metrics_port is not None)
