@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pythons test-interop lint bench faults hostile model screenshots java
+.PHONY: help setup demo test test-pythons test-interop lint bench bench-report faults hostile model screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 
 bench: $(INSTALLED) ## measure; prints figures, asserts none
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
+
+bench-report: $(INSTALLED) ## print which CPU times grew by more than 20 % (a minute, no Java)
+	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
 
 faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)

@@ -5,19 +5,21 @@ measures is in `docs/benchmarks.md`. Needs Maven and a JDK, fetches RocketMQ the
 seven minutes (`--quick`: two).
 
 Run it with `make bench` or
-`python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json] [--works WORK,...]`.
+`python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json | --markdown] [--works WORK,...]`.
+`--merge RUN.json ...` makes one table of medians of several runs and measures nothing; it also takes the JSON
+of `bench_clients.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -25,20 +27,32 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 # The rivals are modules of the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.rivals.report import as_json, lines, table
+from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
+from tests.benchmarks.rivals.report import as_json, line_of, lines, markdown, merge, table
 from tests.benchmarks.rivals.sides import JavaSide, TriohaSide
 from tests.benchmarks.rivals.works import WORKS, Bench, Sizes
 from tests.interop.rocketmq import ALL_VERSIONS, is_5, missing_tools
 
 RIVALS = tuple(filter(is_5, ALL_VERSIONS))
+TITLE = "trioha against the real RocketMQ store, medians"
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """What the command line asks for; an unknown work is an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="RUN.json",
+        help="make several runs one table, and measure nothing",
+    )
     parser.add_argument("--quick", action="store_true", help="one round of small works")
-    parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up")
+    parser.add_argument("--rounds", type=int, help="rounds that count, after those that warm up")
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds before, for the JVM's compilers (1)")
     parser.add_argument("--megabytes", type=int, help="log that a slave catches up with")
     parser.add_argument("--start-megabytes", type=int, help="log that a broker starts on")
     parser.add_argument("--seconds", type=float, help="how long writers put, each time")
@@ -61,6 +75,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     options.works = options.works.split(",")
     if unknown := [work for work in options.works if work not in WORKS]:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    if options.warm_up < 1:
+        parser.error("--warm-up: the JVM needs a round, at least")
     return options
 
 
@@ -73,12 +89,45 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
         fan_out_bytes=(20 if quick else 60) * 10**6,
         start_bytes=(options.start_megabytes or (100 if quick else 400)) * 10**6,
         puts_s=options.seconds or (0.8 if quick else 2.0),
+        warm_up_rounds=options.warm_up,
     )
+
+
+def show(run: dict[str, Any], *, options: argparse.Namespace) -> None:
+    """Print a run, or what several were merged to, as it was asked for."""
+    if options.json:
+        print(json.dumps(run))
+        return
+    found = [line_of(work) for work in run["works"]]
+    if options.markdown:
+        print(f"{markdown(found)}\n\n{described(run)}")
+        return
+    Console(width=160 if not sys.stdout.isatty() else None).print(table(found, title=TITLE))
+    print(f"{described(run)} {run['seconds']:.0f} s.")
+
+
+def merged(paths: list[Path]) -> dict[str, Any]:
+    """One run of several; its conditions are those of the first one. Raises ValueError, OSError."""
+    runs = []
+    for path in paths:
+        run = json.loads(path.read_text())
+        if "benchmark" not in run:
+            raise ValueError(f"{path} is no run of a benchmark against RocketMQ, made with --json")
+        runs.append(run)
+    works = as_json(merge(runs))
+    seconds = sum(run["seconds"] for run in runs)
+    return {**runs[0], "runs": len(runs), "seconds": seconds, "works": works}
 
 
 def main() -> None:
     """Run the works and print what came out."""
     options = options_of()
+    if options.merge:
+        try:
+            show(merged(options.merge), options=options)
+        except (ValueError, OSError) as error:
+            sys.exit(f"not merged: {error}")
+        return
     if (missing := missing_tools()) is not None:
         print(f"not measured against RocketMQ: {missing}", file=sys.stderr)
         return
@@ -106,15 +155,19 @@ def main() -> None:
             for work in options.works:
                 WORKS[work](bench)
         found = lines(bench.results, sizes, trioha=trioha.name, java=java.name)
-    took_s = time.monotonic() - began
-    if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "seconds": round(took_s, 1), "works": as_json(found)}))
-        return
-    Console(width=130 if not sys.stdout.isatty() else None).print(table(found))
-    print(
-        f"{os.cpu_count()} cores, {took_s:.0f} s. load: highest 1-minute average, the benchmark counted; "
-        "others: cores busy with other processes."
-    )
+    run = {
+        "benchmark": "against-rocketmq",
+        **conditions(),
+        "rocketmq": options.rocketmq,
+        "java": java_version(),
+        "quick": options.quick,
+        "rounds": sizes.rounds,
+        "warmUpRounds": sizes.warm_up_rounds,
+        "order": ORDER,
+        "seconds": round(time.monotonic() - began, 1),
+        "works": as_json(found),
+    }
+    show(run, options=options)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,14 @@ from typing import Any, Final
 
 from attrs import Factory, define, evolve, frozen
 from rich.console import Console
-from rich.table import Table
 
 # The rivals are modules of the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
 from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, Driver, DriverError, environment_of_ours
 from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
+from tests.benchmarks.rivals.report import Line, Side, as_json, markdown, table
 from tests.benchmarks.rivals.sides import JVM_FLAGS, compiled
 from tests.interop.java import LOGBACK
 from tests.interop.name_server import name_server
@@ -53,6 +54,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
+TITLE: Final = "RocketMQ's clients on a SYNC pair of trioha and of RocketMQ, medians"
 RIVALS: Final = tuple(filter(is_5, ALL_VERSIONS))
 JAVA_SOURCE: Final = Path(__file__).parent / "java" / "ClientBench.java"
 BODY_BYTES: Final = 1024
@@ -117,11 +119,6 @@ class Series:
     values: list[float] = Factory(list)
     cpu_s: list[float] = Factory(list)
     others_cores: list[float] = Factory(list)
-
-    @property
-    def median(self) -> float:
-        """Of all rounds."""
-        return statistics.median(self.values)
 
 
 @frozen
@@ -490,128 +487,28 @@ def java_clients(folder: Path, version: str) -> Iterator[Driver]:
 # -- what came out -------------------------------------------------------------------------------------------
 
 
-@frozen
-class Line:
-    """One figure of both pairs."""
-
-    figure: Figure
-    trioha: Series
-    rocketmq: Series
-
-    @property
-    def ratio(self) -> float:
-        """How many times better trioha is: 2 means twice the speed, or half the time or memory."""
-        ours, theirs = self.trioha.median, self.rocketmq.median
-        if self.figure.lower_is_better:
-            return theirs / ours if ours else float("inf")
-        return ours / theirs
-
-    @property
-    def cpu_ratio(self) -> float:
-        """How many times less CPU time trioha's brokers take."""
-        ours = statistics.median(self.trioha.cpu_s)
-        return statistics.median(self.rocketmq.cpu_s) / ours if ours else float("inf")
-
-    @property
-    def others_cores(self) -> float:
-        """Cores that other processes kept busy: the median of the rounds, of the side with more."""
-        return max(statistics.median(series.others_cores) for series in (self.trioha, self.rocketmq))
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether trioha is at least as good, or below the limit."""
-        limit = self.figure.limit
-        return self.ratio >= 1 if limit is None else self.trioha.median <= limit
-
-
 def lines(bench: Bench) -> list[Line]:
     """The figures that were measured."""
-    ours, theirs = (pair.name for pair in bench.pairs)
-    return [
-        Line(figure, bench.results[figure.key, ours], bench.results[figure.key, theirs])
-        for figure in FIGURES
-        if (figure.key, ours) in bench.results and (figure.key, theirs) in bench.results
-    ]
-
-
-def table(found: list[Line]) -> Table:
-    """For a terminal."""
-    shown = Table(title="RocketMQ's clients on a SYNC pair of trioha and of RocketMQ, medians")
-    shown.add_column("work")
-    for heading in (
-        "unit",
-        "trioha",
-        "RocketMQ",
-        "times better",
-        "CPU s for",
-        "trioha",
-        "RocketMQ",
-        "times less",
-        "others",
-    ):
-        shown.add_column(heading, justify="right")
-    for line in found:
-        shown.add_row(
-            line.figure.name,
-            line.figure.unit,
-            f"{line.trioha.median:,.5g}",
-            f"{line.rocketmq.median:,.5g}",
-            f"{line.ratio:.2f}",
-            line.figure.cpu_unit,
-            f"{statistics.median(line.trioha.cpu_s):.3f}",
-            f"{statistics.median(line.rocketmq.cpu_s):.3f}",
-            f"{line.cpu_ratio:.2f}",
-            f"{line.others_cores:.2f}",
-            style=None if line.is_reached else "yellow",
+    found = []
+    for figure in FIGURES:
+        series = [bench.results.get((figure.key, pair.name)) for pair in bench.pairs]
+        ours, theirs = series
+        if ours is None or theirs is None:
+            continue
+        found.append(
+            Line(
+                f"clients: {figure.name}",
+                figure.unit,
+                *(Side(one.values, {"brokers": one.cpu_s}) for one in (ours, theirs)),
+                lower_is_better=figure.lower_is_better,
+                goal=1 if figure.limit is None else None,
+                limit=figure.limit,
+                cpu_for=figure.cpu_unit,
+                load_average=os.getloadavg()[0],
+                others_cores=max(statistics.median(one.others_cores) for one in (ours, theirs)),
+            )
         )
-    return shown
-
-
-def markdown(found: list[Line]) -> str:
-    """The table of docs/benchmarks.md; what does not reach its goal is bold."""
-    rows = [
-        "| work | unit | trioha | RocketMQ | better | goal | CPU s for | trioha | RocketMQ | less | others |",
-        "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|",
-    ]
-    for line in found:
-        figure = line.figure
-        ratio = f"{line.ratio:.2f}"
-        cells = (
-            figure.name,
-            figure.unit,
-            f"{line.trioha.median:,.5g}",
-            f"{line.rocketmq.median:,.5g}",
-            ratio if line.is_reached else f"**{ratio}**",
-            "1" if figure.limit is None else f"under {figure.limit:g} {figure.unit}",
-            figure.cpu_unit,
-            f"{statistics.median(line.trioha.cpu_s):.3f}",
-            f"{statistics.median(line.rocketmq.cpu_s):.3f}",
-            f"{line.cpu_ratio:.2f}",
-            f"{line.others_cores:.2f}",
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def as_json(found: list[Line]) -> list[dict[str, object]]:
-    """For a machine: medians, and the values of every round."""
-    return [
-        {
-            "work": line.figure.key,
-            "unit": line.figure.unit,
-            "trioha": line.trioha.median,
-            "rocketmq": line.rocketmq.median,
-            "timesBetter": line.ratio,
-            "reached": line.is_reached,
-            "cpuFor": line.figure.cpu_unit,
-            "cpuTimesLess": line.cpu_ratio,
-            "rounds": {
-                side: {"values": series.values, "cpuS": series.cpu_s, "othersCores": series.others_cores}
-                for side, series in (("trioha", line.trioha), ("rocketmq", line.rocketmq))
-            },
-        }
-        for line in found
-    ]
+    return found
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -675,16 +572,25 @@ def main() -> None:
         for work in options.works:
             WORKS[work](bench)
         found = lines(bench)
-    took_s = time.monotonic() - began
+    run: dict[str, Any] = {
+        "benchmark": "clients",
+        **conditions(),
+        "rocketmq": options.rocketmq,
+        "java": java_version(),
+        "quick": options.quick,
+        "rounds": bench.sizes.rounds,
+        "warmUpRounds": 1,
+        "order": ORDER,
+        "seconds": round(time.monotonic() - began, 1),
+        "works": as_json(found),
+    }
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "seconds": round(took_s, 1), "works": as_json(found)}))
-        return
-    if options.markdown:
-        print(markdown(found))
-        print()
+        print(json.dumps(run))
+    elif options.markdown:
+        print(f"{markdown(found)}\n\n{described(run)}")
     else:
-        Console(width=160 if not sys.stdout.isatty() else None).print(table(found))
-    print(f"{os.cpu_count()} cores, {took_s:.0f} s. others: cores busy with other processes.")
+        Console(width=160 if not sys.stdout.isatty() else None).print(table(found, title=TITLE))
+        print(f"{described(run)} {run['seconds']:.0f} s.")
 
 
 if __name__ == "__main__":

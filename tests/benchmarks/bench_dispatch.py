@@ -31,7 +31,8 @@ QUEUES = 8
 BODY = bytes(range(256)) * 4
 
 
-def make_log(folder: Path, *, records: int) -> CommitLog:
+def make_log(folder: Path, *, records: int, queues: int = QUEUES) -> CommitLog:
+    """A log of records for so many queues, in turn."""
     log = CommitLog(
         folder, file_bytes=FILE_BYTES, message_bytes_max=4 << 20, store_host=Host.parse("127.0.0.1", 1)
     )
@@ -49,7 +50,7 @@ def make_log(folder: Path, *, records: int) -> CommitLog:
         log.append(
             Message(
                 topic="BenchTopic",
-                queue_id=number % QUEUES,
+                queue_id=number % queues,
                 body=BODY,
                 properties=encode_properties(properties),
             )

@@ -15,6 +15,7 @@ import time
 from multiprocessing.connection import Connection
 
 import trio
+from attrs import frozen
 
 from trioha.recording.events import PutStatus
 from trioha.remoting.client import RemotingClient, open_client
@@ -98,7 +99,20 @@ async def send_for(
     return latencies_ns
 
 
-def measure(name: str, *, seconds: float, in_flight: int, connections: int, type_: SerializeType) -> None:
+@frozen
+class Figures:
+    """What one measurement gave."""
+
+    sends_per_s: float
+    p50_ms: float
+    p99_ms: float
+    server_cpu_us: float
+    """For a request."""
+    client_cpu_us: float
+
+
+def measure(name: str, *, seconds: float, in_flight: int, connections: int, type_: SerializeType) -> Figures:
+    """Have a server process answer for some seconds."""
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.Process(target=run_server, args=(name, theirs))
     server.start()
@@ -117,11 +131,12 @@ def measure(name: str, *, seconds: float, in_flight: int, connections: int, type
     server.join()
     cuts = statistics.quantiles(latencies_ns, n=1000)
     count = len(latencies_ns)
-    print(
-        f"{name:8} {type_.name:9} {connections:4} {in_flight:9} {count / elapsed_s:10,.0f} "
-        f"{cuts[499] / 1e6:8.3f} {cuts[989] / 1e6:8.3f} "
-        f"{server_cpu_s / count * 1e6:8.1f} {cpu_s / count * 1e6:8.1f}",
-        flush=True,
+    return Figures(
+        sends_per_s=count / elapsed_s,
+        p50_ms=cuts[499] / 1e6,
+        p99_ms=cuts[989] / 1e6,
+        server_cpu_us=server_cpu_s / count * 1e6,
+        client_cpu_us=cpu_s / count * 1e6,
     )
 
 
@@ -137,8 +152,14 @@ def main() -> None:
         for type_ in SerializeType:
             for connections in args.connections:
                 for in_flight in args.in_flight:
-                    measure(
+                    found = measure(
                         name, seconds=args.seconds, in_flight=in_flight, connections=connections, type_=type_
+                    )
+                    print(
+                        f"{name:8} {type_.name:9} {connections:4} {in_flight:9} {found.sends_per_s:10,.0f} "
+                        f"{found.p50_ms:8.3f} {found.p99_ms:8.3f} "
+                        f"{found.server_cpu_us:8.1f} {found.client_cpu_us:8.1f}",
+                        flush=True,
                     )
 
 

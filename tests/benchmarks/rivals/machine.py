@@ -38,6 +38,29 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+class CpuMeter:
+    """User and system time that some processes use while a block runs; the kernel counts in 10 ms."""
+
+    def __init__(self, **groups: Iterable[int]) -> None:
+        """Process ids by the name of their group; every process must outlive the block."""
+        self._pids = {name: tuple(pids) for name, pids in groups.items()}
+        self._before_s: dict[str, float] = {}
+        self.used_s: dict[str, float] = {}
+        """By group, once the block has ended."""
+
+    def _now_s(self) -> dict[str, float]:
+        return {name: sum(map(cpu_s, pids)) for name, pids in self._pids.items()}
+
+    def __enter__(self) -> Self:
+        self._before_s = self._now_s()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.used_s = {name: now_s - self._before_s[name] for name, now_s in self._now_s().items()}
+
+
 def requests_waiting(port: int) -> int:
     """Connections to the listening `port` that hold a whole unread first report."""
     found = 0

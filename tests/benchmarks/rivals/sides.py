@@ -23,6 +23,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, END_WITHIN_S, Driver, DriverError
+from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.java import LOGBACK, OPENED
 from tests.interop.rocketmq import class_path, java_tool
 
@@ -70,6 +71,16 @@ class Master:
         self.driver.call("close", store=self.store, within_s=CLOSE_WITHIN_S)
 
 
+@frozen
+class Started:
+    """A start of a broker."""
+
+    ready_s: float
+    """From starting its process until it serves."""
+    cpu_s: float
+    """User and system time of the process until then."""
+
+
 class Side(ABC):
     """One of the rivals."""
 
@@ -84,8 +95,8 @@ class Side(ABC):
         """While the context runs: so many slaves of the master at `ha_port`; gives their process ids."""
 
     @abstractmethod
-    def start(self, root: Path, *, file_bytes: int) -> float:
-        """Seconds from starting a whole broker on `root` until it serves; a clean stop follows."""
+    def start(self, root: Path, *, file_bytes: int) -> Started:
+        """Start a whole broker on `root`, and stop it cleanly when it serves."""
 
     @abstractmethod
     def close(self) -> None:
@@ -136,12 +147,12 @@ class TriohaSide(Side):
                 _await_ready(node)
             yield [node.pid for node in nodes]
 
-    def start(self, root: Path, *, file_bytes: int) -> float:
+    def start(self, root: Path, *, file_bytes: int) -> Started:
         settings = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "mappedFileSizeCommitLog": file_bytes}
         began = time.perf_counter()
         with _node(root, settings) as node:
             _await_ready(node)
-            return time.perf_counter() - began
+            return Started(time.perf_counter() - began, cpu_s(node.pid))
 
     def close(self) -> None:
         for driver in self._drivers:
@@ -278,16 +289,16 @@ class JavaSide(Side):
                 closing.result(CLOSE_WITHIN_S)
             driver.pause()
 
-    def start(self, root: Path, *, file_bytes: int) -> float:
+    def start(self, root: Path, *, file_bytes: int) -> Started:
         config = self._config(root, role="ASYNC_MASTER", broker_id=0, file_bytes=file_bytes)
         began = time.perf_counter()
         driver = self._driver("broker")
         driver.call("broker", store=root.name, config=config, within_s=READY_WITHIN_S)
-        took = time.perf_counter() - began
+        started = Started(time.perf_counter() - began, cpu_s(driver.pid))
         driver.call("close", store=root.name, within_s=CLOSE_WITHIN_S)
         driver.close()
         self._drivers.remove(driver)
-        return took
+        return started
 
     def close(self) -> None:
         for driver in self._drivers:

@@ -7,16 +7,24 @@ import shutil
 import signal
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from tests.benchmarks.bench_dispatch import FILE_BYTES as LOG_FILE_BYTES
-from tests.benchmarks.bench_dispatch import make_log
-from tests.benchmarks.rivals.machine import Load, LoadMeter, await_calm, await_requests, memory_watched
+from tests.benchmarks.bench_dispatch import QUEUES, make_log
+from tests.benchmarks.rivals.machine import (
+    CpuMeter,
+    Load,
+    LoadMeter,
+    await_calm,
+    await_requests,
+    memory_watched,
+)
 from tests.benchmarks.rivals.sides import FrameCheckingSide, Master, Side, remove
 
 BODY_BYTES = 1024
@@ -30,6 +38,8 @@ SLAVES = 8
 QUEUED_RECORD_BYTES = 1300
 """About what a record of `bench_dispatch` takes."""
 
+T = TypeVar("T")
+
 
 @frozen
 class Sizes:
@@ -42,6 +52,8 @@ class Sizes:
     start_bytes: int
     puts_s: float
     """How long writers write, per round and number of writers."""
+    warm_up_rounds: int = 1
+    """Rounds of each work that do not count, so that the JVM compiles; a start has none."""
 
 
 @define
@@ -50,6 +62,8 @@ class Series:
 
     values: list[float] = Factory(list)
     loads: list[Load] = Factory(list)
+    cpu_s: dict[str, list[float]] = Factory(lambda: defaultdict(list))
+    """CPU time of master and slave processes for a unit of work, by process and round."""
 
     @property
     def median(self) -> float:
@@ -94,12 +108,16 @@ class Bench:
         folder.mkdir()
         return folder
 
-    def note(self, key: str, value: float, load: Load | None = None) -> None:
-        """One more value of a figure."""
+    def note(
+        self, key: str, value: float, load: Load | None = None, *, cpu_s: Mapping[str, float] | None = None
+    ) -> None:
+        """One more value of a figure, and the CPU time of each process for a unit of its work."""
         series = self.results[key]
         series.values.append(value)
         if load is not None:
             series.loads.append(load)
+        for process, used_s in (cpu_s or {}).items():
+            series.cpu_s[process].append(used_s)
 
 
 @contextmanager
@@ -116,16 +134,51 @@ def running(pids: Iterable[int]) -> Iterator[None]:
 
 
 def rounds_with_warm_up(sizes: Sizes) -> Iterator[bool]:
-    """For every round whether it counts: the first one warms the JVMs up and does not."""
-    yield False
-    for _ in range(sizes.rounds):
-        yield True
+    """For every round whether it counts: the first ones warm the JVMs up and do not."""
+    for number in range(sizes.warm_up_rounds + sizes.rounds):
+        yield number >= sizes.warm_up_rounds
 
 
-def _catch_up_once(
-    bench: Bench, master: Master, slave_side: Side, *, number: int, file_bytes: int
-) -> tuple[float, Load, int, int]:
-    """Bytes per second, the load, and the private memory of master and slave processes.
+class Turns:
+    """The order of what takes turns: reversed in every other round, so that neither rival always follows."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def order(self, taking_turns: Sequence[T]) -> Sequence[T]:
+        """That of the next round."""
+        self._rounds += 1
+        return taking_turns if self._rounds % 2 else taking_turns[::-1]
+
+
+def per(units: float, used_s: Mapping[str, float]) -> dict[str, float]:
+    """CPU time for one unit of work."""
+    return {process: process_s / units for process, process_s in used_s.items()}
+
+
+@frozen
+class CaughtUp:
+    """One catch-up."""
+
+    bytes_per_s: float
+    load: Load
+    cpu_s_per_gb: Mapping[str, float]
+    """Of master and slaves."""
+    master_bytes: int
+    """Private memory, as that of the slaves."""
+    slaves_bytes: int
+
+
+def catch_up_once(
+    bench: Bench,
+    master: Master,
+    slave_side: Side,
+    *,
+    number: int,
+    file_bytes: int,
+    prepare: Callable[[Path], None] = lambda slave_root: None,
+) -> CaughtUp:
+    """So many slaves take a master's log; `prepare` may put something to each slave's folder before.
 
     The master stands still until every slave has connected and asked for its log, so that no start of a
     process is measured.
@@ -136,11 +189,14 @@ def _catch_up_once(
     caught_up = driver.submit("catchUp", store=master.store, slaves=number, millis=CATCH_UP_WITHIN_MS)
     driver.pause()
     folder = bench.new_folder("slaves")
+    for index in range(number):
+        prepare(folder / f"slave-{index}")
     try:
         with slave_side.slaves(folder, ha_port=master.ha_port, number=number, file_bytes=file_bytes) as pids:
             await_requests(master.ha_port, number)
             await_calm(bench.idle_timeout_s)
-            with memory_watched([driver.pid, *pids]) as memory, LoadMeter() as meter:
+            cpu = CpuMeter(master=[driver.pid], slave=pids)
+            with memory_watched([driver.pid, *pids]) as memory, LoadMeter() as meter, cpu:
                 meter.count([driver.pid, *pids])
                 driver.resume()
                 said = caught_up.result(CATCH_UP_WITHIN_MS / 1000 + 5)
@@ -149,8 +205,13 @@ def _catch_up_once(
         driver.resume()
         remove(folder)
     driver.pause()
-    slaves_bytes = sum(peak.get(pid, 0) for pid in pids)
-    return said["bytes"] / said["seconds"], meter.load, peak.get(driver.pid, 0), slaves_bytes
+    return CaughtUp(
+        bytes_per_s=said["bytes"] / said["seconds"],
+        load=meter.load,
+        cpu_s_per_gb=per(said["bytes"] / 1e9, cpu.used_s),
+        master_bytes=peak.get(driver.pid, 0),
+        slaves_bytes=sum(peak.get(pid, 0) for pid in pids),
+    )
 
 
 def catch_up(bench: Bench) -> None:
@@ -170,18 +231,25 @@ def catch_up(bench: Bench) -> None:
         (bench.trioha, bench.java),
         (bench.java, bench.trioha),
     ]
+    turns = Turns()
     for counts in rounds_with_warm_up(sizes):
-        for master_side, slave_side in pairs:
+        for master_side, slave_side in turns.order(pairs):
             bench.on_step(f"catch-up: {master_side.name} to {slave_side.name}")
-            speed, load, master_bytes, slave_bytes = _catch_up_once(
+            found = catch_up_once(
                 bench, masters[master_side.name], slave_side, number=1, file_bytes=FILE_BYTES
             )
             if not counts:
                 continue
-            bench.note(f"catch-up/{master_side.name} to {slave_side.name}", speed / 1e6, load)
+            bench.note(
+                f"catch-up/{master_side.name} to {slave_side.name}",
+                found.bytes_per_s / 1e6,
+                found.load,
+                cpu_s=found.cpu_s_per_gb,
+            )
             if master_side is slave_side:
-                bench.note(f"memory/catch-up master/{master_side.name}", master_bytes / 1e6, load)
-                bench.note(f"memory/catch-up slave/{slave_side.name}", slave_bytes / 1e6, load)
+                name, load = slave_side.name, found.load
+                bench.note(f"memory/catch-up master/{name}", found.master_bytes / 1e6, load)
+                bench.note(f"memory/catch-up slave/{name}", found.slaves_bytes / 1e6, load)
     for master in masters.values():
         master.driver.close()
 
@@ -195,60 +263,110 @@ def fan_out(bench: Bench) -> None:
         master.call("fill", bodyBytes=BODY_BYTES, bytes=bench.sizes.fan_out_bytes)
         master.driver.pause()
         masters[side.name] = master
+    turns = Turns()
     for counts in rounds_with_warm_up(bench.sizes):
-        for side in bench.sides():
+        for side in turns.order(bench.sides()):
             bench.on_step(f"{SLAVES} slaves: {side.name}")
-            speed, load, _, _ = _catch_up_once(
+            found = catch_up_once(
                 bench, masters[side.name], side, number=SLAVES, file_bytes=FAN_OUT_FILE_BYTES
             )
             if counts:
-                bench.note(f"fan-out/{side.name}", speed / 1e6, load)
+                bench.note(
+                    f"fan-out/{side.name}", found.bytes_per_s / 1e6, found.load, cpu_s=found.cpu_s_per_gb
+                )
     for master in masters.values():
         master.driver.close()
 
 
-def puts(bench: Bench) -> None:
-    """Puts that wait for one slave: time to the ack, puts per second, memory."""
-    sizes = bench.sizes
+@frozen
+class Pair:
+    """A master and its slave, both stopped unless they work."""
+
+    side: Side
+    master: Master
+    slave_pids: Sequence[int]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of both."""
+        return [self.master.driver.pid, *self.slave_pids]
+
+
+@contextmanager
+def pairs_in_step(bench: Bench) -> Iterator[Sequence[Pair]]:
+    """A pair of each rival, whose slave has the log of its master; stopped."""
     with ExitStack() as opened:
-        players: list[tuple[Side, Master, list[int]]] = []
+        pairs = []
         for side in bench.sides():
             bench.on_step(f"puts: {side.name} starts")
             master = side.open_master(bench.new_folder("puts-master"), file_bytes=FILE_BYTES)
             slaves = side.slaves(
                 bench.new_folder("puts-slave"), ha_port=master.ha_port, number=1, file_bytes=FILE_BYTES
             )
-            slave_pids = opened.enter_context(slaves)
-            opened.callback(_continue, [master.driver.pid, *slave_pids])
+            pair = Pair(side, master, opened.enter_context(slaves))
+            opened.callback(_continue, pair.pids)
             # Until the slave is in step, which the first put waits for.
             master.call("puts", bodyBytes=BODY_BYTES, writers=1, seconds=0.2)
-            for pid in (master.driver.pid, *slave_pids):
+            for pid in pair.pids:
                 os.kill(pid, signal.SIGSTOP)
-            players.append((side, master, slave_pids))
-        for counts in rounds_with_warm_up(sizes):
+            pairs.append(pair)
+        yield pairs
+        for pair in pairs:
+            _continue(pair.pids)
+            pair.master.driver.close()
+
+
+@frozen
+class Put:
+    """What a pair's writers did."""
+
+    said: Mapping[str, float]
+    """The master's answer."""
+    load: Load
+    cpu_s_per_million: Mapping[str, float]
+    peak_bytes: Mapping[int, int]
+    """Private memory, by process."""
+
+    @property
+    def per_s(self) -> float:
+        """Puts per second."""
+        return self.said["puts"] / self.said["seconds"]
+
+
+def put_on(bench: Bench, pair: Pair, command: str, **fields: object) -> Put:
+    """Have a pair's master put; the pair runs meanwhile, and nothing else of the benchmark."""
+    await_calm(bench.idle_timeout_s)
+    cpu = CpuMeter(master=[pair.master.driver.pid], slave=pair.slave_pids)
+    with running(pair.pids), memory_watched(pair.pids) as memory, LoadMeter() as meter, cpu:
+        meter.count(pair.pids)
+        said = pair.master.call(command, bodyBytes=BODY_BYTES, **fields)
+    return Put(said, meter.load, per(max(said["puts"], 1) / 1e6, cpu.used_s), memory.peak_bytes)
+
+
+def puts(bench: Bench) -> None:
+    """Puts that wait for one slave: time to the ack, puts per second, memory."""
+    turns = Turns()
+    with pairs_in_step(bench) as pairs:
+        for counts in rounds_with_warm_up(bench.sizes):
+            in_order = turns.order(pairs)
             for writers in WRITERS:
-                for side, master, slave_pids in players:
-                    bench.on_step(f"puts: {side.name}, writers: {writers}")
-                    pids = [master.driver.pid, *slave_pids]
-                    await_calm(bench.idle_timeout_s)
-                    with running(pids), memory_watched(pids) as memory, LoadMeter() as meter:
-                        meter.count(pids)
-                        said = master.call(
-                            "puts", bodyBytes=BODY_BYTES, writers=writers, seconds=sizes.puts_s
-                        )
+                for pair in in_order:
+                    name = pair.side.name
+                    bench.on_step(f"puts: {name}, writers: {writers}")
+                    found = put_on(bench, pair, "puts", writers=writers, seconds=bench.sizes.puts_s)
                     if not counts:
                         continue
-                    load = meter.load
-                    bench.note(f"puts/{writers}/rate/{side.name}", said["puts"] / said["seconds"], load)
-                    bench.note(f"puts/{writers}/p50/{side.name}", said["p50Us"], load)
-                    bench.note(f"puts/{writers}/p99/{side.name}", said["p99Us"], load)
+                    for metric, value in (
+                        ("rate", found.per_s),
+                        ("p50", found.said["p50Us"]),
+                        ("p99", found.said["p99Us"]),
+                    ):
+                        key = f"puts/{writers}/{metric}/{name}"
+                        bench.note(key, value, found.load, cpu_s=found.cpu_s_per_million)
                     if writers == 16:
-                        slave_bytes = sum(memory.peak_bytes[pid] for pid in slave_pids)
-                        bench.note(f"memory/puts master/{side.name}", memory.peak_bytes[pids[0]] / 1e6, load)
-                        bench.note(f"memory/puts slave/{side.name}", slave_bytes / 1e6, load)
-        for _, master, slave_pids in players:
-            _continue([master.driver.pid, *slave_pids])
-            master.driver.close()
+                        master_bytes, *slaves_bytes = (found.peak_bytes[pid] for pid in pair.pids)
+                        bench.note(f"memory/puts master/{name}", master_bytes / 1e6, found.load)
+                        bench.note(f"memory/puts slave/{name}", sum(slaves_bytes) / 1e6, found.load)
 
 
 def _continue(pids: Iterable[int]) -> None:
@@ -268,16 +386,18 @@ def start(bench: Bench) -> None:
         master.close()
         master.driver.close()
     # Every start has processes of its own: there is nothing to warm up.
+    turns = Turns()
     for _ in range(bench.sizes.rounds):
-        for side in bench.sides():
-            bench.on_step(f"start: {side.name}, empty store")
-            await_calm(bench.idle_timeout_s)
-            empty_s = side.start(bench.new_folder("start-empty") / "store", file_bytes=FILE_BYTES)
-            bench.note(f"start/empty/{side.name}", empty_s, Load(os.getloadavg()[0], None))
-            bench.on_step(f"start: {side.name}, with a log")
-            await_calm(bench.idle_timeout_s)
-            log_s = side.start(roots[side.name], file_bytes=FILE_BYTES)
-            bench.note(f"start/log/{side.name}", log_s, Load(os.getloadavg()[0], None))
+        for side in turns.order(bench.sides()):
+            for key, root in (
+                ("empty", bench.new_folder("start-empty") / "store"),
+                ("log", roots[side.name]),
+            ):
+                bench.on_step(f"start: {side.name}, {key}")
+                await_calm(bench.idle_timeout_s)
+                started = side.start(root, file_bytes=FILE_BYTES)
+                load = Load(os.getloadavg()[0], None)
+                bench.note(f"start/{key}/{side.name}", started.ready_s, load, cpu_s={"broker": started.cpu_s})
 
 
 def queues(bench: Bench) -> None:
@@ -285,32 +405,43 @@ def queues(bench: Bench) -> None:
 
     The log is one that trioha wrote; its messages have a tag and two keys each.
     """
-    bench.on_step("queues: the log is written")
     records = bench.sizes.start_bytes // QUEUED_RECORD_BYTES
+    build_queues(bench, "queues", records=records, queues=QUEUES)
+
+
+def build_queues(bench: Bench, key: str, *, records: int, queues: int) -> None:
+    """As `queues`, with records in turn for so many queues of one topic; notes `key/side`."""
+    bench.on_step(f"{queues} queues: the log is written")
     origin = bench.new_folder("queues") / "commitlog"
-    make_log(origin, records=records).close()
+    make_log(origin, records=records, queues=queues).close()
     masters: dict[str, Master] = {}
     roots: dict[str, Path] = {}
     for side in bench.sides():
-        bench.on_step(f"queues: {side.name} warms up")
+        bench.on_step(f"{queues} queues: {side.name} warms up")
         root = roots[side.name] = bench.new_folder("queues") / "store"
         shutil.copytree(origin, root / "commitlog")
         masters[side.name] = side.open_master(root, file_bytes=LOG_FILE_BYTES)
         masters[side.name].close()
-    for _ in range(bench.sizes.rounds):
-        for side in bench.sides():
-            bench.on_step(f"queues: {side.name}")
+    turns = Turns()
+    for counts in rounds_with_warm_up(evolve(bench.sizes, warm_up_rounds=bench.sizes.warm_up_rounds - 1)):
+        for side in turns.order(bench.sides()):
+            bench.on_step(f"{queues} queues: {side.name}")
             for folder in ("consumequeue", "index"):
                 shutil.rmtree(roots[side.name] / folder)
             await_calm(bench.idle_timeout_s)
-            opened = masters[side.name].reopen()
+            with CpuMeter(broker=[masters[side.name].driver.pid]) as cpu:
+                opened = masters[side.name].reopen()
             masters[side.name].close()
             if opened["queued"] != records:
                 raise RuntimeError(f"{side.name} has {opened['queued']} of {records} messages in its queues")
-            rate = records / opened["loadSeconds"]
-            bench.note(f"queues/{side.name}", rate, Load(os.getloadavg()[0], None))
+            if counts:
+                rate = records / opened["loadSeconds"]
+                load = Load(os.getloadavg()[0], None)
+                bench.note(f"{key}/{side.name}", rate, load, cpu_s=per(records / 1e6, cpu.used_s))
     for master in masters.values():
         master.driver.close()
+    for root in (origin, *roots.values()):
+        remove(root)
 
 
 WORKS: dict[str, Callable[[Bench], None]] = {

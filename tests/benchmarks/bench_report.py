@@ -1,0 +1,402 @@
+"""The short benchmark of every CI run: CPU time of common work beside the landed figures.
+
+| work | what is measured |
+|---|---|
+| dispatch | consume queues and index of a log with a UNIQ_KEY, a key and a tag in each record |
+| walk | checks of records of 1 KiB, with and without their CRC, a MiB a call |
+| put | a put of one of 256 tasks, from its append to the ack that it waits for, without sockets |
+| HA frame | a frame of one record: received, checked, stored and acknowledged by a slave |
+| remoting request | a small send to a server without a store, 16 of them in flight |
+| start | a node, from its process to its ready line, on an empty store |
+
+It needs no JVM and takes less than a minute. CPU times are divided by that of a fixed loop (`calibrate`), so
+that a slower machine, or a slower hour, does not count: "expected" is the landed figure as this machine
+should have it. It reports and never fails, since some noise is left; what takes 20 % more is named. Figures
+of plain Python and of the compiled kernel are landed apart.
+
+    make bench-report
+    python tests/benchmarks/bench_report.py [--rounds N] [--json]
+    python tests/benchmarks/bench_report.py --rounds 9 --land       # on an idle machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import math
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+
+# The benchmarks are modules of the tests, which are not installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.bench_dispatch import dispatch, make_log
+from tests.benchmarks.bench_remoting import measure as measure_remoting
+from tests.benchmarks.rivals.conditions import conditions
+from tests.benchmarks.rivals.sides import TriohaSide
+from trioha.broker.puts import PutResult, PutService
+from trioha.ha.frames import HEADER, REPORT_BYTES, ReportDecoder
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.meter import LagClock
+from trioha.ha.replicas import Replicas
+from trioha.ha.settings import HaSettings
+from trioha.ha.slave import HaSlave
+from trioha.net.transport import SocketTransport
+from trioha.recording.events import NoSink
+from trioha.remoting.command import SerializeType
+from trioha.store.commit_log import CommitLog
+from trioha.store.messages import Message
+from trioha.store.put_status import PutStatus
+from trioha.store.record import Host
+from trioha.store.record_layout import scan_records
+
+LANDED: Final = Path(__file__).with_name("landed.json")
+WORSE: Final = 1.2
+"""So many times the expected CPU time is named as worse."""
+ROUNDS: Final = 5
+LAST_ROUND_AFTER_S: Final = 40.0
+"""No round begins later, so that a busy machine does not hold a CI run up."""
+RECEIVED_BYTES: Final = 1 << 20
+FILE_BYTES: Final = 256 << 20
+BODY: Final = bytes(1024)
+WRITERS: Final = 256
+IN_FLIGHT: Final = 16
+
+
+@frozen
+class Sizes:
+    """How much work there is in a round."""
+
+    records: int = 50_000
+    puts: int = 20_000
+    frames: int = 10_000
+    remoting_s: float = 0.5
+    calibration_loops: int = 60_000
+
+
+QUICK: Final = Sizes(records=500, puts=600, frames=50, remoting_s=0.1, calibration_loops=2_000)
+
+
+@frozen
+class Work:
+    """Something that is measured."""
+
+    name: str
+    unit: str
+    measure: Callable[[], float]
+    """One round: CPU time in the unit."""
+
+
+def calibrate(loops: int) -> float:
+    """CPU seconds of a fixed loop of what trioha's Python does most: calls, dicts, structs and bytes."""
+    header = struct.Struct(">iiqq")
+    table: dict[int, bytes] = {}
+
+    def step(number: int, data: bytes) -> int:
+        first, second, third, fourth = header.unpack(data)
+        table[number & 1023] = data[4:20]
+        return (first ^ second) + (third ^ fourth)
+
+    total = 0
+    began_s = time.process_time()
+    for number in range(loops):
+        data = header.pack(number & 0xFFFF, 7, number, total & 0xFFFF)
+        total += step(number, data)
+    return time.process_time() - began_s
+
+
+def open_log(folder: Path) -> CommitLog:
+    """An empty log."""
+    folder.mkdir(parents=True)
+    return CommitLog(
+        folder, file_bytes=FILE_BYTES, message_bytes_max=4 << 20, store_host=Host.parse("127.0.0.1", 1)
+    )
+
+
+def walk_s_per_gb(view: memoryview, *, check_crc: bool) -> float:
+    """Check every record of a log, as a slave does with what it receives."""
+    at, end = 0, len(view)
+    began_s = time.process_time()
+    while at < end:
+        at = scan_records(view, at, min(at + RECEIVED_BYTES, end), at, check_crc=check_crc).at
+    return (time.process_time() - began_s) / end * 1e9
+
+
+def dispatch_us(log: CommitLog, folder: Path, *, records: int) -> float:
+    """Build queues and index anew."""
+    began_s = time.process_time()
+    dispatch(log, folder, records=records)
+    return (time.process_time() - began_s) / records * 1e6
+
+
+async def put_us(folder: Path, *, number: int) -> float:
+    """Puts of tasks that each wait for one slave, whose acks come once a turn of the loop."""
+    message = Message(topic="Bench", queue_id=0, body=BODY)
+    replicas, clock = Replicas(gap_bytes_max=1 << 40), LagClock()
+    with closing(open_log(folder)) as log:
+        settings = GroupCommitSettings(
+            copies_needed=1, slave_timeout_s=60.0, sync_flush=False, sync_flush_timeout_s=60.0
+        )
+        commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=NoSink())
+        puts = PutService(commit_log=log, group_commit=commit, sink=NoSink(), is_slave=False)
+        # A slave is eligible once it has acknowledged a record.
+        log.append(message)
+        replicas.acknowledge(1, replica="slave", ack_offset=log.max_offset, lag_clock=clock)
+        left = number
+
+        async def write() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                result = puts.put(message, wait_store_ok=True)
+                done = result if isinstance(result, PutResult) else await result
+                assert done.status is PutStatus.PUT_OK, done
+
+        async def acknowledge() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                now_s = trio.current_time()
+                clock.appended(log.max_offset, now_s)
+                clock.acknowledged(log.max_offset)
+                replicas.acknowledge(1, replica="slave", ack_offset=log.max_offset, lag_clock=clock)
+
+        async with trio.open_nursery() as services:
+            services.start_soon(commit.run)
+            services.start_soon(acknowledge)
+            began_s = time.process_time()
+            async with trio.open_nursery() as writers:
+                for _ in range(WRITERS):
+                    writers.start_soon(write)
+            took_s = time.process_time() - began_s
+            services.cancel_scope.cancel()
+    return took_s / number * 1e6
+
+
+async def frame_us(folder: Path, *, number: int) -> float:
+    """A slave's side of replication, one record at a time; a bare socket plays the master."""
+    message = Message(topic="Bench", queue_id=0, body=BODY)
+    with closing(open_log(folder / "master")) as origin, closing(open_log(folder / "slave")) as log:
+        for _ in range(number):
+            origin.append(message)
+        record_bytes = origin.max_offset // number
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
+
+        async def connect() -> trio.abc.Stream:
+            return SocketTransport.from_stream(await trio.open_tcp_stream("127.0.0.1", port))
+
+        slave = HaSlave(
+            master_address="bench",
+            connect=connect,
+            commit_log=log,
+            settings=HaSettings(
+                heartbeat_interval_s=60.0, housekeeping_interval_s=60.0, transfer_batch_bytes=32768
+            ),
+            sink=NoSink(),
+        )
+        reports = ReportDecoder()
+        async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(slave.run)
+            with trio.fail_after(60):
+                master = (await listener.accept()).socket
+                with master:
+                    assert await master.recv(REPORT_BYTES) == bytes(REPORT_BYTES)
+                    began_s = time.process_time()
+                    for offset in range(0, origin.max_offset, record_bytes):
+                        record = origin.read(offset, record_bytes)
+                        await master.send(HEADER.pack(offset, record_bytes) + record)
+                        while reports.feed(await master.recv(4096)) != offset + record_bytes:
+                            pass
+                    took_s = time.process_time() - began_s
+                    nursery.cancel_scope.cancel()
+    return took_s / number * 1e6
+
+
+def remoting_us(*, seconds: float) -> float:
+    """The server's part of a request."""
+    found = measure_remoting(
+        "ready", seconds=seconds, in_flight=IN_FLIGHT, connections=1, type_=SerializeType.JSON
+    )
+    return found.server_cpu_us
+
+
+def start_s(side: TriohaSide, folder: Path) -> float:
+    """A node's start, with that of Python and its imports."""
+    return side.start(folder / "store", file_bytes=FILE_BYTES).cpu_s
+
+
+@contextmanager
+def works(sizes: Sizes) -> Iterator[list[Work]]:
+    """All of them, with a folder that is removed at the end."""
+    with ExitStack() as opened:
+        root = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-")))
+        ids = itertools.count()
+        log = opened.enter_context(closing(make_log(root / "log", records=sizes.records)))
+        data = bytes(log.read(0, log.max_offset))
+        assert len(data) == log.max_offset
+        view = memoryview(data)
+        side = opened.enter_context(closing(TriohaSide(root / "side")))
+
+        def new_folder() -> Path:
+            return root / f"{next(ids)}"
+
+        yield [
+            Work("dispatch", "us/record", lambda: dispatch_us(log, new_folder(), records=sizes.records)),
+            Work("walk", "s/GB", partial(walk_s_per_gb, view, check_crc=False)),
+            Work("walk with CRC", "s/GB", partial(walk_s_per_gb, view, check_crc=True)),
+            Work(
+                f"put, {WRITERS} tasks",
+                "us",
+                lambda: trio.run(partial(put_us, new_folder(), number=sizes.puts)),
+            ),
+            Work("HA frame", "us", lambda: trio.run(partial(frame_us, new_folder(), number=sizes.frames))),
+            Work("remoting request", "us", partial(remoting_us, seconds=sizes.remoting_s)),
+            Work("start", "s", lambda: start_s(side, new_folder())),
+        ]
+
+
+def run(sizes: Sizes, *, rounds: int, last_round_after_s: float) -> dict[str, dict[str, Any]]:
+    """By work: its unit, the median of its CPU time, the median of that in calibration loops, the rounds."""
+    took: dict[str, list[float]] = {}
+    loops: dict[str, list[float]] = {}
+    last_round_s = time.monotonic() + last_round_after_s
+    with works(sizes) as all_works:
+        for number in range(rounds):
+            if number and time.monotonic() > last_round_s:
+                break
+            for work in all_works:
+                before_s = calibrate(sizes.calibration_loops)
+                value = work.measure()
+                loop_s = (before_s + calibrate(sizes.calibration_loops)) / 2 / sizes.calibration_loops
+                took.setdefault(work.name, []).append(value)
+                loops.setdefault(work.name, []).append(value / loop_s)
+    return {
+        work.name: {
+            "unit": work.unit,
+            "value": statistics.median(took[work.name]),
+            "loops": statistics.median(loops[work.name]),
+            "rounds": len(took[work.name]),
+        }
+        for work in all_works
+    }
+
+
+@frozen
+class Compared:
+    """A figure beside the landed one."""
+
+    name: str
+    unit: str
+    value: float
+    expected: float | None
+    """The landed figure as this machine should have it; None for one that was not landed."""
+
+    @property
+    def change(self) -> float | None:
+        """How many times the expected one; None without that."""
+        return None if self.expected is None else self.value / self.expected
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it takes so much more that it is named."""
+        return self.change is not None and self.change > WORSE
+
+
+def compare(
+    figures: Mapping[str, Mapping[str, Any]], landed: Mapping[str, Mapping[str, Any]]
+) -> list[Compared]:
+    """Each figure beside the landed one of its name, in calibration loops."""
+    return [
+        Compared(
+            name,
+            figure["unit"],
+            figure["value"],
+            figure["value"] / figure["loops"] * landed[name]["loops"] if name in landed else None,
+        )
+        for name, figure in figures.items()
+    ]
+
+
+def table(compared: list[Compared], *, title: str) -> Table:
+    """For a terminal or a log."""
+    shown = Table(title=title)
+    shown.add_column("CPU time of")
+    for heading in ("unit", "expected", "now", "change", ""):
+        shown.add_column(heading, justify="right")
+    for one in compared:
+        shown.add_row(
+            one.name,
+            one.unit,
+            "" if one.expected is None else f"{one.expected:.3g}",
+            f"{one.value:.3g}",
+            "" if one.change is None else f"{one.change - 1:+.0%}",
+            "WORSE" if one.is_worse else "",
+        )
+    return shown
+
+
+def main() -> None:
+    """Measure, and print what got worse."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--land", action="store_true", help=f"keep the figures in {LANDED.name}")
+    parser.add_argument("--quick", action="store_true", help="tiny works, which show that they run")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at most")
+    options = parser.parse_args()
+    if options.land and options.quick:
+        parser.error("figures of --quick are not landed")
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    began_s = time.monotonic()
+    figures = run(
+        QUICK if options.quick else Sizes(),
+        rounds=options.rounds,
+        last_round_after_s=math.inf if options.land else LAST_ROUND_AFTER_S,
+    )
+    rounds = min(figure["rounds"] for figure in figures.values())
+    here = conditions()
+    # Without the reason why it is pure.
+    mode = str(here["kernel"]).partition(",")[0]
+    all_landed = json.loads(LANDED.read_text()) if LANDED.exists() else {}
+    landed = all_landed.get(mode, {})
+    if options.land:
+        all_landed[mode] = {**here, "works": figures}
+        LANDED.write_text(json.dumps(all_landed, indent=2) + "\n")
+    if options.json:
+        print(json.dumps({**here, "works": figures}))
+        return
+    compared = compare(figures, landed.get("works", {}))
+    console = Console(width=100 if not sys.stdout.isatty() else None)
+    console.print(table(compared, title=f"trioha's CPU time, kernel: {mode}"))
+    took_s = time.monotonic() - began_s
+    if landed:
+        print(
+            f"Expected: as landed on {landed['date']} with CPython {landed['python']}, times this machine's "
+            f"speed. This is CPython {here['python']}; medians of {rounds} rounds, {took_s:.0f} s."
+        )
+    else:
+        print(f"No figures were landed for kernel: {mode}; {took_s:.0f} s.")
+    worse = [f"{one.name} {one.change - 1:+.0%}" for one in compared if one.is_worse and one.change]
+    print(f"Worse by more than {WORSE - 1:.0%}: {', '.join(worse) or 'nothing'}.")
+
+
+if __name__ == "__main__":
+    main()
