@@ -2,9 +2,10 @@
 
     python docs/make_screenshots.py [FOLDER]
 
-Starts a master and two slaves on free ports, sends messages for about a minute, makes one slave stumble and
-kills the other, and saves what the monitor shows at the end on each of its screens, and what it shows of the
-recorded sessions. Needs the extra `monitor`. Look at the pictures before you keep them.
+Starts a master and two slaves on free ports, sends messages for about a minute, which two groups consume
+until one of them hangs, makes one slave stumble and kills the other, and saves what the monitor shows at the
+end on each of its screens, and what it shows of the recorded sessions. Needs the extra `monitor`. Look at the
+pictures before you keep them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import html
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.live import live_views
+from trioha_monitor.live import LiveSettings, live_views
 from trioha_monitor.rendering import LIGHT
 from trioha_monitor.replay import open_replay
 
@@ -44,6 +46,7 @@ maxMessageSize = 1048576
 inSyncReplicas = 2
 totalReplicas = 3
 trioha.haDistinctBy = connection
+namesrvAddr = {name_server}
 """
 
 
@@ -53,8 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="trioha-screenshots-") as work, ExitStack() as processes:
         config = Path(work) / "broker.conf"
-        config.write_text(CONFIG)
-        master, listen, ha = start_node(processes, config, role="SYNC_MASTER", broker_id=0)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            name_server = f"127.0.0.1:{probe.getsockname()[1]}"
+        config.write_text(CONFIG.format(name_server=name_server))
+        master, listen, ha = start_node(
+            processes, config, "trioha.withNamesrv=true", role="SYNC_MASTER", broker_id=0
+        )
         stumbling, first, _ = start_node(processes, config, role="SLAVE", broker_id=1, master=ha)
         dying, second, _ = start_node(processes, config, role="SLAVE", broker_id=2, master=ha)
         load = subprocess.Popen(  # noqa: S603 - our own command
@@ -66,7 +73,11 @@ def main(arguments: Sequence[str]) -> int:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         processes.callback(end, load)
-        pictures = asyncio.run(watch((listen, first, second), stumbling=stumbling, dying=dying))
+        consume(processes, name_server, group="billing")
+        hanging = consume(processes, name_server, group="audit")
+        pictures = asyncio.run(
+            watch((listen, first, second), stumbling=stumbling, dying=dying, hanging=hanging)
+        )
         assert master.poll() is None, "the master ended"
         for process in (load, stumbling, master):
             end(process)
@@ -77,8 +88,22 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def consume(processes: ExitStack, name_server: str, *, group: str) -> subprocess.Popen[bytes]:
+    """A member of a consumer group, which has no other."""
+    member = subprocess.Popen(  # noqa: S603 - our own command
+        (
+            *TRIOHA, "consume", "Orders", "--namesrv", name_server, "--group", group,
+            "--from", "first", "--follow",
+        ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    processes.callback(end, member)
+    return member
+
+
 def start_node(
-    processes: ExitStack, config: Path, *, role: str, broker_id: int, master: str | None = None
+    processes: ExitStack, config: Path, *more: str, role: str, broker_id: int, master: str | None = None
 ) -> tuple[subprocess.Popen[str], str, str]:
     """A running node, its listen address and its HA address."""
     settings = [
@@ -86,6 +111,7 @@ def start_node(
         f"brokerId={broker_id}",
         f"storePathRootDir={config.parent / str(broker_id)}",
         f"trioha.recordDir={config.parent / 'sessions' / str(broker_id)}",
+        *more,
     ]
     if master is not None:
         settings.append(f"haMasterAddress={master}")
@@ -116,10 +142,15 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 async def watch(
-    addresses: Sequence[str], *, stumbling: subprocess.Popen[str], dying: subprocess.Popen[str]
+    addresses: Sequence[str],
+    *,
+    stumbling: subprocess.Popen[str],
+    dying: subprocess.Popen[str],
+    hanging: subprocess.Popen[bytes],
 ) -> dict[str, str]:
     """What the monitor shows after a lively minute: file name to SVG."""
-    app = MonitorApp(live_views(addresses))
+    settings = LiveSettings()
+    app = MonitorApp(live_views(addresses, settings=settings), demand=settings.demand)
     pictures: dict[str, str] = {}
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("minus")
@@ -128,12 +159,13 @@ async def watch(
             stumbling.send_signal(signal.SIGSTOP)
             await asyncio.sleep(stopped_s)
             stumbling.send_signal(signal.SIGCONT)
+        hanging.send_signal(signal.SIGSTOP)
         await asyncio.sleep(8.0)
         dying.kill()
         await asyncio.sleep(9.0)
-        for name, key in (("monitor", "1"), ("slave", "2"), ("log", "3"), ("events", "4")):
+        for name, key in (("monitor", "1"), ("slave", "2"), ("log", "3"), ("events", "4"), ("groups", "5")):
             await pilot.press(key)
-            await pilot.pause(0.5)
+            await pilot.pause(6.0 if name == "groups" else 0.5)
             pictures[f"{name}.svg"] = pin_words(app.export_screenshot())
         app.theme = LIGHT.name
         await pilot.press("1")
@@ -152,7 +184,7 @@ async def watch_again(sessions: Sequence[Path]) -> dict[str, str]:
         await pilot.press("minus", "right_square_bracket", "right_square_bracket")
         while source.overview_share < 1:
             await pilot.pause(0.1)
-        source.run_until("65%")
+        source.run_until("47%")
         await pilot.pause(0.3)
         source.toggle()
         await pilot.pause(0.6)
