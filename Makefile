@@ -7,29 +7,39 @@
 #   PYTHON=/opt/python3.12/bin/python3     this Python and no other
 
 N ?= 50
+# Where records are walked, checked, dispatched or indexed, in one process or between nodes.
+PURE_SUITES := $(addprefix tests/,broker ha mutations node simulation store)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pythons test-interop lint bench bench-report faults hostile model screenshots java
+.PHONY: help setup kernel demo test test-pure test-pythons test-interop lint bench bench-report faults hostile model screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## make the virtual environment .venv with all dependencies
+setup: kernel ## make the virtual environment .venv with all dependencies, and compile the kernel
 
-demo: java $(INSTALLED) ## replicate, break, recover, verify, replay
+# Compiles trioha/store/kernel.py if it was edited, or was not compiled yet: some ten seconds. Without a C compiler,
+# or with TRIOHA_PURE=1, trioha runs in plain Python.
+kernel: $(INSTALLED)
+	@$(BIN)/python hatch_build.py
+
+demo: java kernel ## replicate, break, recover, verify, replay
 	@$(BIN)/trioha demo $(ARGS)
 
-test: java $(INSTALLED) ## run all tests
+test: java kernel ## run all tests
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
-test-pythons: $(INSTALLED) ## run the fast suites on each Python from 3.11 on that this machine has
+test-pure: kernel ## run the suites that use the compiled kernel without it
+	@TRIOHA_PURE=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(PURE_SUITES) $(ARGS)
+
+test-pythons: kernel ## run the fast suites on each Python from 3.11 on that this machine has
 	@$(BIN)/python -m tests.pythons $(ARGS)
 
-test-interop: java $(INSTALLED) ## run the tests against every version of RocketMQ, not just the newest of each line
+test-interop: java kernel ## run the tests against every version of RocketMQ, not just the newest of each line
 	@ROCKETMQ_VERSIONS=all $(BIN)/pytest tests/interop $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
@@ -38,23 +48,23 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(INSTALLED) ## measure; prints figures, asserts none
+bench: kernel ## measure; prints figures, asserts none
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
 
-bench-report: $(INSTALLED) ## print which CPU times grew by more than 20 % (a minute, no Java)
+bench-report: kernel ## print which CPU times grew by more than 20 % (a minute, no Java)
 	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
 
-faults: $(INSTALLED) ## break real nodes in N seeded runs (make faults N=1000)
+faults: kernel ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
 
 hostile: N = 100000
-hostile: $(INSTALLED) ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
+hostile: kernel ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
 	@$(BIN)/python -m tests.hostile --count $(N) --seed $(or $(SEED),1) $(ARGS)
 
-model: $(INSTALLED) ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
+model: kernel ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
 	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 tests/node/test_model.py $(ARGS)
 
-screenshots: $(INSTALLED) ## take the pictures in docs/images, from nodes that really run (two minutes)
+screenshots: kernel ## take the pictures in docs/images, from nodes that really run (two minutes)
 	@$(BIN)/python docs/make_screenshots.py
 
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.

@@ -5,6 +5,10 @@ minor version, and gives each a virtual environment of its own (`.venv-3.12`) wi
 command that does not run, as a shim of pyenv for a version that is not active, does not count. The suites run
 with a soft limit of 256 open files, as macOS has; nodes that they start may raise it. They need no Java.
 
+`make test` runs everything with the compiled kernel, on the Python of `.venv`. So that Python (if it is not
+among them, the oldest) runs without it here, with `TRIOHA_PURE=1`: both together run the suites both ways.
+The other Pythons compile the kernel if they find a compiler. Each Python's line says how its kernel ran.
+
 Left out: interop and spark, whose time is the JVM's, faults and hostile, which break live nodes for minutes,
 and benchmarks.
 """
@@ -23,11 +27,16 @@ from pathlib import Path
 
 from attrs import frozen
 
+from trioha.store.compiled import PURE_VARIABLE
+
 ROOT = Path(__file__).parents[1]
+USUAL = ROOT / ".venv"
+"""The environment of `make test`."""
 SLOW = ("benchmarks", "faults", "hostile", "interop", "spark")
 """Folders that do not belong to the fast suites."""
 OLDEST = (3, 11)
 OPEN_FILES = 256
+KERNEL = "from trioha.store import compiled; print(compiled.DESCRIPTION)"
 PROBE = """
 import ensurepip, json, platform, sys, sysconfig, venv
 print(json.dumps({
@@ -67,11 +76,13 @@ class Result:
     summary: str
     """Pytest's last line, or what failed before it ran."""
     seconds: float
+    kernel: str = "not run"
+    """How the loops over records ran, as `trioha --version` says it."""
 
     def __str__(self) -> str:
         version = ".".join(map(str, self.python.version))
         verdict = "passed" if self.passed else "FAILED"
-        return f"Python {version:8} {verdict}  {self.summary} ({self.seconds:.0f} s)"
+        return f"Python {version:8} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
 
 
 def folders(env: Mapping[str, str]) -> Iterator[Path]:
@@ -124,11 +135,18 @@ def find_pythons(env: Mapping[str, str]) -> list[Python]:
     return sorted(newest.values(), key=lambda python: python.version)
 
 
+def choose_pure(found: list[Python]) -> Python | None:
+    """Which Python's run is in plain Python: that of `make test`, else the oldest; None without any."""
+    usual = probe(USUAL / "bin/python")
+    same = [python for python in found if usual is not None and python.minor == usual.minor]
+    return next(iter(same + found), None)
+
+
 def environment_of(python: Python) -> Path:
     """Where its virtual environment is, or will be: `.venv` if that is of this version."""
-    usual = probe(ROOT / ".venv/bin/python")
-    name = ".venv" if usual is not None and usual.version == python.version else f".venv-{python.minor}"
-    return ROOT / name
+    usual = probe(USUAL / "bin/python")
+    is_usual = usual is not None and usual.version == python.version
+    return USUAL if is_usual else ROOT / f".venv-{python.minor}"
 
 
 def make_environment(python: Python, folder: Path) -> None:
@@ -143,6 +161,8 @@ def make_environment(python: Python, folder: Path) -> None:
     if found is None or found.version != python.version:
         subprocess.run([python.path, "-m", "venv", "--clear", folder], check=True)
     elif marker.exists() and all(marker.stat().st_mtime >= source.stat().st_mtime for source in sources):
+        # The kernel may have been edited since.
+        subprocess.run([inside, "hatch_build.py"], cwd=ROOT, check=True)
         return
     print(f"Installing the locked dependencies into {folder.name}: some minutes the first time.", flush=True)
     subprocess.run([inside, *PIP, "--require-hashes", "-r", "requirements.lock"], cwd=ROOT, check=True)
@@ -150,8 +170,8 @@ def make_environment(python: Python, folder: Path) -> None:
     marker.touch()
 
 
-def run(python: Python, arguments: Iterable[str]) -> Result:
-    """Run the fast suites on `python`, their output going through."""
+def run(python: Python, arguments: Iterable[str], *, is_pure: bool) -> Result:
+    """Run the fast suites on `python`, their output going through; `is_pure`: without the compiled kernel."""
     started_s = time.monotonic()
     folder = environment_of(python)
     try:
@@ -159,19 +179,28 @@ def run(python: Python, arguments: Iterable[str]) -> Result:
     except subprocess.CalledProcessError as error:
         summary = f"no environment: {error}"
         return Result(python, passed=False, summary=summary, seconds=time.monotonic() - started_s)
+    env = os.environ | ({PURE_VARIABLE: "1"} if is_pure else {})
+    kernel = subprocess.check_output(
+        [folder / "bin/python", "-c", KERNEL], cwd=ROOT, env=env, text=True
+    ).strip()
+    print(f"Kernel: {kernel}", flush=True)
     command = [folder / "bin/python", "-m", "pytest", "-q", "--color=no"]
     command += ["-m", "not spark and not interop"]
     command += [f"--ignore=tests/{name}" for name in SLOW]
     command += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", *arguments]
     last = ""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as pytest:
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as pytest:
         assert pytest.stdout is not None
         for line in pytest.stdout:
             print(line, end="", flush=True)
             last = line.strip() or last
     summary = last.strip("= ") or "no output"
     return Result(
-        python, passed=pytest.returncode == 0, summary=summary, seconds=time.monotonic() - started_s
+        python,
+        passed=pytest.returncode == 0,
+        summary=summary,
+        seconds=time.monotonic() - started_s,
+        kernel=kernel,
     )
 
 
@@ -179,11 +208,12 @@ def main(arguments: list[str]) -> int:
     """Run them all; 1 if one failed or none was found."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
-    pythons = find_pythons(os.environ)
+    found = find_pythons(os.environ)
+    pure = choose_pure(found)
     results = []
-    for python in pythons:
+    for python in found:
         print(f"== Python {'.'.join(map(str, python.version))}: {python.path}", flush=True)
-        results.append(run(python, arguments))
+        results.append(run(python, arguments, is_pure=python is pure))
     print("== Fast suites: all tests but " + ", ".join(SLOW))
     for result in results:
         print(result)

@@ -15,17 +15,18 @@ from zipfile import ZipFile
 
 import pytest
 
+from hatch_build import has_compiler, missing_requirements, module_path
 from tests.pythons import OLDEST
 from trioha import __version__
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables,
         capture_output=True,
         text=True,
         timeout=100,
@@ -37,6 +38,8 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if has_compiler() and missing_requirements():
+        pytest.skip(f"the kernel cannot be compiled without {missing_requirements()}: run make setup")
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
     (built,) = folder.glob("*.whl")
@@ -78,9 +81,28 @@ def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: P
         expected = {
             f"{package}/{file.relative_to(folder)}"
             for file in folder.rglob("*")
-            if file.is_file() and "__pycache__" not in file.parts
+            if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
         }
         assert expected <= set(names)
+
+
+def test_the_wheel_holds_the_kernel_for_this_python_where_a_compiler_is(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        modules = [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+        metadata = archive.read(f"trioha-{__version__}.dist-info/METADATA").decode()
+    assert modules == ([f"trioha/store/{module_path().name}"] if has_compiler() else [])
+    assert wheel.name.endswith("-py3-none-any.whl") is not has_compiler()
+    assert ("Requires-Dist: librt" in metadata) is has_compiler()
+
+
+def test_a_pure_wheel_is_one_for_all_platforms(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT, TRIOHA_PURE="1")
+    (built,) = tmp_path.glob("*.whl")
+    assert built.name == f"trioha-{__version__}-py3-none-any.whl"
+    with ZipFile(built) as archive:
+        assert "trioha/store/kernel.py" in archive.namelist()
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+        assert "librt" not in archive.read(f"trioha-{__version__}.dist-info/METADATA").decode()
 
 
 def test_the_wheel_carries_its_licence_and_its_extras(wheel: Path) -> None:
@@ -103,7 +125,9 @@ def test_the_classifiers_name_the_oldest_python_that_is_required_and_those_after
 
 
 def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    assert run(installed / "trioha", "--version", cwd=tmp_path) == f"{__version__}\n"
+    kernel = "compiled" if has_compiler() else "pure"
+    version = run(installed / "trioha", "--version", cwd=tmp_path)
+    assert version.startswith(f"{__version__} (kernel: {kernel}")
     assert run(installed / "trioha", "node", "--help", cwd=tmp_path).startswith("Usage: trioha node")
     packages = ("trioha", "trioha_monitor", "trioha_analysis", "trioha_spark")
     where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
@@ -127,5 +151,5 @@ def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
     blocks = [block for block in lock.split("\n") if block and not block.startswith((" ", "#"))]
     assert all("==" in block for block in blocks)
     assert lock.count("--hash=sha256:") >= len(blocks)
-    for package in ("hatchling", "pyspark", "pytest", "textual", "trio"):
+    for package in ("hatchling", "librt", "mypy", "pyspark", "pytest", "setuptools", "textual", "trio"):
         assert any(block.startswith(f"{package}==") for block in blocks), package

@@ -89,14 +89,31 @@ def test_there_is_one_line_for_each_python_and_one_that_failed_fails_all(
     monkeypatch.setattr(
         pythons,
         "run",
-        lambda python, _arguments: Result(
-            python, passed=passed[python.version[1] - 11], summary="7 of them", seconds=5.2
+        lambda python, _arguments, *, is_pure: Result(
+            python,
+            passed=passed[python.version[1] - 11],
+            summary="7 of them",
+            seconds=5.2,
+            kernel="pure" if is_pure else "compiled",
         ),
     )
+    monkeypatch.setattr(pythons, "choose_pure", lambda found: found[-1] if found else None)
     monkeypatch.setattr(pythons.resource, "setrlimit", lambda _which, _limits: None)
     assert pythons.main([]) == code
     said = capsys.readouterr().out.splitlines()
     assert said[len(passed) + 1 :] == [
-        f"Python 3.{11 + number}.1   {'passed' if held else 'FAILED'}  7 of them (5 s)"
+        f"Python 3.{11 + number}.1   {'passed' if held else 'FAILED'}  7 of them "
+        f"(5 s, kernel: {'pure' if number == len(passed) - 1 else 'compiled'})"
         for number, held in enumerate(passed)
     ]
+
+
+def test_the_python_of_make_test_is_the_one_that_runs_without_the_compiled_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = [Python((3, minor, 1), Path("python"), is_virtual=False) for minor in (11, 12, 13)]
+    monkeypatch.setattr(pythons, "USUAL", tmp_path)
+    assert pythons.choose_pure([]) is None
+    assert pythons.choose_pure(found) is found[0]
+    interpreter(tmp_path / "bin/python", (3, 12, 4))
+    assert pythons.choose_pure(found) is found[1]

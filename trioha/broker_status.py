@@ -207,6 +207,8 @@ class BrokerStatus:
     table: BrokerRuntimeInfo = BrokerRuntimeInfo()
     files: int | None = None
     """Files of the log; only trioha reports it."""
+    kernel: str | None = None
+    """How the loops over records run: compiled, or pure, with the reason; only trioha reports it."""
     acl_refusals: int | None = None
     """Requests that access control refused since the start; None without access control. Only trioha reports
     it."""

@@ -15,6 +15,7 @@ import trio
 from trioha import __version__
 from trioha.cli import COMMANDS, main
 from trioha.errors import ConfigError, PeerError
+from trioha.store.compiled import DESCRIPTION
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def status(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., object]],
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{__version__}\n"
+    assert capsys.readouterr().out == f"{__version__} (kernel: {DESCRIPTION})\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -86,7 +87,7 @@ def test_python_m_trioha_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trioha", "--version"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == f"{__version__}\n"
+    assert done.stdout == f"{__version__} (kernel: {DESCRIPTION})\n"
 
 
 @pytest.mark.parametrize(

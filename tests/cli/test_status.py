@@ -44,6 +44,7 @@ MASTER = BrokerStatus(
         ),
     ),
     put_statuses={"PUT_OK": 5_000},
+    kernel="pure, TRIOHA_PURE is set",
     dispatched_offset=119_000,
     dispatch_fault="body CRC 1 is not 2 at offset 119000",
 )  # fmt: skip

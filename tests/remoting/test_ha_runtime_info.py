@@ -98,6 +98,7 @@ NODES = st.builds(
     probes=st.dictionaries(TEXT, COUNTS, max_size=2),
     settings=st.builds(BrokerSettings, gap_bytes_max=st.none() | OFFSETS, reserved_h=st.none() | OFFSETS),
     files=st.none() | OFFSETS,
+    kernel=st.none() | TEXT,
     acl_refusals=st.none() | OFFSETS,
     metadata=st.none() | METADATA,
     warnings=st.lists(TEXT, max_size=2).map(tuple),

@@ -44,12 +44,20 @@ COMMANDS: Final = {
 FLAGS: Final = ("--help", "-h", "--version")
 
 
+def _version() -> str:
+    """The version, and how the loops over records run."""
+    # Only here: no other command's start waits for it.
+    from trioha.store.compiled import DESCRIPTION  # noqa: PLC0415
+
+    return f"{__version__} (kernel: {DESCRIPTION})"
+
+
 def _app(called: str | None) -> App:
     """All commands; the help of `called` is its docstring, that of the others their summary."""
     app = App(
         name="trioha",
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
-        version=__version__,
+        version=_version,
         help_format="plaintext",
         default_parameter=Parameter(negative=()),
         print_error=False,

@@ -115,6 +115,8 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}", markup=False)
+        if broker.kernel:
+            out().print(f"{broker.address} kernel: {broker.kernel}", markup=False)
         if broker.acl_refusals:
             number = f"{broker.acl_refusals:,}"
             out().print(f"{broker.address} requests refused by access control: {number}", markup=False)

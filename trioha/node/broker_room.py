@@ -29,6 +29,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import Handler
+from trioha.store import compiled
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels
@@ -152,6 +153,7 @@ class BrokerRoom:
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:
     return BrokerStatus(
         version=__version__,
+        kernel=compiled.DESCRIPTION,
         role=config.broker_role.value,
         cluster_name=config.broker_cluster_name,
         broker_name=config.broker_name,

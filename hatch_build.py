@@ -1,0 +1,170 @@
+"""Compile `trioha/store/kernel.py` with mypyc, where a C compiler is found: hatchling's build hook.
+
+Hatchling calls it for wheels and for editable installs; `python hatch_build.py` compiles in the source tree
+alone, as `make setup` does after an edit. The module is `trioha/store/_kernel`, named for this Python and
+platform, so that several Pythons can share a source tree. It carries the SHA-256 of its source;
+`trioha/store/compiled.py` does not use one of another source.
+
+Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
+Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
+plain Python: a node needs no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.requirements import Requirement
+
+ROOT: Final = Path(__file__).parent
+SOURCE: Final = ROOT / "trioha/store/kernel.py"
+TARGET_FOLDER: Final = "trioha/store"
+NAME: Final = "_kernel"
+HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
+BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
+RUN_REQUIREMENTS: Final = ("librt>=0.16", "mypy-extensions>=1.1")
+"""Of a compiled wheel."""
+
+COMPILE: Final = """
+from setuptools import Distribution
+from mypyc.build import mypycify
+modules = mypycify(["--config-file=", "NAME.py"], opt_level="3", debug_level="0")
+command = Distribution({"name": "NAME", "ext_modules": modules}).get_command_obj("build_ext")
+command.inplace = True
+command.ensure_finalized()
+command.run()
+""".replace("NAME", NAME)
+
+
+def has_compiler() -> bool:
+    """Whether a C compiler and this Python's headers are there, and plain Python is not asked for."""
+    if os.environ.get("TRIOHA_PURE", "") not in {"", "0"} or sys.implementation.name != "cpython":
+        return False
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return headers.is_file() and shutil.which(command.split()[0]) is not None
+
+
+def missing_requirements() -> list[str]:
+    """What has to be installed before this Python can compile the kernel."""
+    missing = []
+    for text in BUILD_REQUIREMENTS:
+        requirement = Requirement(text)
+        try:
+            is_there = requirement.specifier.contains(version(requirement.name))
+        except PackageNotFoundError:
+            is_there = False
+        if not is_there:
+            missing.append(text)
+    return missing
+
+
+def module_path() -> Path:
+    """Where the module for this Python lies in the source tree."""
+    return ROOT / TARGET_FOLDER / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def source_hash() -> str:
+    """SHA-256 of the kernel's source."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+
+
+def compile_kernel(target: Path) -> bool:
+    """Compile the kernel to `target`, in one step; False if that is not possible here.
+
+    An older module stays where it fails: it names another source then, and is not used.
+    """
+    if not has_compiler():
+        return False
+    if missing := missing_requirements():
+        print(
+            f"trioha: to compile the kernel install {', '.join(missing)} (in a checkout: make setup); "
+            "trioha runs in plain Python",
+            file=sys.stderr,
+        )
+        return False
+    text = SOURCE.read_text(encoding="utf-8")
+    assert text.count(HASH_LINE) == 1, f"{SOURCE} has no line {HASH_LINE}"
+    with tempfile.TemporaryDirectory(prefix="trioha-kernel-") as name:
+        folder = Path(name)
+        copy = folder / f"{NAME}.py"
+        copy.write_text(text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{source_hash()}"'), encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-c", COMPILE],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        made = list(folder.glob(f"{NAME}.*{sysconfig.get_config_var('EXT_SUFFIX').rsplit('.', 1)[-1]}"))
+        if done.returncode or len(made) != 1:
+            print(done.stdout, file=sys.stderr)
+            print("trioha: the kernel could not be compiled; trioha runs in plain Python", file=sys.stderr)
+            return False
+        # Two builds at once do not write to one file.
+        unnamed = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(made[0], unnamed)
+        unnamed.replace(target)
+    return True
+
+
+def is_current(target: Path) -> bool:
+    """Whether the module at `target` was made from the source as it is now."""
+    return target.is_file() and source_hash().encode() in target.read_bytes()
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the compiled kernel to a wheel or an editable install."""
+
+    _folder = ""
+    """Of a module that was compiled for a wheel only."""
+
+    def dependencies(self) -> list[str]:
+        """What the build needs, for an isolated one."""
+        return list(BUILD_REQUIREMENTS) if has_compiler() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; for an editable install into the source tree, where it is imported from."""
+        target = module_path()
+        if version == "editable":
+            if not is_current(target):
+                compile_kernel(target)
+            return
+        if not has_compiler():
+            return
+        made = target
+        if not is_current(target):
+            self._folder = tempfile.mkdtemp(prefix="trioha-wheel-")
+            made = Path(self._folder) / target.name
+        if made == target or compile_kernel(made):
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["force_include"][str(made)] = f"{TARGET_FOLDER}/{target.name}"
+            build_data["dependencies"] += RUN_REQUIREMENTS
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+        """Remove what `initialize` left for the wheel."""
+        if self._folder:
+            shutil.rmtree(self._folder)
+
+
+def main() -> None:
+    """Compile in the source tree if the module there is missing or of another source."""
+    target = module_path()
+    if not is_current(target):
+        compile_kernel(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The kernel is compiled where a compiler is, and only a module of the present source is used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hatch_build import has_compiler, missing_requirements, module_path
+from trioha.store import compiled
+from trioha.store.compiled import load
+
+ROOT = Path(__file__).parents[1]
+needs_compiler = pytest.mark.skipif(
+    not has_compiler() or bool(missing_requirements()),
+    reason=f"no C compiler, TRIOHA_PURE is set, or missing (run make setup): {missing_requirements()}",
+)
+HEAD = 'from typing import Final\n\nSOURCE_SHA256: Final = ""\n'
+"""What the hook expects in a kernel."""
+
+
+def tree(folder: Path, *, source: str) -> Path:
+    """A source tree with nothing but the build hook and a kernel of that text."""
+    (folder / "trioha/store").mkdir(parents=True)
+    shutil.copy(ROOT / "hatch_build.py", folder)
+    (folder / "trioha/store/kernel.py").write_text(source)
+    return folder
+
+
+def build(folder: Path, **variables: str) -> str:
+    """Run the hook in the tree, as `make setup` does; returns what it says. It never fails an install."""
+    done = subprocess.run(
+        [sys.executable, "hatch_build.py"],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "TRIOHA_PURE"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def modules(folder: Path) -> list[Path]:
+    return [path for path in (folder / "trioha/store").iterdir() if path.name != "kernel.py"]
+
+
+@needs_compiler
+@pytest.mark.timeout(600)
+def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
+    folder = tree(tmp_path, source=f"{HEAD}ANSWER: Final = 42\n")
+    source = folder / "trioha/store/kernel.py"
+    module = source.with_name(module_path().name)
+    module.write_bytes(b"made of " + hashlib.sha256(b"the source before").hexdigest().encode())
+    assert build(folder) == ""
+    assert modules(folder) == [module]
+    compiled_ns = module.stat().st_mtime_ns
+    assert build(folder) == ""
+    assert module.stat().st_mtime_ns == compiled_ns
+    # In a process of its own: what a test loads stays loaded.
+    code = "import _kernel; print(_kernel.ANSWER, _kernel.SOURCE_SHA256)"
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=module.parent, text=True)
+    assert said.split() == ["42", hashlib.sha256(source.read_bytes()).hexdigest()]
+
+
+@pytest.mark.parametrize("variables", [{"CC": "/nonexistent/cc"}, {"TRIOHA_PURE": "1"}])
+def test_without_a_compiler_nothing_is_compiled_and_nothing_is_said(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tree(tmp_path, source=(ROOT / "trioha/store/kernel.py").read_text())
+    assert build(folder, **variables) == ""
+    assert modules(folder) == []
+
+
+@needs_compiler
+@pytest.mark.timeout(600)
+def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
+    folder = tree(tmp_path, source=f'{HEAD}wrong: int = "text"\n')
+    said = build(folder)
+    assert "Incompatible types in assignment" in said
+    assert "trioha runs in plain Python" in said
+    assert modules(folder) == []
+
+
+# -- which one is used ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to import modules from, with a kernel's source."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kernel.py").write_text("the source")
+    return tmp_path
+
+
+def made_of(source: bytes) -> str:
+    return f"SOURCE_SHA256 = {hashlib.sha256(source).hexdigest()!r}"
+
+
+def test_a_module_of_the_present_source_is_used(place: Path) -> None:
+    (place / "kernel_that_fits.py").write_text(made_of(b"the source"))
+    found, description = load("kernel_that_fits", source=place / "kernel.py", env={})
+    assert found is not None
+    assert description == "compiled"
+
+
+def test_a_module_of_an_edited_source_is_not_used(place: Path) -> None:
+    (place / "kernel_of_before.py").write_text(made_of(b"the source before"))
+    found, description = load("kernel_of_before", source=place / "kernel.py", env={})
+    assert found is None
+    assert description == "pure, the compiled kernel is of another kernel.py: run make setup"
+
+
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
+        ("import librt_that_is_missing", "pure, the compiled kernel needs librt_that_is_missing"),
+        ("raise ImportError('ABI 5')", "pure, the compiled kernel cannot be loaded: ABI 5"),
+        ("raise ValueError('ABI 6')", "pure, the compiled kernel cannot be loaded: ABI 6"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_named(text: str, description: str, place: Path) -> None:
+    (place / "kernel_that_fails.py").write_text(text)
+    assert load("kernel_that_fails", source=place / "kernel.py", env={}) == (None, description)
+
+
+def test_without_a_module_trioha_is_pure(place: Path) -> None:
+    assert load("kernel_that_is_not_there", source=place / "kernel.py", env={}) == (None, "pure")
+
+
+@pytest.mark.parametrize(("value", "is_pure"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_variable_chooses_plain_python(value: str, is_pure: bool, place: Path) -> None:
+    (place / "kernel_to_choose.py").write_text(made_of(b"the source"))
+    _, description = load("kernel_to_choose", source=place / "kernel.py", env={"TRIOHA_PURE": value})
+    assert description == ("pure, TRIOHA_PURE is set" if is_pure else "compiled")
+
+
+def test_nodes_and_tools_of_this_process_agree_on_the_kernel() -> None:
+    assert compiled.IS_COMPILED is (compiled.DESCRIPTION == "compiled")

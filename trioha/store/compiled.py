@@ -1,0 +1,58 @@
+"""The compiled kernel, if there is one: the loops of `store.kernel` as machine code.
+
+The build compiles `kernel.py` as `_kernel`, where a C compiler is found. A compiled module is used only if it
+was made from the `kernel.py` that lies beside it: it names the SHA-256 of its source, so an edited source is
+never shadowed by an older module. Without it the same work is done in plain Python; `DESCRIPTION` says which,
+and why. `TRIOHA_PURE=1` in the environment chooses plain Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+PURE_VARIABLE: Final = "TRIOHA_PURE"
+SOURCE: Final = Path(__file__).with_name("kernel.py")
+COMPILED: Final = "compiled"
+PURE: Final = "pure"
+
+COPY_BYTES: Final = 128 * 1024
+"""The kernel reads `bytes`, so stretches of a log are copied for it: as much as stays in a core's cache."""
+LONG_RECORD_BYTES: Final = 8 * 1024
+"""To copy a record of this length costs more than the kernel saves."""
+
+
+def load(
+    module: str = "trioha.store._kernel", *, source: Path = SOURCE, env: Mapping[str, str] = os.environ
+) -> tuple[ModuleType | None, str]:
+    """The compiled module and "compiled", or None and "pure", with the reason if it is not the usual one."""
+    if env.get(PURE_VARIABLE, "") not in {"", "0"}:
+        return None, f"{PURE}, {PURE_VARIABLE} is set"
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        # Not compiled, or without librt, which a compiled one needs.
+        return None, PURE if error.name == module else f"{PURE}, the compiled kernel needs {error.name}"
+    except (ImportError, ValueError) as error:
+        # Of another version of librt.
+        return None, f"{PURE}, the compiled kernel cannot be loaded: {error}"
+    if source.is_file() and hashlib.sha256(source.read_bytes()).hexdigest() != found.SOURCE_SHA256:
+        return None, f"{PURE}, the compiled kernel is of another {source.name}: run make setup"
+    return found, COMPILED
+
+
+_found, _description = load()
+IS_COMPILED = _found is not None
+"""Whether `kernel` is there. A name of this module, since tests run both ways in one process."""
+DESCRIPTION: Final = _description
+"""For people: "compiled", or "pure" with the reason."""
+
+if TYPE_CHECKING:
+    from trioha.store import kernel as kernel  # noqa: PLC0414
+else:
+    kernel = _found
