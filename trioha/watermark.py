@@ -69,12 +69,20 @@ class Wait:
             if self._event is not None:
                 self._event.set()
 
+    def event(self) -> trio.Event:
+        """An event that the end of the wait sets, for a caller that waits without another coroutine.
+
+        The wait must not have ended. After a cancellation call `end`.
+        """
+        self._event = event = trio.Event()
+        return event
+
     async def wait(self) -> WaitResult:
         """Wait for the result, without a checkpoint if there is one. Cancelling gives the wait up."""
         if self.result is None:
-            self._event = trio.Event()
+            event = self.event()
             try:
-                await self._event.wait()
+                await event.wait()
             finally:
                 self.end(GIVEN_UP)
         assert self.result is not None, "the event of a wait is set by its end"

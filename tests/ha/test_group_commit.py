@@ -1,6 +1,7 @@
 """Group commit: what puts wait for and how they are answered (design section 4)."""
 
 from functools import partial
+from random import Random
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import Kind
+from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.watermark import Watermark
 
@@ -49,12 +51,13 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
 
 async def outcome(commit, end_offset, *, request_id=1, start_offset=None):
     started = trio.current_time()
-    status = await commit.wait(
-        start_offset=end_offset - 10 if start_offset is None else start_offset,
-        end_offset=end_offset,
-        request_id=request_id,
+    start = end_offset - 10 if start_offset is None else start_offset
+    appended = AppendResult(PutStatus.PUT_OK, physical_offset=start, size=end_offset - start)
+    status, now_s = await commit.wait(
+        appended, request_id=request_id, answer=lambda status, _appended, now_s: (status, now_s)
     )
-    return status, trio.current_time() - started
+    assert now_s == trio.current_time()
+    return status, now_s - started
 
 
 async def after(seconds, action, *args):
@@ -356,6 +359,35 @@ async def test_a_slave_whose_ack_is_due_for_15_s_is_not_eligible_until_its_next_
         await settled()
         assert replicas.eligible_count(log.max_offset) == 1
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_eligible_replicas_are_those_of_the_moment_whatever_happened_between(seed, autojump_clock):
+    random = Random(seed)
+    replicas = Replicas(gap_bytes_max=100, unacked_s_max=5.0)
+    clocks = {number: LagClock() for number in range(4)}
+    acks = {}
+    for _ in range(400):
+        number = random.randrange(4)
+        what = random.choice(["ack", "ack", "appended", "sleep", "forget", "ask"])
+        if what == "ack":
+            acks[number] = acks.get(number, 0) + random.randrange(60)
+            clocks[number].acknowledged(acks[number])
+            replicas.acknowledge(
+                number, replica="ab"[number % 2], ack_offset=acks[number], lag_clock=clocks[number]
+            )
+        elif what == "appended":
+            clocks[number].appended(acks.get(number, 0) + random.randrange(1, 100), trio.current_time())
+        elif what == "sleep":
+            await trio.sleep(random.choice([0.1, 1.0, 5.0]))
+        elif what == "forget":
+            replicas.forget(number)
+            acks.pop(number, None)
+            clocks[number] = LagClock()
+        for _ in range(3):
+            end_offset = max(acks.values(), default=0) + random.randrange(-50, 150)
+            wanted = {"ab"[one % 2] for one in acks if replicas.is_eligible(one, end_offset)}
+            assert replicas.eligible_count(end_offset) == len(wanted)
 
 
 # -- claims: what a connection says before anything was sent on it -----------------------------------------

@@ -92,9 +92,7 @@ async def answer_next(peer, *, until_offset=0):
 
 
 def wait(commit, stored, request_id=1):
-    return commit.wait(
-        start_offset=stored.physical_offset, end_offset=stored.end_offset, request_id=request_id
-    )
+    return commit.wait(stored, request_id=request_id, answer=lambda status, _appended, _now_s: status)
 
 
 async def test_a_single_waiting_put_is_released_by_the_ack_that_it_polled(log, monkeypatch):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 from unittest.mock import patch
 
 import trio
 from attrs import evolve
 
 from trioha.ha.connection import HaConnection
-from trioha.ha.group_commit import GroupCommit
+from trioha.ha.group_commit import Answer, GroupCommit
 from trioha.ha.master_connection import MasterConnection
 from trioha.ha.replicas import Replicas
 from trioha.ha.replication_session import ReplicationSession
@@ -19,10 +20,12 @@ from trioha.ha.slave_progress import Report, SlaveProgress
 from trioha.recording.events import CloseReason
 from trioha.store import recovery
 from trioha.store.commit_log import CommitLog
+from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.replica import ReplicaAppender
 from trioha.watermark import Watermark
 
+T = TypeVar("T")
 Plant = Callable[[], Iterator[None]]
 PLANTED: dict[str, Plant] = {}
 """What is wrong, and how to make it so."""
@@ -112,9 +115,12 @@ def _unproven_replicas() -> Iterator[None]:
 def _ok_on_timeout() -> Iterator[None]:
     wait = GroupCommit.wait
 
-    async def wait_ok(self: GroupCommit, **options: int) -> PutStatus:
-        status = await wait(self, **options)
-        return PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status
+    async def wait_ok(self: GroupCommit, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> T:
+        def answer_ok(status: PutStatus, appended: AppendResult, now_s: float) -> T:
+            status = PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status
+            return answer(status, appended, now_s)
+
+        return await wait(self, appended, request_id=request_id, answer=answer_ok)
 
     with patch.object(GroupCommit, "wait", wait_ok):
         yield

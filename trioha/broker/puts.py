@@ -101,7 +101,7 @@ class PutService:
             appended = self._log.append(message)
         if appended.status is not PutStatus.PUT_OK:
             self._refused += 1
-            return self._counted(appended.status, appended)
+            return self._counted(appended.status, appended, trio.current_time())
         request_id = next(self._request_ids)
         size = appended.size
         self._stored += appended.messages
@@ -109,18 +109,12 @@ class PutService:
         self.on_stored(message.topic, appended.messages, size)
         self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
         if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
-            return self._counted(PutStatus.PUT_OK, appended)
-        return self._wait(appended, request_id)
+            return self._counted(PutStatus.PUT_OK, appended, trio.current_time())
+        return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
 
-    async def _wait(self, appended: AppendResult, request_id: int) -> PutResult:
-        status = await self._group_commit.wait(
-            start_offset=appended.physical_offset, end_offset=appended.end_offset, request_id=request_id
-        )
-        return self._counted(status, appended)
-
-    def _counted(self, status: PutStatus, appended: AppendResult) -> PutResult:
+    def _counted(self, status: PutStatus, appended: AppendResult, now_s: float) -> PutResult:
         self._statuses[status] += 1
-        self._rates.add(appended.messages or 1, trio.current_time())
+        self._rates.add(appended.messages or 1, now_s)
         return PutResult(status, appended)
 
     @property

@@ -13,6 +13,7 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import trio
 from attrs import frozen
@@ -20,6 +21,7 @@ from attrs import frozen
 from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
+from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.watermark import REACHED, Wait, Watermark
 
@@ -27,6 +29,10 @@ from trioha.watermark import REACHED, Wait, Watermark
 _WAIT_BEGIN = int(Kind.WAIT_BEGIN)
 _WAIT_END = int(Kind.WAIT_END)
 _I32_MAX = 2**31 - 1
+
+T = TypeVar("T")
+Answer = Callable[[PutStatus, AppendResult, float], T]
+"""Makes the result of a put that has waited, from its status and the time now, in s of trio's clock."""
 
 
 @frozen
@@ -104,20 +110,23 @@ class GroupCommit:
         """Whether a put waits; one with the property WAIT=false (`wait_store_ok` False) never does."""
         return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)
 
-    async def wait(self, *, start_offset: int, end_offset: int, request_id: int) -> PutStatus:
-        """Wait until the record from `start_offset` to `end_offset` is as safe as the settings require.
+    async def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> T:
+        """Wait until what was appended is as safe as the settings require; returns `answer`'s result.
 
-        Returns PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling leaves
-        nothing behind.
+        The status is PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling
+        leaves nothing behind. Every put of a busy master goes through this one coroutine: it waits for the
+        events of its waits itself, and reads the clock once at its begin and once at its end.
         """
         settings = self._settings
+        start_offset = appended.physical_offset
+        end_offset = start_offset + appended.size
+        started_s = trio.current_time()
         need = eligible = 0
         if settings.copies_needed:
-            eligible = self._replicas.eligible_count(end_offset)
+            eligible = self._replicas.eligible_count(end_offset, started_s)
             need = self._copies_needed(end_offset)
         emit = self._sink.emit
         emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
-        started_s = trio.current_time()
         status = PutStatus.PUT_OK
         # Both waits begin before either is awaited: they run side by side.
         copies = disk = None
@@ -141,11 +150,17 @@ class GroupCommit:
                 await trio.lowlevel.checkpoint()
                 if self._waiting == 1 and copies.result is None:
                     self._poll_acks(copies)
-            if copies is not None and await copies.wait() is not REACHED:
-                status = PutStatus.FLUSH_SLAVE_TIMEOUT
-            # After a cut the log does not hold the record any more: it will not be flushed.
-            if disk is not None and await disk.wait() is not REACHED and status is PutStatus.PUT_OK:
-                status = PutStatus.FLUSH_DISK_TIMEOUT
+            if copies is not None:
+                if copies.result is None:
+                    await copies.event().wait()
+                if copies.result is not REACHED:
+                    status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            if disk is not None:
+                if disk.result is None:
+                    await disk.event().wait()
+                # After a cut the log does not hold the record any more: it will not be flushed.
+                if disk.result is not REACHED and status is PutStatus.PUT_OK:
+                    status = PutStatus.FLUSH_DISK_TIMEOUT
         finally:
             self._waiting -= 1
             # For a cancellation before or between the two waits.
@@ -153,9 +168,10 @@ class GroupCommit:
                 copies.end()
             if disk is not None:
                 disk.end()
-        waited_us = min(round((trio.current_time() - started_s) * 1e6), _I32_MAX)
+        now_s = trio.current_time()
+        waited_us = min(round((now_s - started_s) * 1e6), _I32_MAX)
         emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
-        return status
+        return answer(status, appended, now_s)
 
     async def run(self) -> None:
         """End waits at their deadlines, until cancelled: without it no put times out."""

@@ -21,6 +21,7 @@ once it has also acknowledged bytes that were sent on its connection, or claimed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import trio
@@ -93,6 +94,12 @@ class Replicas:
         self._unacked_s_max = unacked_s_max
         self._connections: dict[int, _ConnectionAck] = {}
         self._quorum_views = [QuorumView()]
+        # The last result of `eligible_count`: it holds for end offsets from `_eligible_from` to below
+        # `_eligible_below` until `_eligible_until_s`, and until the next ack or the end of a connection.
+        self._eligible = 0
+        self._eligible_from = 0
+        self._eligible_below = -math.inf
+        self._eligible_until_s = -math.inf
         self.on_acknowledged: Callable[[], None] | None = None
         """Called after each ack; must not raise."""
 
@@ -118,6 +125,7 @@ class Replicas:
         """
         ack = self._connections.get(connection_id)
         now_s = trio.current_time()
+        self._eligible_below = -math.inf
         if ack is None:
             self._connections[connection_id] = _ConnectionAck(
                 replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent, claim_offset=ack_offset
@@ -151,6 +159,7 @@ class Replicas:
         ack = self._connections.pop(connection_id, None)
         if ack is None:
             return
+        self._eligible_below = -math.inf
         for view in self._quorum_views:
             if connection_id not in view.connections:
                 continue
@@ -189,11 +198,35 @@ class Replicas:
         ack = self._connections.get(connection_id)
         return ack is not None and ack.unacked_for_s(trio.current_time()) >= self._unacked_s_max
 
-    def eligible_count(self, end_offset: int) -> int:
-        """Number of distinct replicas that a put ending at `end_offset` may wait for."""
-        now_s = trio.current_time()
-        connections = self._connections.values()
-        return len({one.replica for one in connections if self._is_eligible(one, end_offset, now_s)})
+    def eligible_count(self, end_offset: int, now_s: float | None = None) -> int:
+        """Number of distinct replicas that a put ending at `end_offset` may wait for.
+
+        `now_s` is the time now, of trio's clock. Every waiting put asks, so replicas are counted once for the
+        puts between two acks, not for each of them.
+        """
+        if now_s is None:
+            now_s = trio.current_time()
+        if self._eligible_from <= end_offset < self._eligible_below and now_s < self._eligible_until_s:
+            return self._eligible
+        eligible: set[str] = set()
+        below: float = math.inf
+        until_s = math.inf
+        # A replica that is not eligible now is not so for a later end either, before its next ack.
+        for one in self._connections.values():
+            if not self._is_eligible(one, end_offset, now_s):
+                continue
+            eligible.add(one.replica)
+            if end_offset <= one.ack_offset:
+                below = min(below, one.ack_offset + 1)
+            else:
+                below = min(below, one.ack_offset + self._gap_bytes_max)
+                oldest_s = one.lag_clock.oldest_s
+                due_s = now_s if oldest_s is None else max(oldest_s, one.acked_s)
+                until_s = min(until_s, due_s + self._unacked_s_max)
+        self._eligible = len(eligible)
+        self._eligible_from, self._eligible_below = end_offset, below
+        self._eligible_until_s = until_s
+        return self._eligible
 
     def in_sync_count(self, end_offset: int) -> int:
         """Number of distinct eligible replicas that have acknowledged what was sent to them."""
