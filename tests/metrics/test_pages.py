@@ -15,7 +15,7 @@ from tests.metrics.pages import CONFIGS, DASHBOARD, OF_PROMETHEUS, RULES, family
 from tests.metrics.promql import Selector, read
 from tests.metrics.scraping import documented
 from trioha.cli import EXIT_REFUSED
-from trioha.cli.node import EXIT_FAULT
+from trioha.node.process import EXIT_FAULT
 
 UNIT = CONFIGS / "systemd" / "trioha@.service"
 DOCS = CONFIGS.parent / "docs"

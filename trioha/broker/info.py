@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import asdict, evolve
@@ -20,14 +21,15 @@ from trioha.broker.puts import PutService
 from trioha.broker_status import BrokerStatus, MetadataStatus
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
-from trioha.ha.slave import HaSlave
 from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
 from trioha.remoting.fastjson import camel_case
-from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.message_store import MessageStore
 from trioha.store.record_layout import store_timestamp_ms
+
+if TYPE_CHECKING:
+    from trioha.ha.slave import HaSlave
 
 GIB = 1 << 30
 CLIENTS_PREFIX = "trioha.clients."
@@ -104,6 +106,9 @@ class BrokerInfo:
 
     def ha_status_body(self) -> bytes:
         """The body of an answer to GET_BROKER_HA_STATUS."""
+        # With the libraries that it needs, 20 ms that a start does not wait for.
+        from trioha.remoting.ha_runtime_info import encode_ha_status  # noqa: PLC0415
+
         return encode_ha_status(self.ha_status())
 
     async def runtime_info_body(self) -> bytes:

@@ -1,7 +1,7 @@
 """The `trioha` command.
 
 Commands are named here and imported when they are called, so that `trioha node` starts without Textual,
-Spark, or anything else that only another command needs.
+Spark, or anything else that only another command needs; with its usual arguments also without the parser.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Final
-
-from cyclopts import App, CycloptsError, Parameter
+from typing import TYPE_CHECKING, Final
 
 from trioha import __version__
 from trioha.errors import TriohaError, leaves_of
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 EXIT_REFUSED: Final = 2
 """Exit code for bad input: arguments, settings, files or peers that cannot be used."""
@@ -54,6 +55,8 @@ def _version() -> str:
 
 def _app(called: str | None) -> App:
     """All commands; the help of `called` is its docstring, that of the others their summary."""
+    from cyclopts import App, Parameter  # noqa: PLC0415
+
     app = App(
         name="trioha",
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
@@ -85,10 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint=f"did you mean {similar[0]}?" if similar else "see trioha --help",
         )
     try:
-        code = _app(tokens[0] if tokens else None)(tokens)
+        code = _call(tokens)
         sys.stdout.flush()
-    except CycloptsError as error:
-        return _refuse(" ".join(str(error).split()), hint=_help_hint(tokens))
     except TriohaError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -105,6 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(leaves_of(expected))
     assert isinstance(code, int), f"a command ended in {code!r}"
     return code
+
+
+def _call(tokens: list[str]) -> object:
+    """Run the command of `tokens`."""
+    if tokens[:1] == ["node"]:
+        from trioha.cli.node_start import start_node, usual_arguments  # noqa: PLC0415
+
+        if (arguments := usual_arguments(tokens[1:])) is not None:
+            return start_node(arguments)
+    from cyclopts import CycloptsError  # noqa: PLC0415
+
+    try:
+        return _app(tokens[0] if tokens else None)(tokens)
+    except CycloptsError as error:
+        return _refuse(" ".join(str(error).split()), hint=_help_hint(tokens))
 
 
 def _end(errors: list[BaseException]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import evolve, frozen
@@ -14,7 +15,6 @@ from trioha.broker.admin_offsets import AdminOffsets
 from trioha.broker.admin_statistics import AdminStatistics
 from trioha.broker.admin_topics import AdminTopics
 from trioha.broker.puts import PutService
-from trioha.broker.registration import BrokerRegistration
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.traffic import BrokerTraffic
@@ -29,6 +29,9 @@ from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
+
+if TYPE_CHECKING:
+    from trioha.broker.registration import BrokerRegistration
 
 
 @frozen

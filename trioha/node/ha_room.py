@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -19,9 +20,7 @@ from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
-from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.settings import HaSettings
-from trioha.ha.slave import HaSlave
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
 from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
@@ -31,6 +30,9 @@ from trioha.node.budget import DescriptorBudget
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address, parse_address
 from trioha.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    from trioha.ha.slave import HaSlave
 
 log = structlog.get_logger(__name__)
 
@@ -220,6 +222,9 @@ def _slave(
     sink: EventSink,
     connection_ids: Iterator[int],
 ) -> HaSlave:
+    from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
+    from trioha.ha.slave import HaSlave  # noqa: PLC0415
+
     tls_files = _tls_files(config)
     return HaSlave(
         master_address=str(location),

@@ -10,9 +10,6 @@ from attrs import frozen
 
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
-from trioha.metrics.busiest import BusiestKeys
-from trioha.metrics.http_statistics import HttpStatistics
-from trioha.metrics.sources import Descriptors, Limits, Sources
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, open_descriptors
 from trioha.node.addresses import announced, os_reason
@@ -24,6 +21,7 @@ from trioha.remoting.address import Address
 
 if TYPE_CHECKING:
     from trioha.metrics.port import MetricsPort
+    from trioha.metrics.sources import Sources
 
 BACKLOG: Final = 16
 """Connections that wait until they are accepted."""
@@ -49,7 +47,6 @@ class MetricsRoom:
         """None without trioha.metricsPort."""
         if config.metrics_port is None:
             return None
-        # 50 ms and 3 MB that other nodes do not need.
         from trioha.metrics.port import MetricsPort  # noqa: PLC0415
 
         sources = _sources(config, broker=broker, ha=ha, store=store, budget=budget)
@@ -83,6 +80,10 @@ def _sources(
     store: StoreRoom,
     budget: DescriptorBudget,
 ) -> Sources:
+    from trioha.metrics.busiest import BusiestKeys  # noqa: PLC0415
+    from trioha.metrics.http_statistics import HttpStatistics  # noqa: PLC0415
+    from trioha.metrics.sources import Descriptors, Limits, Sources  # noqa: PLC0415
+
     traffic, slave = broker.admin.traffic, ha.slave
     borders = {
         "clients": broker.server.border,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trioha.broker.registration import ANSWER_BYTES_MAX, BrokerEntry, BrokerRegistration
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.errors import ConfigError
 from trioha.metadata.topics import TopicTable
-from trioha.namesrv.server import NameServer
-from trioha.namesrv.settings import NameServerSettings
 from trioha.net.tls import ServerTls
 from trioha.node.addresses import ANY_ADDRESSES
 from trioha.node.budget import DescriptorBudget
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
+
+if TYPE_CHECKING:
+    from trioha.broker.registration import BrokerRegistration
+    from trioha.namesrv.server import NameServer
 
 LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
@@ -32,6 +33,9 @@ async def open_name_server(
     """
     if not config.with_name_server:
         return None
+    from trioha.namesrv.server import NameServer  # noqa: PLC0415
+    from trioha.namesrv.settings import NameServerSettings  # noqa: PLC0415
+
     address = embedded_address(config)
     settings = NameServerSettings(
         listen_port=address.port,
@@ -71,6 +75,12 @@ def registration_of(
     """
     if not config.namesrv_addr:
         return None
+    from trioha.broker.registration import (  # noqa: PLC0415
+        ANSWER_BYTES_MAX,
+        BrokerEntry,
+        BrokerRegistration,
+    )
+
     return BrokerRegistration(
         config.namesrv_addr,
         BrokerEntry(

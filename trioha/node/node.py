@@ -47,6 +47,7 @@ from trioha.node.addresses import announced
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
+from trioha.node.late_imports import import_late
 from trioha.node.metadata_room import MetadataCopyRoom, open_metadata
 from trioha.node.metrics_room import MetricsRoom
 from trioha.node.namesrv_room import open_name_server, registration_of
@@ -242,6 +243,7 @@ async def _serve(
                     metrics=metrics_address,
                 )
             )
+            clients.start_soon(import_late)
             await stopping.wait()
             # Pulls that wait for messages are answered that there are none.
             broker.consumers.polls.end_all()

@@ -10,8 +10,6 @@ import trio
 
 from trioha.config.broker import BrokerConfig
 from trioha.recording.events import EventSink, NoSink
-from trioha.recording.layout import SessionIdentity
-from trioha.recording.recorder import Recorder
 
 
 @asynccontextmanager
@@ -23,6 +21,9 @@ async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path
     if config.record_dir is None:
         yield NoSink(), None
         return
+    from trioha.recording.layout import SessionIdentity  # noqa: PLC0415
+    from trioha.recording.recorder import Recorder  # noqa: PLC0415
+
     recorder = Recorder(
         config.record_dir,
         identity=SessionIdentity(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ssl
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from trioha.broker.acl import AccessControl
-from trioha.broker.acl_file import AclFile
 from trioha.config.broker import BrokerConfig
 from trioha.config.model import ClientAuth, TlsMode
 from trioha.net.threads import run_in_thread
@@ -17,6 +15,10 @@ from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
 from trioha.remoting.client import ClientSecurity
 from trioha.remoting.serving import Handler
 from trioha.remoting.signature import Credentials
+
+if TYPE_CHECKING:
+    from trioha.broker.acl import AccessControl
+    from trioha.broker.acl_file import AclFile
 
 _VERIFY_MODES: Final = {
     ClientAuth.NONE: ssl.CERT_NONE,
@@ -42,6 +44,8 @@ class SecurityRoom:
         tls = await run_in_thread(partial(_server_tls, config))
         acl = None
         if config.acl_enable:
+            from trioha.broker.acl_file import AclFile  # noqa: PLC0415
+
             assert config.acl_file is not None, "load_config requires it with aclEnable"
             acl = await AclFile.open(config.acl_file)
         client_tls = await run_in_thread(partial(_client_tls, config))
@@ -51,6 +55,8 @@ class SecurityRoom:
         """Access control in front of `handler`; None if it is not enabled."""
         if self.acl is None:
             return None
+        from trioha.broker.acl import AccessControl  # noqa: PLC0415
+
         control = AccessControl(self.acl.rules, handler)
         self.acl.on_change = control.replace
         return control

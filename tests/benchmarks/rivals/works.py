@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from attrs import Factory, define, evolve, field, frozen
 
+import trioha
 from tests.benchmarks.bench_dispatch import FILE_BYTES as LOG_FILE_BYTES
 from tests.benchmarks.bench_dispatch import QUEUES, make_log
 from tests.benchmarks.rivals.machine import (
@@ -377,6 +379,8 @@ def _continue(pids: Iterable[int]) -> None:
 
 def start(bench: Bench) -> None:
     """From starting a broker's process to its being ready, on an empty store and on one cleanly stopped."""
+    # As pip leaves what it installs, also where Python is told not to write bytecode.
+    compileall.compile_dir(Path(trioha.__file__).parent, quiet=1)
     roots: dict[str, Path] = {}
     for side in bench.sides():
         bench.on_step(f"start: {side.name} writes its log")

@@ -1,0 +1,131 @@
+"""`trioha node` with its usual arguments: read without the parser of all commands, to the same effect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trioha.cli import _app
+from trioha.cli.node_start import NodeArguments, usual_arguments
+
+WORDS = (
+    *("-c", "--config", "-p", "--set", "--with-namesrv", "--with-namesrv=true", "--no-with-namesrv"),
+    *(
+        "broker.conf",
+        "a/b c.conf",
+        "~/b.conf",
+        "",
+        "-",
+        "--",
+        "--help",
+        "-h",
+        "--version",
+        "-x",
+        "-cbroker.conf",
+    ),
+    *(
+        "brokerId=1",
+        "--set=brokerId=1",
+        "namesrvAddr=",
+        "a=b=c",
+        "true",
+        "1",
+        "-1",
+        "-p=1",
+        "[1]",
+        '["a"]',
+        "{}",
+    ),
+)
+
+
+def parsed(tokens: list[str]) -> NodeArguments | None:
+    """What the parser of all commands makes of `tokens`; None if it refuses them."""
+    try:
+        command, bound, *_ = _app("node").parse_args(
+            ["node", *tokens], print_error=False, exit_on_error=False
+        )
+    except CycloptsError:
+        return None
+    if command.__name__ != "node":
+        return None
+    arguments = bound.arguments
+    return NodeArguments(arguments["config"], arguments.get("set_", ()), arguments.get("with_namesrv", False))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["-c", "b.conf"], NodeArguments(Path("b.conf"), (), False)),
+        (["--config", "b.conf", "--with-namesrv"], NodeArguments(Path("b.conf"), (), True)),
+        (
+            ["-p", "a=1", "-c", "/etc/b.conf", "--set", "b=x y"],
+            NodeArguments(Path("/etc/b.conf"), ("a=1", "b=x y"), False),
+        ),
+    ],
+)
+def test_usual_arguments_need_no_parser(tokens: list[str], expected: NodeArguments) -> None:
+    assert usual_arguments(tokens) == expected
+    assert parsed(tokens) == expected
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [],
+        ["--help"],
+        ["-c"],
+        ["-c", ""],
+        ["b.conf"],
+        ["-c", "b.conf", "-p"],
+        ["-c", "b.conf", "-p", "-1"],
+        ["-c", "b.conf", "--config", "c.conf"],
+        ["--config=b.conf"],
+        ["-c", "b.conf", "--with-namesrv", "--with-namesrv"],
+        ["-c", "b.conf", "--with-namesrv", "true"],
+        ["-c", "b.conf", "--frob", "x"],
+    ],
+)
+def test_all_other_arguments_are_left_to_the_parser(tokens: list[str]) -> None:
+    assert usual_arguments(tokens) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(WORDS).map(lambda word: [word]),
+            st.tuples(st.sampled_from(("-c", "--config")), st.sampled_from(WORDS)).map(list),
+            st.tuples(st.sampled_from(("-p", "--set")), st.sampled_from(WORDS)).map(list),
+        ),
+        max_size=5,
+    )
+)
+def test_what_is_read_without_the_parser_is_what_the_parser_reads(parts: list[list[str]]) -> None:
+    tokens = [word for part in parts for word in part]
+    arguments = usual_arguments(tokens)
+    if arguments is not None:
+        assert parsed(tokens) == arguments
+
+
+@pytest.mark.parametrize("tokens", [["-c", "missing.conf"], ["--config=missing.conf"]])
+def test_a_refused_configuration_is_one_line_with_or_without_the_parser(
+    tokens: list[str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trioha", "node", *tokens],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("trioha: missing.conf: ")
+    assert done.stderr.count("\n") == 1

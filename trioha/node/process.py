@@ -1,0 +1,123 @@
+"""The process of a node: its log, its signals, its exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from traceback import extract_tb
+from typing import Final
+
+import structlog
+import trio
+
+from trioha.config.broker import LoadedConfig, LogFormat, load_config
+from trioha.config.update import ConfigFile
+from trioha.errors import TriohaError, leaves_of
+from trioha.net.border import is_shortage
+from trioha.net.descriptors import raise_descriptor_limit
+from trioha.node.logs import configure_logs
+from trioha.node.node import Ready, run_node
+
+log = structlog.get_logger(__name__)
+
+EXIT_FAULT: Final = 1
+"""Exit code after a fault of the program itself, or where the system had no memory left."""
+
+
+def run_process(config: Path, settings: tuple[str, ...] = (), *, with_namesrv: bool = False) -> int:
+    """Run the node of a broker.conf until SIGTERM or SIGINT, and return the exit code of the process.
+
+    `settings` replace those of the file; `with_namesrv` runs a name server in the node, too.
+    Raises TriohaError.
+    """
+    file = ConfigFile(config, (*settings, "trioha.withNamesrv=true") if with_namesrv else settings)
+    loaded = load_config(file.path, file.overrides)
+    configure_logs(as_json=loaded.config.log_format is LogFormat.JSON)
+    for warning in loaded.warnings:
+        log.warning(warning)
+    raise_descriptor_limit()
+    try:
+        return trio.run(_run, loaded, file)
+    except Exception as error:
+        faults = [leaf for leaf in leaves_of(error) if not isinstance(leaf, TriohaError)]
+        if not faults:
+            raise
+        return _report_faults(error, faults)
+
+
+async def _run(loaded: LoadedConfig, file: ConfigFile) -> int:
+    """Run the node until a signal stops it; returns exit code 0."""
+    stopping = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            stop = _Stop(stopping, nursery.cancel_scope)
+            nursery.start_soon(stop.on_signals, signals)
+            await run_node(
+                loaded.config,
+                on_ready=stop.on_ready,
+                warnings=loaded.warnings,
+                config_file=file,
+                stopping=stopping,
+            )
+            nursery.cancel_scope.cancel()
+    return 0
+
+
+class _Stop:
+    """Handles signals: the first one drains a node that is ready and ends a start, the next one cancels."""
+
+    def __init__(self, stopping: trio.Event, scope: trio.CancelScope) -> None:
+        self._stopping = stopping
+        self._scope = scope
+        self._is_ready = False
+
+    def on_ready(self, ready: Ready) -> None:
+        self._is_ready = True
+        print(ready.line(), flush=True)
+        log.info(
+            "serving",
+            role=ready.role,
+            listen=str(ready.listen),
+            ha=str(ready.ha),
+            max_offset=ready.max_offset,
+        )
+
+    async def on_signals(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self._is_ready and not self._stopping.is_set():
+                log.info("stopping", signal=name)
+                self._stopping.set()
+            else:
+                log.info("stopping at once", signal=name)
+                self._scope.cancel()
+
+
+def _report_faults(error: Exception, faults: list[BaseException]) -> int:
+    """Report what ended the node in the last line, after the traceback of a bug."""
+    first = faults[0]
+    if is_shortage(first) or any(is_shortage(cause) for cause in _causes(first)):
+        text = f"the system has no more memory, threads or files for this node ({_described(first)})"
+    else:
+        log.error("the node ended by a fault of this program", exc_info=error)
+        text = f"the node ended by a fault of this program: {_described(first)}"
+    print(f"trioha: {text}", file=sys.stderr)
+    return EXIT_FAULT
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The chain of causes and contexts of `error`."""
+    found = []
+    while (cause := error.__cause__ or error.__context__) is not None:
+        found.append(cause)
+        error = cause
+    return found
+
+
+def _described(error: BaseException) -> str:
+    """Type, first line and place of an exception."""
+    frames = extract_tb(error.__traceback__)
+    text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    return f"{text} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else text
