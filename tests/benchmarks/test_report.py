@@ -113,6 +113,7 @@ def test_every_goal_of_the_table():
         "trioha to trioha",
         "trioha to trioha, haVerify=frame",
         "trioha to J",
+        "raw sender to J",
         "J to trioha",
         "J to J",
     ):
@@ -128,6 +129,7 @@ def test_every_goal_of_the_table():
         "catch-up of 400 MB, every record checked": 1.8,
         "catch-up, frames checked only": 2,
         "catch-up, trioha master, RocketMQ slave": 1,
+        "catch-up, raw sender, RocketMQ slave": None,
         "catch-up, RocketMQ master, trioha slave": 1.2,
         "put to ack, 1 writer, p50": 1,
         "put to ack, 1 writer, p99": 1,

@@ -23,7 +23,6 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 
@@ -46,8 +45,6 @@ class Direction(StrEnum):
 
 
 BOTH = (Direction.TO_TARGET, Direction.TO_CLIENT)
-Watch = Callable[[Direction, bytes], None]
-"""Is called with all bytes of one connection, before they are sent on."""
 
 
 @define(eq=False)
@@ -84,7 +81,6 @@ class _Pair:
 
     client: trio.SocketStream
     target: trio.SocketStream
-    watch: Watch | None = None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     is_dead: bool = False
     """The ends receive nothing from each other any more."""
@@ -95,9 +91,7 @@ class _Pair:
 class Link:
     """One faulty link: `serve` is its whole life."""
 
-    def __init__(self, *, seed: int = 0, watch: Callable[[], Watch] | None = None) -> None:
-        """`watch` is called for each connection that is joined."""
-        self._watch = watch
+    def __init__(self, *, seed: int = 0) -> None:
         self.target: tuple[str, int] | None = None
         """Where new connections lead; None refuses them."""
         self.port = 0
@@ -211,7 +205,7 @@ class Link:
             await _close(client, reset=True)
             return
         self.accepted += 1
-        pair = _Pair(client, target, None if self._watch is None else self._watch())
+        pair = _Pair(client, target)
         self._pairs.append(pair)
         try:
             with pair.scope:
@@ -269,8 +263,6 @@ class Link:
                 last = lane.left_bytes == 0
             try:
                 if data:
-                    if pair.watch is not None:
-                        pair.watch(way, data)
                     await sink.send_all(data)
                     lane.passed_bytes += len(data)
             except trio.BrokenResourceError:

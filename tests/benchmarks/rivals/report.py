@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 from rich.table import Table
 
+from tests.benchmarks.rivals.sides import RAW_SENDER
 from tests.benchmarks.rivals.works import SLAVES, Series, Sizes
 
 NOISY: Final = 1.2
@@ -142,6 +143,7 @@ def lines(results: Mapping[str, Series], sizes: Sizes, *, trioha: str, java: str
         ),
         ("catch-up, frames checked only", f"{trioha} to {trioha}, haVerify=frame", 2),
         ("catch-up, trioha master, RocketMQ slave", f"{trioha} to {java}", 1),
+        ("catch-up, raw sender, RocketMQ slave", f"{RAW_SENDER} to {java}", None),
         ("catch-up, RocketMQ master, trioha slave", f"{java} to {trioha}", 1.2),
     ):
         add(name, "MB/s", f"catch-up/{ours}", both, goal=goal, cpu_for="GB")

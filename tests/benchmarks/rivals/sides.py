@@ -29,6 +29,7 @@ from tests.interop.rocketmq import class_path, java_tool
 
 REPOSITORY = Path(__file__).parents[3]
 JAVA_SOURCE = Path(__file__).parents[1] / "java" / "BenchDriver.java"
+RAW_SENDER = "raw sender"
 READY_WITHIN_S = 60.0
 CLOSE_WITHIN_S = 60.0
 
@@ -303,6 +304,18 @@ class JavaSide(Side):
     def close(self) -> None:
         for driver in self._drivers:
             driver.close()
+
+
+def open_raw_sender(folder: Path, log: Path, *, log_bytes: int) -> Master:
+    """A process that sends the first bytes of a log's file to slaves and does nothing else."""
+    driver = Driver(
+        [sys.executable, "-m", "tests.benchmarks.rivals.raw_sender"],
+        name="raw-sender",
+        folder=folder,
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    opened = driver.call("open", path=str(log), bytes=log_bytes)
+    return Master(driver, RAW_SENDER, opened["haPort"], opened["maxOffset"], {})
 
 
 def compiled(classes: Path, version: str, source: Path) -> str:

@@ -27,7 +27,14 @@ from tests.benchmarks.rivals.machine import (
     await_requests,
     memory_watched,
 )
-from tests.benchmarks.rivals.sides import FrameCheckingSide, Master, Side, remove
+from tests.benchmarks.rivals.sides import (
+    RAW_SENDER,
+    FrameCheckingSide,
+    Master,
+    Side,
+    open_raw_sender,
+    remove,
+)
 
 BODY_BYTES = 1024
 FILE_BYTES = 1 << 30
@@ -220,36 +227,41 @@ def catch_up(bench: Bench) -> None:
     """An empty slave takes a log: every pair of master and slave."""
     sizes = bench.sizes
     masters: dict[str, Master] = {}
+    logs: dict[str, Path] = {}
     for side in bench.sides():
         bench.on_step(f"catch-up: {side.name} writes its log")
-        master = side.open_master(bench.new_folder("catch-up-master"), file_bytes=FILE_BYTES)
-        master.call("fill", bodyBytes=BODY_BYTES, bytes=sizes.catch_up_bytes)
+        root = bench.new_folder("catch-up-master")
+        master = side.open_master(root, file_bytes=FILE_BYTES)
+        filled = master.call("fill", bodyBytes=BODY_BYTES, bytes=sizes.catch_up_bytes)
         master.driver.pause()
         masters[side.name] = master
+        logs[side.name] = root / "commitlog" / f"{0:020}"
+    masters[RAW_SENDER] = open_raw_sender(
+        bench.new_folder("catch-up-raw"), logs[bench.java.name], log_bytes=filled["maxOffset"]
+    )
     pairs = [
-        (bench.trioha, bench.trioha),
-        (bench.trioha, FrameCheckingSide(bench.folder)),
-        (bench.java, bench.java),
-        (bench.trioha, bench.java),
-        (bench.java, bench.trioha),
+        (bench.trioha.name, bench.trioha),
+        (bench.trioha.name, FrameCheckingSide(bench.folder)),
+        (bench.java.name, bench.java),
+        (bench.trioha.name, bench.java),
+        (RAW_SENDER, bench.java),
+        (bench.java.name, bench.trioha),
     ]
     turns = Turns()
     for counts in rounds_with_warm_up(sizes):
-        for master_side, slave_side in turns.order(pairs):
-            bench.on_step(f"catch-up: {master_side.name} to {slave_side.name}")
-            found = catch_up_once(
-                bench, masters[master_side.name], slave_side, number=1, file_bytes=FILE_BYTES
-            )
+        for name, slave_side in turns.order(pairs):
+            bench.on_step(f"catch-up: {name} to {slave_side.name}")
+            found = catch_up_once(bench, masters[name], slave_side, number=1, file_bytes=FILE_BYTES)
             if not counts:
                 continue
             bench.note(
-                f"catch-up/{master_side.name} to {slave_side.name}",
+                f"catch-up/{name} to {slave_side.name}",
                 found.bytes_per_s / 1e6,
                 found.load,
                 cpu_s=found.cpu_s_per_gb,
             )
-            if master_side is slave_side:
-                name, load = slave_side.name, found.load
+            if name == slave_side.name:
+                load = found.load
                 bench.note(f"memory/catch-up master/{name}", found.master_bytes / 1e6, load)
                 bench.note(f"memory/catch-up slave/{name}", found.slaves_bytes / 1e6, load)
     for master in masters.values():
