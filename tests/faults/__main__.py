@@ -207,6 +207,8 @@ def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]
         "seconds": round(seconds, 1),
         "kills": sum(report.kills for report in reports),
         "starts": sum(report.starts for report in reports),
+        "metadata_copies": sum(report.metadata_copies for report in reports),
+        "offset_checks": sum(report.offset_checks for report in reports),
         "failed_syncs": sum(report.failed_syncs for report in reports),
         "hostile_frames": sum(report.hostile_frames for report in reports),
         "promises": sum(report.promises for report in reports),

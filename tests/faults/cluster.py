@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,12 +29,27 @@ from tests.faults import disks
 from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
 from tests.faults.invariants import check_failed_sync, check_promises
+from tests.faults.metadata import (
+    COPY_PERIOD_S,
+    Copy,
+    CopyWatch,
+    Queue,
+    check_offsets,
+    fetch_last_success,
+    fetch_tables,
+    file_differences,
+    last_taken,
+    last_write_s,
+    metadata_differences,
+    read_offsets,
+)
 from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
 from tests.hostile.counters import ConnectionCounters
 from tests.interop.node import TriohaNode
+from trioha.errors import StoreError
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 
@@ -44,6 +59,9 @@ READY_WITHIN_S = 30.0
 LOST_WITHIN_S = 5.0
 CAUGHT_UP_WITHIN_S = 30.0
 """A slave that was refused again and again waits up to 5 s before it dials once more."""
+METADATA_WITHIN_S = 60.0
+"""Copies and writes begin every 0.3 s."""
+WRITES_SEEN_EVERY_S = 0.05
 WORLD_WITHIN_S = 10.0
 QUEUES = ConsumeQueueSettings(file_bytes=1000)
 """Files of 50 entries, of which a run fills several."""
@@ -83,6 +101,15 @@ class _Keeper:
     def is_up(self) -> bool:
         """Whether the node is meant to run."""
         return self._starting is not None
+
+    @property
+    def ready_node(self) -> _Node | None:
+        """The node if it runs and is ready now."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.exception() is not None:
+            return None
+        node = starting.result()
+        return node if node.is_running else None
 
     def start(self) -> None:
         """Begin to start the node without waiting for it."""
@@ -162,14 +189,24 @@ class _Keeper:
 class _World:
     """Links, producer and peers, in a trio thread of their own."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, master_store: Path, violations: list[str]) -> None:
+        """What is found out here is added to `violations`."""
         self._plan = plan
+        self._master_store = master_store
+        self._violations = violations
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
         self._produced = trio.Event()
+        self._guests = 0
+        self._guests_gone = trio.Event()
+        self._guests_gone.set()
         self.links: list[Link] = []
+        self.metadata_links: list[Link] = []
+        """To the remoting ports; no fault is theirs, and a node has another port after each start."""
+        self.copies = [CopyWatch(partial(self._check_copy, index)) for index in range(plan.setup.slaves)]
+        """What passes them."""
         self.producer = Producer(plan.setup.load, seed=plan.seed)
         self._impostors: dict[int, trio.CancelScope] = {}
         self._thread = threading.Thread(target=self._run, name="world", daemon=True)
@@ -194,8 +231,22 @@ class _World:
                 link = Link(seed=self._plan.seed + index)
                 await nursery.start(link.serve)
                 self.links.append(link)
+                metadata_link = Link(watch=self.copies[index].connection)
+                await nursery.start(metadata_link.serve)
+                self.metadata_links.append(metadata_link)
             self._ready.set()
-            await trio.sleep_forever()
+            while True:
+                written_s = last_write_s(self._master_store)
+                if written_s is not None:
+                    self.producer.ledger.note_write(written_s)
+                await trio.sleep(WRITES_SEEN_EVERY_S)
+
+    def _check_copy(self, index: int, copy: Copy) -> None:
+        """What the master had acknowledged when it was asked is in its answer."""
+        if self._plan.setup.upstream(index) == MASTER:
+            acknowledged = self.producer.ledger.acknowledged_before(copy.asked_s)
+            where = f"the answer to {slave_name(index)}"
+            self._violations += check_offsets(copy.offsets, acknowledged, where=where)
 
     def call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call a function in the trio thread."""
@@ -218,6 +269,28 @@ class _World:
         """Start a task that lives until the end at most."""
         assert self._nursery is not None
         self.call(self._nursery.start_soon, function, *arguments)
+
+    def invite(self, stay: Callable[[], Awaitable[None]]) -> None:
+        """Start a peer that leaves by itself."""
+        self.call(self._invite, stay)
+
+    def _invite(self, stay: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        if not self._guests:
+            self._guests_gone = trio.Event()
+        self._guests += 1
+        self._nursery.start_soon(self._attend, stay)
+
+    async def _attend(self, stay: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await stay()
+        finally:
+            self._guests -= 1
+            if not self._guests:
+                self._guests_gone.set()
+
+    async def wait_guests_gone(self) -> None:
+        await self._guests_gone.wait()
 
     async def produce(self) -> None:
         await self.producer.run()
@@ -258,12 +331,28 @@ class Cluster:
     Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
     """
 
-    def __init__(self, plan: Plan, folder: Path, *, small_disks: bool = False) -> None:
-        """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`."""
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        small_disks: bool = False,
+        programs: Mapping[str, list[str]] | None = None,
+    ) -> None:
+        """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`.
+
+        `programs` are what nodes run instead of `trioha`: those of `tests.faults.planted`.
+        """
+        self._programs = programs or {}
         self.plan = plan
         self.folder = folder
         self.violations: list[str] = []
         """What was found out while the run went on."""
+        self.offset_checks = 0
+        """How often the offsets of a slave were checked when the node that it copies from had ended."""
+        self.metadata_within_s = METADATA_WITHIN_S
+        """How long it may take at the end until all tables are equal and on all disks."""
+        self._hung: set[str] = set()
         self._targets: dict[str, tuple[str, int]] = {}
         """HA ports of the nodes that are up."""
         self._hostile = ConnectionCounters()
@@ -274,7 +363,7 @@ class Cluster:
         filling = plan.nodes_with(DiskFull)
         self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
         self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
-        self._world = _World(plan)
+        self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
         self.keepers = {
             name: _Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
             for name in plan.setup.nodes
@@ -320,12 +409,14 @@ class Cluster:
             "maxIndexNum": INDEX.index_num,
             "maxMessageSize": 60_000,
             "messageDelayLevel": DELAY_LEVELS,
+            "flushConsumerOffsetInterval": 300,
+            "flushDelayOffsetInterval": 300,
             "haSendHeartbeatInterval": setup.heartbeat_ms,
             "haHousekeepingInterval": setup.housekeeping_ms,
             "haTransferBatchSize": setup.transfer_batch_bytes,
             "trioha.recordDir": self.recordings(name),
         }
-        program = [sys.executable, "-m", "trioha"]
+        program = self._programs.get(name, [sys.executable, "-m", "trioha"])
         if name in self._shimmed:
             program = disks.program(self._disk_fault(name))
         options["program"] = [*_with_descriptors(setup.descriptors_max), *program]
@@ -354,6 +445,9 @@ class Cluster:
                 "trioha.haStartFrom": setup.start_from,
                 "trioha.haGapPolicy": setup.gap_policy,
                 "trioha.haTailCheck": setup.tail_check_bytes,
+                "trioha.masterAddress": self._world.metadata_links[index].address,
+                "trioha.metadataSyncFirst": 100,
+                "trioha.metadataSyncPeriod": round(COPY_PERIOD_S * 1000),
             },
             **options,
         )
@@ -372,6 +466,9 @@ class Cluster:
             for index in self.plan.setup.followers(name):
                 if index not in self._misled:
                     self._world.call(setattr, self._world.links[index], "target", target)
+                host, _, port = (listen_address or "").rpartition(":")
+                listens = (host, int(port)) if port else None
+                self._world.call(setattr, self._world.metadata_links[index], "target", listens)
             if name == MASTER:
                 self._world.call(self._world.producer.use, listen_address)
 
@@ -388,20 +485,25 @@ class Cluster:
             self._lead(name, None, None)
         if MASTER in names:
             self._check_promises_on_slaves()
+        for name in names:
+            self._check_offsets_after(name, is_clean=False)
 
     def stop(self, name: str) -> None:
         """SIGTERM, and a clean end."""
         self.keepers[name].stop()
         self._lead(name, None, None)
+        self._check_offsets_after(name, is_clean=True)
         assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
 
     def hang(self, name: str) -> None:
         """SIGSTOP."""
         self.keepers[name].node().hang()
+        self._hung.add(name)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""
         self.keepers[name].node().resume()
+        self._hung.discard(name)
 
     def lose_log(self, name: str) -> None:
         """Empty the store of a node that is down; what was promised is void."""
@@ -448,6 +550,7 @@ class Cluster:
         self._lead(name, None, None)
         if name == MASTER:
             self._check_promises_on_slaves()
+        self._check_offsets_after(name, is_clean=False)
         if ended:
             setup = self.plan.setup
             promises_disk = name == MASTER and setup.flush_disk_type == "SYNC_FLUSH"
@@ -486,7 +589,7 @@ class Cluster:
         keeper = self.keepers[name]
         if keeper.is_up:
             port = keeper.node().ha_port
-            self._world.spawn(partial(visit, kind, port=port, seed=seed, stay_s=stay_s))
+            self._world.invite(partial(visit, kind, port=port, seed=seed, stay_s=stay_s))
 
     def harass(self, name: str, *, seed: int, stay_s: float) -> None:
         """Send hostile frames to both ports of a node."""
@@ -494,7 +597,7 @@ class Cluster:
         if keeper.is_up:
             node = keeper.node()
             listen_port = int(node.listen_address.rpartition(":")[2])
-            self._world.spawn(
+            self._world.invite(
                 partial(
                     harass,
                     listen_port=listen_port,
@@ -511,7 +614,7 @@ class Cluster:
         if keeper.is_up:
             node = keeper.node()
             port = node.ha_port if is_at_ha_port else int(node.listen_address.rpartition(":")[2])
-            self._world.spawn(partial(occupy, port=port, connections=connections, stay_s=stay_s))
+            self._world.invite(partial(occupy, port=port, connections=connections, stay_s=stay_s))
 
     @property
     def hostile_frames(self) -> int:
@@ -550,6 +653,8 @@ class Cluster:
             if not keeper.is_up:
                 keeper.start()
         nodes = {name: keeper.node() for name, keeper in self.keepers.items()}
+        # One that came late may still have messages stored.
+        self._world.run(self._world.wait_guests_gone, within_s=CAUGHT_UP_WITHIN_S)
         # The last puts go to a whole cluster, which must store some of them after all its faults.
         kept = len(self.promises)
         deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
@@ -563,7 +668,28 @@ class Cluster:
             self._wait_end(name, node, end_offset)
         for name, node in nodes.items():
             self._wait_all_acked(node, end_offset, followers=len(self.plan.setup.followers(name)))
+        self._wait_metadata(nodes)
         return end_offset
+
+    def _wait_metadata(self, nodes: dict[str, _Node]) -> None:
+        """Wait until the tables of all nodes are equal, and on their disks."""
+        deadline_s = time.monotonic() + self.metadata_within_s
+        while differences := self._metadata_differences(nodes):
+            assert time.monotonic() < deadline_s, "; ".join(differences)
+            self.pause(0.1)
+
+    def _metadata_differences(self, nodes: dict[str, _Node]) -> list[str]:
+        consumed = self.consumed
+        tables = {name: trio.run(fetch_tables, node.listen_address) for name, node in nodes.items()}
+        return [
+            *(
+                f"{name}: {difference}"
+                for name in nodes
+                if name != MASTER
+                for difference in metadata_differences(tables[MASTER], tables[name], consumed)
+            ),
+            *file_differences([self.store(name) for name in nodes], consumed),
+        ]
 
     def _wait_end(self, name: str, node: _Node, end_offset: int) -> None:
         status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
@@ -600,6 +726,16 @@ class Cluster:
         return list(self._world.producer.promises)
 
     @property
+    def consumed(self) -> dict[Queue, int]:
+        """Where the producer's group goes on, by topic and queue: at the end all of it is committed."""
+        return dict(self._world.producer.consumed)
+
+    @property
+    def metadata_copies(self) -> int:
+        """Copies of consumer offsets that slaves have received."""
+        return sum(len(watch.copies) for watch in self._world.copies)
+
+    @property
     def statuses(self) -> dict[str, int]:
         """Puts by their answers."""
         return dict(self._world.producer.statuses)
@@ -613,6 +749,42 @@ class Cluster:
             copies=setup.copies_needed,
             when="right after the master was killed",
         )
+
+    def _check_offsets_after(self, name: str, *, is_clean: bool) -> None:
+        """A node has ended: are the offsets on its disk, and at the slaves that copy from it?"""
+        if name == MASTER:
+            self._world.run(self._world.producer.wait_lost, within_s=LOST_WITHIN_S)
+            self._check_offsets_on_disk(is_clean=is_clean)
+        for index in self.plan.setup.followers(name):
+            slave = slave_name(index)
+            node = self.keepers[slave].ready_node
+            found = None if node is None or slave in self._hung else self._last_success(node)
+            if found is None:
+                continue
+            succeeded_s, offsets = found
+            copy = last_taken(self._world.copies[index].copies, succeeded_s)
+            if copy is not None:
+                self.offset_checks += 1
+                where = f"{slave}, when {name} had ended"
+                self.violations += check_offsets(offsets, copy.offsets, where=where)
+
+    def _last_success(self, node: _Node) -> tuple[float, dict[Queue, int]] | None:
+        return trio.run(fetch_last_success, node.listen_address)
+
+    def _check_offsets_on_disk(self, *, is_clean: bool) -> None:
+        store, ledger = self.store(MASTER), self._world.producer.ledger
+        written_s = last_write_s(store)
+        try:
+            held = read_offsets(store)
+        except StoreError as error:
+            self.violations.append(str(error))
+            return
+        if is_clean:
+            wanted = ledger.acknowledged_before(float("inf"))
+        else:
+            wanted = ledger.written(float("-inf") if written_s is None else written_s)
+        self.violations += check_offsets(held, wanted, where="the disk of the master, when it had ended")
+        self._world.call(ledger.restart, held)
 
 
 def _with_descriptors(limit: int | None) -> list[str]:

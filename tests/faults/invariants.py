@@ -114,10 +114,13 @@ def check_failed_sync(
 
     `promises` are those that had to be on its disk; `recordings` are given if its reports are such promises.
     """
-    said = log_file.read_text(errors="replace").splitlines()[-2:]
-    found = _STORE_CLOSED.search(said[0]) if said else None
-    if found is None or ": fsync failed: " not in said[-1]:
-        return [f"{store.name}: the last words after a failed sync were {said}"]
+    lines = log_file.read_text(errors="replace").splitlines()
+    closed = max((at for at, line in enumerate(lines) if _STORE_CLOSED.search(line)), default=-1)
+    found = _STORE_CLOSED.search(lines[closed]) if lines else None
+    # A line for each sync that failed: those of the log and of the queues may have failed together.
+    last = lines[closed + 1 :]
+    if found is None or not last or not all(": fsync failed: " in line for line in last):
+        return [f"{store.name}: the last words after a failed sync were {lines[-3:]}"]
     # Whichever file's sync it was: the log's may have been in order until then.
     synced_offset = int(found[1])
     violations = []

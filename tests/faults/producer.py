@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -10,8 +11,11 @@ from zlib import crc32
 import trio
 from attrs import frozen
 
+from tests.faults.metadata import GROUP, CommitLedger, Queue
 from trioha.errors import PeerError
 from trioha.remoting.client import RemotingClient, open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
 from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     SendMessageRequestHeader,
@@ -26,6 +30,8 @@ NO_ANSWER = "NO_ANSWER"
 """Not RocketMQ's: the connection ended, or nothing came in time. The message may be stored."""
 ANSWER_TIMEOUT_S = 4.0
 RECONNECT_PAUSE_S = 0.02
+COMMIT_INTERVAL_S = 0.1
+COMMITTED_WITHIN_S = 30.0
 TOPICS = ("TopicFault", "TopicFault-longer_name")
 QUEUES = 4
 KEY_PROPERTY = "UNIQ_KEY"
@@ -71,9 +77,17 @@ class Producer:
         self._lost.set()
         self._connected = trio.Event()
         self._stopped = False
+        self._has_sent_all = False
+        self._all_committed = trio.Event()
         self.promises: list[Promise] = []
         """In the order of their answers."""
         self.statuses: Counter[str] = Counter()
+        self.consumed: dict[Queue, int] = {}
+        """Ends of the queues as far as they are promised: where `GROUP` goes on."""
+        self._committed: dict[Queue, int] = {}
+        """Those whose commit was answered on this connection."""
+        self.ledger = CommitLedger()
+        """All commits that were answered."""
         self.slowest_s = 0.0
         """Of all answers that came."""
 
@@ -89,6 +103,9 @@ class Producer:
     def forget(self) -> None:
         """What was promised is void: the log that held it is gone, on purpose."""
         self.promises.clear()
+        self.consumed.clear()
+        self._committed.clear()
+        self.ledger.restart({})
 
     async def wait_lost(self) -> None:
         """Return when there is no connection, and no answer to come any more."""
@@ -102,9 +119,14 @@ class Producer:
         """Send until `stop`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stay_connected)
+            nursery.start_soon(self._commit)
             async with trio.open_nursery() as senders:
                 for _ in range(self._settings.concurrency):
                     senders.start_soon(self._send)
+            # All that was promised is committed in the end, unless the master refuses it.
+            self._has_sent_all = True
+            with trio.move_on_after(COMMITTED_WITHIN_S):
+                await self._all_committed.wait()
             nursery.cancel_scope.cancel()
 
     async def _stay_connected(self) -> None:
@@ -117,6 +139,8 @@ class Producer:
                 async with open_client(address) as client:
                     self._lost = trio.Event()
                     self._client = client
+                    # A master that was killed does not have the last commits: all follow again.
+                    self._committed.clear()
                     self._connected.set()
                     await client.wait_lost()
             except PeerError:
@@ -126,6 +150,42 @@ class Producer:
                 self._connected = trio.Event()
                 self._lost.set()
             await trio.sleep(RECONNECT_PAUSE_S)
+
+    async def _commit(self) -> None:
+        """Commit offsets of a group that has consumed all that was promised."""
+        while True:
+            await trio.sleep(COMMIT_INTERVAL_S)
+            for queue, offset in list(self.consumed.items()):
+                client = self._client
+                if client is not None and self._committed.get(queue) != offset:
+                    await self._commit_one(client, queue, offset)
+            if self._has_sent_all and self._committed == self.consumed:
+                self._all_committed.set()
+
+    async def _commit_one(self, client: RemotingClient, queue: Queue, offset: int) -> None:
+        topic, queue_id = queue
+        fields = {
+            "topic": topic,
+            "consumerGroup": GROUP,
+            "queueId": str(queue_id),
+            "commitOffset": str(offset),
+        }
+        commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=fields)
+        timeout_s = self._settings.answer_timeout_s
+        try:
+            answer = await client.request(commit, timeout_s=timeout_s)
+            if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                # At the start, and at a master that has lost its store.
+                body = json.dumps({"groupName": GROUP}).encode()
+                group = request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+                await client.request(group, timeout_s=timeout_s)
+                return
+        except PeerError:
+            return
+        # The master may have ended since, and its log be lost with all offsets.
+        if answer.code == ResponseCode.SUCCESS and client is self._client and queue in self.consumed:
+            self._committed[queue] = offset
+            self.ledger.acknowledge(queue, offset)
 
     async def _send(self) -> None:
         pause_s = self._settings.concurrency / self._settings.rate
@@ -164,7 +224,10 @@ class Producer:
         status = put_status_name(answer)
         self.statuses[status] += 1
         if status == PUT_OK:
-            message_id = SendMessageResponseHeader.of(answer).msg_id
+            stored = SendMessageResponseHeader.of(answer)
+            message_id = stored.msg_id
+            queue = (header.topic, stored.queue_id)
+            self.consumed[queue] = max(self.consumed.get(queue, 0), stored.queue_offset + 1)
             # Store host and physical offset, in hex (spec store 2.7).
             self.promises.append(Promise(key, int(message_id[-16:], 16), crc32(body)))
 

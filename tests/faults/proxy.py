@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 
@@ -45,6 +46,8 @@ class Direction(StrEnum):
 
 
 BOTH = (Direction.TO_TARGET, Direction.TO_CLIENT)
+Watch = Callable[[Direction, bytes], None]
+"""Is called with all bytes of one connection, before they are sent on."""
 
 
 @define(eq=False)
@@ -81,6 +84,7 @@ class _Pair:
 
     client: trio.SocketStream
     target: trio.SocketStream
+    watch: Watch | None = None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     is_dead: bool = False
     """The ends receive nothing from each other any more."""
@@ -91,7 +95,9 @@ class _Pair:
 class Link:
     """One faulty link: `serve` is its whole life."""
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, watch: Callable[[], Watch] | None = None) -> None:
+        """`watch` is called for each connection that is joined."""
+        self._watch = watch
         self.target: tuple[str, int] | None = None
         """Where new connections lead; None refuses them."""
         self.port = 0
@@ -205,7 +211,7 @@ class Link:
             await _close(client, reset=True)
             return
         self.accepted += 1
-        pair = _Pair(client, target)
+        pair = _Pair(client, target, None if self._watch is None else self._watch())
         self._pairs.append(pair)
         try:
             with pair.scope:
@@ -263,6 +269,8 @@ class Link:
                 last = lane.left_bytes == 0
             try:
                 if data:
+                    if pair.watch is not None:
+                        pair.watch(way, data)
                     await sink.send_all(data)
                     lane.passed_bytes += len(data)
             except trio.BrokenResourceError:

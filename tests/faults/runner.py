@@ -26,6 +26,7 @@ from tests.faults.invariants import (
     check_promises,
     check_recordings,
 )
+from tests.faults.metadata import file_differences
 from tests.faults.plan import Plan, make_plan
 from tests.faults.rebuilt import Shape, check_rebuilt
 from trioha.errors import TriohaError
@@ -51,6 +52,10 @@ class Report:
     """Messages that were answered PUT_OK."""
     kills: int = 0
     starts: int = 0
+    metadata_copies: int = 0
+    """Copies of consumer offsets that slaves have received."""
+    offset_checks: int = 0
+    """How often the offsets of a slave were checked when the node that it copies from had ended."""
     failed_syncs: int = 0
     """Nodes that ended because a sync failed."""
     hostile_frames: int = 0
@@ -111,6 +116,8 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
         promises=len(cluster.promises),
         kills=sum(keeper.kills for keeper in cluster.keepers.values()),
         starts=sum(keeper.starts for keeper in cluster.keepers.values()),
+        metadata_copies=cluster.metadata_copies,
+        offset_checks=cluster.offset_checks,
         failed_syncs=sum(keeper.failed_syncs for keeper in cluster.keepers.values()),
         hostile_frames=cluster.hostile_frames,
         statuses=cluster.statuses,
@@ -146,6 +153,7 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
         dispatch=DispatchSettings(delay_levels=DelayLevels(DELAY_LEVELS)),
     )
     violations += check_promises(cluster.promises, stores, copies=len(stores), when="at the end")
+    violations += file_differences(stores, cluster.consumed)
     for name, store in zip(setup.nodes, stores, strict=True):
         violations += check_rebuilt(store, shape)
         violations += check_clean_store(store, file_bytes=setup.file_bytes, end_offset=end_offset)

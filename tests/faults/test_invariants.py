@@ -253,6 +253,12 @@ def test_a_failed_sync_must_be_said_last(tmp_path):
     assert "went on" in violation
 
 
+def test_syncs_that_fail_together_are_a_line_each(tmp_path):
+    (last,) = SAID.splitlines()[1:]
+    promises = [Promise("K", 4999, 0)]
+    assert failed_sync(tmp_path / "store", said=f"{SAID}{last}\n", promises=promises) == []
+
+
 def test_a_promise_behind_a_failed_sync_is_found(tmp_path):
     (violation,) = failed_sync(tmp_path / "store", promises=[Promise("K1", 4999, 0), Promise("K2", 5000, 0)])
     assert "K2" in violation
