@@ -7,7 +7,7 @@ seven minutes (`--quick`: two).
 Run it with `make bench` or
 `python tests/benchmarks/bench_against_rocketmq.py [--quick] [--json | --markdown] [--works WORK,...]`.
 `--merge RUN.json ...` makes one table of medians of several runs and measures nothing; it also takes the JSON
-of `bench_clients.py`.
+of `bench_clients.py`. With `--page` the table goes to docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
+from tests.benchmarks.rivals.page import PAGE, TABLE
 from tests.benchmarks.rivals.report import as_json, line_of, lines, markdown, merge, table
 from tests.benchmarks.rivals.sides import JavaSide, TriohaSide
 from tests.benchmarks.rivals.works import WORKS, Bench, Sizes
@@ -50,6 +51,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="RUN.json",
         help="make several runs one table, and measure nothing",
     )
+    output.add_argument("--page", action="store_true", help="write the merged table to docs/benchmarks.md")
     parser.add_argument("--quick", action="store_true", help="one round of small works")
     parser.add_argument("--rounds", type=int, help="rounds that count, after those that warm up")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds before, for the JVM's compilers (1)")
@@ -75,6 +77,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     options.works = options.works.split(",")
     if unknown := [work for work in options.works if work not in WORKS]:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    if options.page and not options.merge:
+        parser.error("--page writes the table of runs that were measured before: it needs --merge")
     if options.warm_up < 1:
         parser.error("--warm-up: the JVM needs a round, at least")
     return options
@@ -94,13 +98,19 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
 
 
 def show(run: dict[str, Any], *, options: argparse.Namespace) -> None:
-    """Print a run, or what several were merged to, as it was asked for."""
+    """Show a run, or what several were merged to, as it was asked for. Raises ValueError, OSError."""
     if options.json:
         print(json.dumps(run))
         return
     found = [line_of(work) for work in run["works"]]
-    if options.markdown:
-        print(f"{markdown(found)}\n\n{described(run)}")
+    if options.markdown or options.page:
+        text = f"{markdown(found)}\n\n{described(run)}"
+        if options.page:
+            if run["quick"]:
+                raise ValueError("figures of quick runs do not go to the page")
+            PAGE.write_text(TABLE.written(PAGE.read_text(), text))
+        else:
+            print(text)
         return
     Console(width=160 if not sys.stdout.isatty() else None).print(table(found, title=TITLE))
     print(f"{described(run)} {run['seconds']:.0f} s.")

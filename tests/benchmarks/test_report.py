@@ -1,13 +1,21 @@
 """The table of the benchmarks against RocketMQ: ratios, goals, spreads, and what several runs become."""
 
 import json
+import sys
 
 import pytest
 
+from tests.benchmarks import bench_against_rocketmq
 from tests.benchmarks.bench_against_rocketmq import merged, options_of, sizes_of
+from tests.benchmarks.rivals.page import TABLE
 from tests.benchmarks.rivals.report import Line, Side, as_json, line_of, lines, markdown, merge
 from tests.benchmarks.rivals.works import Series, Sizes
 
+CONDITIONS = {
+    "date": "2026-11-23 04:00 UTC", "cores": 2, "cpu": "AMD EPYC", "memoryGB": 25, "python": "3.11.7",
+    "trioha": "0.1.0", "kernel": "compiled", "java": "17.0.15", "rounds": 3, "warmUpRounds": 1,
+    "order": "in turn",
+}  # fmt: skip
 SIZES = Sizes(rounds=3, catch_up_bytes=400 * 10**6, fan_out_bytes=1, start_bytes=10**9, puts_s=1.0)
 
 
@@ -105,6 +113,29 @@ def test_another_file_is_not_merged(tmp_path):
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json"):
         merged([path])
+
+
+def test_the_merged_table_goes_to_the_page(tmp_path, monkeypatch):
+    page = tmp_path / "benchmarks.md"
+    page.write_text(TABLE.written(f"before\n{TABLE.begin}\n{TABLE.end}\nafter\n", "an old table"))
+    monkeypatch.setattr(bench_against_rocketmq, "PAGE", page)
+    paths = []
+    for quick in (False, True):
+        run = run_of(puts_line([3.0], [1.0]), **CONDITIONS, quick=quick)
+        paths.append(tmp_path / f"{quick}.json")
+        paths[-1].write_text(json.dumps(run))
+    whole, quick = paths
+    monkeypatch.setattr(sys, "argv", ["bench", "--merge", str(whole), "--page"])
+    bench_against_rocketmq.main()
+    written = page.read_text()
+    assert "an old table" not in written
+    assert "| sync puts, 256 writers | 1/s | 3 | 1 | 3.00 |" in written
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
+    monkeypatch.setattr(sys, "argv", ["bench", "--merge", str(quick), "--page"])
+    with pytest.raises(SystemExit, match="quick"):
+        bench_against_rocketmq.main()
+    assert page.read_text() == written
 
 
 def test_every_goal_of_the_table():

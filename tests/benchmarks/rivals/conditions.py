@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import platform
 import re
@@ -15,6 +13,7 @@ from typing import Any, Final
 
 import trioha
 from tests.interop.rocketmq import java_tool
+from trioha.store import compiled
 
 ORDER: Final = "rivals in turn, the order reversed in every other round"
 
@@ -28,15 +27,8 @@ def conditions() -> dict[str, object]:
         "memoryGB": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9),
         "python": platform.python_version(),
         "trioha": trioha.__version__,
-        "kernel": kernel(),
+        "kernel": compiled.DESCRIPTION,
     }
-
-
-def kernel() -> str:
-    """Whether trioha's loops over records are compiled."""
-    if importlib.util.find_spec("trioha.store.compiled") is None:
-        return "pure"
-    return str(importlib.import_module("trioha.store.compiled").DESCRIPTION)
 
 
 def java_version() -> str:

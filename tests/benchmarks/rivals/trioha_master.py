@@ -7,6 +7,7 @@ this process. Each line on stdin is a command, each gets one answer on stdout, a
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 import traceback
@@ -17,6 +18,7 @@ from typing import Any
 
 import trio
 
+from tests.benchmarks.rivals.pacer import TICK
 from trioha.broker.puts import PutResult, PutService
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
@@ -37,6 +39,9 @@ from trioha.watermark import Watermark
 
 FIRST_PUT_WITHIN_S = 20.0
 APPENDS_PER_TURN = 500
+OUTSTANDING_MAX = 10_000
+LATE_MAX = 4
+"""So many times the planned time, no more puts are made."""
 
 
 class Master:
@@ -110,9 +115,7 @@ class Master:
     async def puts(self, *, body_bytes: int, writers: int, seconds: float) -> dict[str, Any]:
         """Each writer puts one message after the other, and waits for the slave each time."""
         message = Message(topic="Bench", queue_id=0, body=bytes(body_bytes))
-        with trio.fail_after(FIRST_PUT_WITHIN_S):
-            while (await self._put(message)).status is not PutStatus.PUT_OK:  # noqa: ASYNC110
-                await trio.sleep(0.02)
+        await self._slave_came(message)
         times: list[float] = []
         began = time.perf_counter()
         end = began + seconds
@@ -129,18 +132,66 @@ class Master:
         async with trio.open_nursery() as nursery:
             for _ in range(writers):
                 nursery.start_soon(write)
-        took = time.perf_counter() - began
-        times.sort()
-        return {
-            "puts": len(times),
-            "seconds": took,
-            "p50Us": times[len(times) // 2] * 1e6,
-            "p99Us": times[int(len(times) * 0.99)] * 1e6,
-        }
+        return _figures(times, time.perf_counter() - began)
+
+    async def offered(self, *, body_bytes: int, rate: int, seconds: float) -> dict[str, Any]:
+        """Puts at a rate, whether those before were answered or not, up to `OUTSTANDING_MAX` of them.
+
+        Those of a millisecond are put together, when it begins: `pacer` says when, from a process of its own.
+        The time of a put runs from then, so that what waits for its turn counts.
+        """
+        message = Message(topic="Bench", queue_id=0, body=bytes(body_bytes))
+        await self._slave_came(message)
+        times: list[float] = []
+        outstanding = 0
+        began = 0.0
+
+        async def put(due: float) -> None:
+            nonlocal outstanding
+            result = await self._put(message)
+            times.append(time.perf_counter() - due)
+            outstanding -= 1
+            assert result.status is PutStatus.PUT_OK, result
+
+        command = [sys.executable, "-m", "tests.benchmarks.rivals.pacer", str(rate), str(seconds)]
+        pacer = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+        assert pacer.stdout is not None
+        rest = b""
+        async with pacer.stdout, trio.open_nursery() as nursery:
+            with trio.move_on_after(seconds * LATE_MAX):
+                async for data in pacer.stdout:
+                    whole = rest + data
+                    rest = whole[len(whole) - len(whole) % TICK.size :]
+                    for due, count in TICK.iter_unpack(whole[: len(whole) - len(rest)]):
+                        began = began or due
+                        for _ in range(count):
+                            while outstanding >= OUTSTANDING_MAX:  # noqa: ASYNC110 - as the Java driver does
+                                await trio.sleep(0.001)
+                            outstanding += 1
+                            nursery.start_soon(put, due)
+            pacer.kill()
+        await pacer.wait()
+        return _figures(times, time.perf_counter() - began)
+
+    async def _slave_came(self, message: Message) -> None:
+        with trio.fail_after(FIRST_PUT_WITHIN_S):
+            while (await self._put(message)).status is not PutStatus.PUT_OK:  # noqa: ASYNC110
+                await trio.sleep(0.02)
 
     async def _put(self, message: Message) -> PutResult:
         result = self._puts.put(message, wait_store_ok=True)
         return result if isinstance(result, PutResult) else await result
+
+
+def _figures(times: list[float], took_s: float) -> dict[str, Any]:
+    """The answer for puts that took these times."""
+    times.sort()
+    return {
+        "puts": len(times),
+        "seconds": took_s,
+        "p50Us": times[len(times) // 2] * 1e6,
+        "p99Us": times[int(len(times) * 0.99)] * 1e6,
+    }
 
 
 @asynccontextmanager
@@ -219,6 +270,10 @@ async def perform(master: Master, command: dict[str, Any]) -> dict[str, Any]:
         case "puts":
             return await master.puts(
                 body_bytes=command["bodyBytes"], writers=command["writers"], seconds=command["seconds"]
+            )
+        case "offered":
+            return await master.offered(
+                body_bytes=command["bodyBytes"], rate=command["rate"], seconds=command["seconds"]
             )
     raise ValueError(f"unknown command {command['do']}")
 
