@@ -174,6 +174,18 @@ def test_every_goal_of_the_table():
     }
 
 
+def test_a_rocketmq_slave_is_to_take_what_a_raw_sender_sends_if_that_is_less():
+    for raw, goal in ((30.0, 0.75), (50.0, 1.0)):
+        results = {
+            "catch-up/J to J": Series([40.0]),
+            "catch-up/raw sender to J": Series([raw]),
+            "catch-up/trioha to J": Series([35.0]),
+        }
+        line, _ = lines(results, SIZES, trioha="trioha", java="J")
+        assert line.goal == goal
+    assert line_of(as_json([line])[0]) == line
+
+
 def test_the_newest_rocketmq_is_the_rival_unless_another_is_named():
     assert options_of([]).rocketmq == "5.5.0"
     assert options_of(["--rocketmq", "5.3.3"]).rocketmq == "5.3.3"
