@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-_DIGITS: Final = re.compile(r"-?[0-9]{1,20}")
-"""No number of 64 bits has more digits."""
+DIGITS_MAX: Final = 20
+"""No number of 64 bits has more."""
+_DIGITS: Final = re.compile(rf"-?[0-9]{{1,{DIGITS_MAX}}}")
 _SHOWN_MAX: Final = 40
 
 
@@ -36,7 +37,10 @@ def parse_int(value: object, within: Range) -> int:
 
     Raises ValueError, with a short form of the value and the range, for everything else.
     """
-    if type(value) is str and _DIGITS.fullmatch(value):
+    # Most are a few digits; to match them with the expression costs as much as all the rest.
+    if type(value) is str and (
+        (value.isdigit() and value.isascii() and len(value) <= DIGITS_MAX) or _DIGITS.fullmatch(value)
+    ):
         number = int(value)
     elif type(value) is int:
         number = value

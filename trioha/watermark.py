@@ -2,8 +2,9 @@
 
 Theory of operation. A log is bytes `[min, max)`, and every wait is for "offset X has reached stage S":
 appended, flushed, sent, replicated, dispatched. A `Watermark` is one such stage. `advance(offset)` moves it
-forward and wakes exactly the waits at or below it. There is no polling and no queue of waits: a heap orders
-them by offset, so each costs O(log n).
+forward and wakes exactly the waits at or below it. There is no polling. Waits are sorted by offset: most are
+for bytes just appended and so come last, at no more cost than the end of a list; and those that a mark has
+reached are the first ones, found by one search however many they are.
 
 A mark moves back for one of two reasons, which waits handle differently:
 
@@ -21,9 +22,9 @@ Like a trio `Event`, a watermark belongs to one trio thread.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from enum import Enum, auto
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Final
 
 import trio
@@ -52,11 +53,13 @@ GIVEN_UP: Final = WaitResult.GIVEN_UP
 class Wait:
     """One task's wait for an offset. It ends once: by the mark, by a rewind, or given up."""
 
-    __slots__ = ("_event", "result", "start_offset")
+    __slots__ = ("_event", "deadline_s", "result", "start_offset")
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
         """For the caller: start of the bytes whose end it waits for."""
+        self.deadline_s = math.inf
+        """For the task that gives it up (`ha.timeouts`): when, in s of trio's clock."""
         self.result: WaitResult | None = None
         """How the wait ended; None before."""
         self._event: trio.Event | None = None
@@ -92,13 +95,15 @@ class Wait:
 class Watermark:
     """An offset in bytes, with waits for it. The module's docstring says how it moves."""
 
-    __slots__ = ("_offset", "_order", "_waits", "_waits_max")
+    __slots__ = ("_ends", "_offset", "_waits", "_waits_max")
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
-        self._waits: list[tuple[int, int, Wait]] = []
+        self._ends: list[int] = []
+        """Offsets of the waits, ascending."""
+        self._waits: list[Wait] = []
+        """The waits, in the order of `_ends`; of one offset, the first one that came is first."""
         self._waits_max = _ENDED_MAX
-        self._order = count()
 
     def __repr__(self) -> str:
         return f"<Watermark {self._offset}, {self.waiting} waiting>"
@@ -111,7 +116,7 @@ class Watermark:
     @property
     def waits(self) -> list[Wait]:
         """Unended waits, in no order."""
-        return [wait for _, _, wait in self._waits if wait.result is None]
+        return [wait for wait in self._waits if wait.result is None]
 
     @property
     def waiting(self) -> int:
@@ -126,9 +131,19 @@ class Watermark:
         if offset <= self._offset:
             return
         self._offset = offset
-        waits = self._waits
-        while waits and waits[0][0] <= offset:
-            heappop(waits)[2].end(REACHED)
+        ends = self._ends
+        if not ends or ends[0] > offset:
+            return
+        count = bisect_right(ends, offset)
+        reached = self._waits[:count]
+        del self._waits[:count], ends[:count]
+        # `Wait.end`, without a call for each waiting put.
+        for wait in reached:
+            if wait.result is None:
+                wait.result = REACHED
+                event = wait._event
+                if event is not None:
+                    event.set()
 
     def rewind(self, offset: int) -> None:
         """Move the mark back to `offset`, since the bytes beyond were cut. Every wait ends with REWOUND.
@@ -137,8 +152,9 @@ class Watermark:
         """
         assert offset <= self._offset, f"rewind goes back only: {self._offset} -> {offset}"
         self._offset = offset
-        waits, self._waits = self._waits, []
-        for _, _, wait in waits:
+        waits = self._waits
+        self._waits, self._ends = [], []
+        for wait in waits:
             wait.end(REWOUND)
 
     def lower(self, offset: int) -> None:
@@ -169,17 +185,24 @@ class Watermark:
         if offset <= self._offset:
             wait.result = REACHED
             return wait
-        waits = self._waits
-        heappush(waits, (offset, next(self._order), wait))
-        if len(waits) > self._waits_max:
+        ends = self._ends
+        if not ends or offset >= ends[-1]:
+            ends.append(offset)
+            self._waits.append(wait)
+        else:
+            at = bisect_right(ends, offset)
+            ends.insert(at, offset)
+            self._waits.insert(at, wait)
+        if len(ends) > self._waits_max:
             self._drop_ended()
         return wait
 
     def _drop_ended(self) -> None:
         """Remove waits that ended before their offset was reached: amortised O(1) for each of them."""
-        self._waits = [entry for entry in self._waits if entry[2].result is None]
-        heapify(self._waits)
-        self._waits_max = max(_ENDED_MAX, 2 * len(self._waits))
+        kept = [(end, wait) for end, wait in zip(self._ends, self._waits, strict=True) if wait.result is None]
+        self._ends = [end for end, _ in kept]
+        self._waits = [wait for _, wait in kept]
+        self._waits_max = max(_ENDED_MAX, 2 * len(kept))
 
 
 class ReplicatedWatermarks:

@@ -67,11 +67,11 @@ class Puts(PutService):
 
     refusal: PutStatus | None = None
 
-    def put(self, message, *, wait_store_ok):
+    def put_and_answer(self, message, *, wait_store_ok, answer):
         if self.refusal is not None:
-            return PutResult(self.refusal, AppendResult(self.refusal, reason="as the test wants it"))
+            return answer(PutResult(self.refusal, AppendResult(self.refusal, reason="as the test wants it")))
         self.seen.append((trio.current_time(), message))
-        return super().put(message, wait_store_ok=wait_store_ok)
+        return super().put_and_answer(message, wait_store_ok=wait_store_ok, answer=answer)
 
 
 class Sending:

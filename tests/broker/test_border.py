@@ -29,7 +29,7 @@ PLACES = [
     (BrokerProcessor, "__call__", SEND),
     (SendMessageRequestHeader, "of", SEND),
     (SendProcessor, "_message", SEND),
-    (PutService, "put", SEND),
+    (PutService, "put_and_answer", SEND),
     (CommitLog, "append", SEND),
     (GroupCommit, "refusal", SEND),
     (send_processor, "_respond", SEND),

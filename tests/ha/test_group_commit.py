@@ -66,18 +66,12 @@ async def after(seconds, action, *args):
 
 
 @pytest.mark.parametrize(
-    ("need", "sync_flush", "wait_store_ok", "waits"),
-    [
-        (0, False, True, False),
-        (1, False, True, True),
-        (0, True, True, True),
-        (1, True, True, True),
-        (2, True, False, False),
-    ],
+    ("need", "sync_flush", "waits"),
+    [(0, False, False), (1, False, True), (0, True, True), (1, True, True)],
 )
-def test_which_puts_wait(need, sync_flush, wait_store_ok, waits):
+def test_which_masters_make_puts_wait(need, sync_flush, waits):
     commit, *_ = made(need=need, sync_flush=sync_flush)
-    assert commit.must_wait(wait_store_ok=wait_store_ok) is waits
+    assert commit.waits is waits
 
 
 async def test_without_a_slave_a_put_is_answered_at_once(make, autojump_clock):
@@ -362,19 +356,26 @@ async def test_a_slave_whose_ack_is_due_for_15_s_is_not_eligible_until_its_next_
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_the_eligible_replicas_are_those_of_the_moment_whatever_happened_between(seed, autojump_clock):
+async def test_replicas_are_counted_as_they_are_whatever_happened_since_the_last_count(seed, autojump_clock):
     random = Random(seed)
     replicas = Replicas(gap_bytes_max=100, unacked_s_max=5.0)
     clocks = {number: LagClock() for number in range(4)}
     acks = {}
+    acked = set()
     for _ in range(400):
         number = random.randrange(4)
         what = random.choice(["ack", "ack", "appended", "sleep", "forget", "ask"])
         if what == "ack":
+            if number in acks:
+                acked.add(number)
             acks[number] = acks.get(number, 0) + random.randrange(60)
             clocks[number].acknowledged(acks[number])
             replicas.acknowledge(
-                number, replica="ab"[number % 2], ack_offset=acks[number], lag_clock=clocks[number]
+                number,
+                replica="ab"[number % 2],
+                ack_offset=acks[number],
+                lag_clock=clocks[number],
+                has_unsent=True,
             )
         elif what == "appended":
             clocks[number].appended(acks.get(number, 0) + random.randrange(1, 100), trio.current_time())
@@ -383,11 +384,14 @@ async def test_the_eligible_replicas_are_those_of_the_moment_whatever_happened_b
         elif what == "forget":
             replicas.forget(number)
             acks.pop(number, None)
+            acked.discard(number)
             clocks[number] = LagClock()
         for _ in range(3):
             end_offset = max(acks.values(), default=0) + random.randrange(-50, 150)
-            wanted = {"ab"[one % 2] for one in acks if replicas.is_eligible(one, end_offset)}
-            assert replicas.eligible_count(end_offset) == len(wanted)
+            eligible = [one for one in acks if replicas.is_eligible(one, end_offset)]
+            assert replicas.eligible_count(end_offset) == len({"ab"[one % 2] for one in eligible})
+            in_sync = {"ab"[one % 2] for one in eligible if one in acked}
+            assert replicas.in_sync_count(end_offset) == len(in_sync)
 
 
 # -- claims: what a connection says before anything was sent on it -----------------------------------------

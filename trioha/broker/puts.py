@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import TypeVar
 
 import trio
 from attrs import define, field, frozen
@@ -19,6 +20,7 @@ _PUT = int(Kind.PUT)
 _NAMES = tuple(status.name for status in PutStatus)
 
 
+T = TypeVar("T")
 OnStored = Callable[[str, int, int], None]
 """Gets topic, number of messages and bytes of a put."""
 
@@ -57,6 +59,10 @@ class PutResult:
     append: AppendResult
 
 
+def _unchanged(result: PutResult) -> PutResult:
+    return result
+
+
 class PutService:
     """Stores messages on a master; a slave refuses them."""
 
@@ -91,6 +97,12 @@ class PutService:
         A batch is one put. Every result is a status. If the awaitable is dropped, the message stays stored
         and unanswered.
         """
+        return self.put_and_answer(message, wait_store_ok=wait_store_ok, answer=_unchanged)
+
+    def put_and_answer(
+        self, message: Message | MessageBatch, *, wait_store_ok: bool, answer: Callable[[PutResult], T]
+    ) -> T | Awaitable[T]:
+        """As `put`, with what `answer` makes of the result: a put that waits needs no coroutine for that."""
         if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
@@ -101,16 +113,21 @@ class PutService:
             appended = self._log.append(message)
         if appended.status is not PutStatus.PUT_OK:
             self._refused += 1
-            return self._counted(appended.status, appended, trio.current_time())
+            return answer(self._counted(appended.status, appended, trio.current_time()))
         request_id = next(self._request_ids)
         size = appended.size
         self._stored += appended.messages
         self._bytes += size
         self.on_stored(message.topic, appended.messages, size)
         self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
-        if not self._group_commit.must_wait(wait_store_ok=wait_store_ok):
-            return self._counted(PutStatus.PUT_OK, appended, trio.current_time())
-        return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
+        if not (wait_store_ok and self._group_commit.waits):
+            return answer(self._counted(PutStatus.PUT_OK, appended, trio.current_time()))
+        counted = self._counted
+        return self._group_commit.wait(
+            appended,
+            request_id=request_id,
+            answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
+        )
 
     def _counted(self, status: PutStatus, appended: AppendResult, now_s: float) -> PutResult:
         self._statuses[status] += 1

@@ -96,17 +96,17 @@ class SendProcessor:
             message, queue_id, wait_store_ok = self._message(header, request, peer)
         except BadRequestError as error:
             return refused_send(request, error)
-        result = self._puts.put(message, wait_store_ok=wait_store_ok)
+        response = self._puts.put_and_answer(
+            message,
+            wait_store_ok=wait_store_ok,
+            answer=lambda result: _respond(request, message, queue_id, result),
+        )
         topics = self._topics
         if topics.changed_at:
             change = max(topics.changed_at.get(topic, 0) for topic in (header.topic, message.topic))
             if change:
-                return _respond_when_kept(
-                    request, message, queue_id, result, written=topics.written, change=change
-                )
-        if isinstance(result, PutResult):
-            return _respond(request, message, queue_id, result)
-        return _respond_later(request, message, queue_id, result)
+                return _respond_when_kept(response, written=topics.written, change=change)
+        return response
 
     def _message(
         self, header: SendMessageRequestHeader, request: RemotingCommand, peer: Peer
@@ -266,25 +266,13 @@ def _born_host(host: str, port: int) -> Host:
     return Host.parse(host, port)
 
 
-async def _respond_later(
-    request: RemotingCommand, message: Message | MessageBatch, queue_id: int, result: Awaitable[PutResult]
-) -> RemotingCommand:
-    return _respond(request, message, queue_id, await result)
-
-
 async def _respond_when_kept(
-    request: RemotingCommand,
-    message: Message | MessageBatch,
-    queue_id: int,
-    result: PutResult | Awaitable[PutResult],
-    *,
-    written: Watermark,
-    change: int,
+    response: RemotingCommand | Awaitable[RemotingCommand], *, written: Watermark, change: int
 ) -> RemotingCommand:
-    if not isinstance(result, PutResult):
-        result = await result
+    if not isinstance(response, RemotingCommand):
+        response = await response
     await written.reached(change)
-    return _respond(request, message, queue_id, result)
+    return response
 
 
 def _respond(

@@ -13,7 +13,7 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 from attrs import frozen
@@ -29,6 +29,7 @@ from trioha.watermark import REACHED, Wait, Watermark
 _WAIT_BEGIN = int(Kind.WAIT_BEGIN)
 _WAIT_END = int(Kind.WAIT_END)
 _I32_MAX = 2**31 - 1
+PUT_OK: Final = PutStatus.PUT_OK
 
 T = TypeVar("T")
 Answer = Callable[[PutStatus, AppendResult, float], T]
@@ -72,6 +73,8 @@ class GroupCommit:
         self._flushed = flushed
         self._sink = sink
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
+        self.waits = settings.copies_needed > 0 or settings.sync_flush
+        """Whether puts wait; one with the property WAIT=false never does."""
         self._push = push
         self._poll_acks = poll_acks
         self._waiting = 0
@@ -88,13 +91,13 @@ class GroupCommit:
             return PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
         return None
 
-    def _copies_needed(self, end_offset: int) -> int:
+    def _copies_needed(self, end_offset: int, now_s: float | None = None) -> int:
         """How many replicas must hold a put that ends at `end_offset`."""
         settings = self._settings
         need = settings.copies_needed
         if not self._depends_on_sync:
             return need
-        in_sync = self._replicas.in_sync_count(end_offset)
+        in_sync = self._replicas.in_sync_count(end_offset, now_s)
         if settings.all_in_sync:
             need = max(need, in_sync)
         if settings.lowers_need:
@@ -106,34 +109,33 @@ class GroupCommit:
         need = self._copies_needed(max_offset)
         return self._replicas.acknowledged_offset(need) if need else max_offset
 
-    def must_wait(self, *, wait_store_ok: bool) -> bool:
-        """Whether a put waits; one with the property WAIT=false (`wait_store_ok` False) never does."""
-        return wait_store_ok and (self._settings.copies_needed > 0 or self._settings.sync_flush)
-
     async def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> T:
         """Wait until what was appended is as safe as the settings require; returns `answer`'s result.
 
         The status is PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling
         leaves nothing behind. Every put of a busy master goes through this one coroutine: it waits for the
-        events of its waits itself, and reads the clock once at its begin and once at its end.
+        events of its waits itself, reads the clock once at its begin and once at its end, and asks for
+        nothing that holds for all puts between two acks.
         """
         settings = self._settings
         start_offset = appended.physical_offset
         end_offset = start_offset + appended.size
         started_s = trio.current_time()
-        need = eligible = 0
-        if settings.copies_needed:
+        need = settings.copies_needed
+        eligible = 0
+        if need:
             eligible = self._replicas.eligible_count(end_offset, started_s)
-            need = self._copies_needed(end_offset)
+            if self._depends_on_sync:
+                need = self._copies_needed(end_offset, started_s)
         emit = self._sink.emit
         emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
-        status = PutStatus.PUT_OK
+        status = PUT_OK
         # Both waits begin before either is awaited: they run side by side.
         copies = disk = None
         if need > eligible:
             status = PutStatus.SLAVE_NOT_AVAILABLE
         elif need:
-            copies = self._replicas.current.wait_for(need, start_offset=start_offset, end_offset=end_offset)
+            copies = self._replicas.current.copies(need).wait_for(end_offset, start_offset=start_offset)
             self._replica_timeouts.add(copies, started_s)
         if settings.sync_flush:
             disk = self._flushed.wait_for(end_offset)
@@ -159,15 +161,17 @@ class GroupCommit:
                 if disk.result is None:
                     await disk.event().wait()
                 # After a cut the log does not hold the record any more: it will not be flushed.
-                if disk.result is not REACHED and status is PutStatus.PUT_OK:
+                if disk.result is not REACHED and status is PUT_OK:
                     status = PutStatus.FLUSH_DISK_TIMEOUT
-        finally:
-            self._waiting -= 1
-            # For a cancellation before or between the two waits.
+        except BaseException:
+            # Cancelled before or between the two waits.
             if copies is not None:
                 copies.end()
             if disk is not None:
                 disk.end()
+            raise
+        finally:
+            self._waiting -= 1
         now_s = trio.current_time()
         waited_us = min(round((now_s - started_s) * 1e6), _I32_MAX)
         emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)

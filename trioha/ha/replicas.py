@@ -22,13 +22,13 @@ once it has also acknowledged bytes that were sent on its connection, or claimed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from trioha.ha.meter import LagClock
-from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
+from trioha.watermark import ReplicatedWatermarks, Watermark
 
 UNACKED_S_MAX = 15.0
 """Default of haMaxTimeSlaveNotCatchup."""
@@ -55,33 +55,17 @@ class _ConnectionAck:
         return 0.0 if oldest_s is None else now_s - max(oldest_s, self.acked_s)
 
 
-@define(eq=False)
-class QuorumView:
-    """The connections that count for a set of waiting puts."""
+class QuorumView(ReplicatedWatermarks):
+    """The connections that count for a set of waiting puts, and the offsets that their replicas hold."""
 
-    connections: set[int] = field(factory=set)
-    _marks: ReplicatedWatermarks = field(factory=ReplicatedWatermarks)
-
-    def copies(self, k: int) -> Watermark:
-        """The offset that `k` of these replicas hold, the master not counted."""
-        return self._marks.copies(k)
-
-    def acknowledge(self, replica: str, ack_offset: int) -> None:
-        """`replica` holds the log up to `ack_offset`."""
-        self._marks.acknowledge(replica, ack_offset)
-
-    def forget(self, replica: str) -> None:
-        """`replica` has no connection any more."""
-        self._marks.forget(replica)
-
-    def wait_for(self, need: int, *, start_offset: int, end_offset: int) -> Wait:
-        """A wait until `need` of these replicas hold a put's record."""
-        return self._marks.copies(need).wait_for(end_offset, start_offset=start_offset)
+    def __init__(self, connections: Iterable[int] = ()) -> None:
+        super().__init__()
+        self.connections = set(connections)
 
     @property
     def waiting_from(self) -> int | None:
         """Start offset of the first waiting put, None without one."""
-        return min((wait.start_offset for wait in self._marks.waits()), default=None)
+        return min((wait.start_offset for wait in self.waits()), default=None)
 
 
 class Replicas:
@@ -93,20 +77,17 @@ class Replicas:
         self._gap_bytes_max = gap_bytes_max
         self._unacked_s_max = unacked_s_max
         self._connections: dict[int, _ConnectionAck] = {}
-        self._quorum_views = [QuorumView()]
-        # The last result of `eligible_count`: it holds for end offsets from `_eligible_from` to below
-        # `_eligible_below` until `_eligible_until_s`, and until the next ack or the end of a connection.
-        self._eligible = 0
-        self._eligible_from = 0
-        self._eligible_below = -math.inf
-        self._eligible_until_s = -math.inf
+        self.current = QuorumView()
+        """The view for puts that begin to wait now."""
+        self._quorum_views = [self.current]
+        # Distinct replicas that are eligible, and in sync, for end offsets from `_counted_from` to below
+        # `_counted_below`, until `_counted_until_s`, and until the next ack or the end of a connection.
+        self._eligible = self._in_sync = 0
+        self._counted_from = 0
+        self._counted_below = -math.inf
+        self._counted_until_s = -math.inf
         self.on_acknowledged: Callable[[], None] | None = None
         """Called after each ack; must not raise."""
-
-    @property
-    def current(self) -> QuorumView:
-        """The view for puts that begin to wait now."""
-        return self._quorum_views[-1]
 
     def acknowledge(
         self,
@@ -125,7 +106,7 @@ class Replicas:
         """
         ack = self._connections.get(connection_id)
         now_s = trio.current_time()
-        self._eligible_below = -math.inf
+        self._counted_below = -math.inf
         if ack is None:
             self._connections[connection_id] = _ConnectionAck(
                 replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent, claim_offset=ack_offset
@@ -148,10 +129,11 @@ class Replicas:
         ]
         waiting_from = self.current.waiting_from
         if waiting_from is not None and not (is_stable_identity and claim_offset <= waiting_from):
-            following = QuorumView(set(self.current.connections))
+            following = QuorumView(self.current.connections)
             for replica in {self._connections[member].replica for member in following.connections}:
                 following.acknowledge(replica, self._ack_of(replica, following))
             self._quorum_views.append(following)
+            self.current = following
         self.current.connections.add(connection_id)
 
     def forget(self, connection_id: int) -> None:
@@ -159,7 +141,7 @@ class Replicas:
         ack = self._connections.pop(connection_id, None)
         if ack is None:
             return
-        self._eligible_below = -math.inf
+        self._counted_below = -math.inf
         for view in self._quorum_views:
             if connection_id not in view.connections:
                 continue
@@ -201,14 +183,27 @@ class Replicas:
     def eligible_count(self, end_offset: int, now_s: float | None = None) -> int:
         """Number of distinct replicas that a put ending at `end_offset` may wait for.
 
-        `now_s` is the time now, of trio's clock. Every waiting put asks, so replicas are counted once for the
-        puts between two acks, not for each of them.
+        `now_s` is the time now, of trio's clock.
+        """
+        self._count(end_offset, now_s)
+        return self._eligible
+
+    def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:
+        """Number of distinct eligible replicas that have acknowledged what was sent to them."""
+        self._count(end_offset, now_s)
+        return self._in_sync
+
+    def _count(self, end_offset: int, now_s: float | None) -> None:
+        """Count replicas for puts that end at `end_offset`, unless the last counts hold for them.
+
+        Every waiting put asks, so replicas are counted once for the puts between two acks, not for each.
         """
         if now_s is None:
             now_s = trio.current_time()
-        if self._eligible_from <= end_offset < self._eligible_below and now_s < self._eligible_until_s:
-            return self._eligible
+        if self._counted_from <= end_offset < self._counted_below and now_s < self._counted_until_s:
+            return
         eligible: set[str] = set()
+        in_sync: set[str] = set()
         below: float = math.inf
         until_s = math.inf
         # A replica that is not eligible now is not so for a later end either, before its next ack.
@@ -216,23 +211,19 @@ class Replicas:
             if not self._is_eligible(one, end_offset, now_s):
                 continue
             eligible.add(one.replica)
+            if one.has_acked:
+                in_sync.add(one.replica)
             if end_offset <= one.ack_offset:
                 below = min(below, one.ack_offset + 1)
             else:
                 below = min(below, one.ack_offset + self._gap_bytes_max)
+                # Without a sample of unacknowledged bytes the first one will be of now or later.
                 oldest_s = one.lag_clock.oldest_s
                 due_s = now_s if oldest_s is None else max(oldest_s, one.acked_s)
                 until_s = min(until_s, due_s + self._unacked_s_max)
-        self._eligible = len(eligible)
-        self._eligible_from, self._eligible_below = end_offset, below
-        self._eligible_until_s = until_s
-        return self._eligible
-
-    def in_sync_count(self, end_offset: int) -> int:
-        """Number of distinct eligible replicas that have acknowledged what was sent to them."""
-        now_s = trio.current_time()
-        acked = [one for one in self._connections.values() if one.has_acked]
-        return len({one.replica for one in acked if self._is_eligible(one, end_offset, now_s)})
+        self._eligible, self._in_sync = len(eligible), len(in_sync)
+        self._counted_from, self._counted_below = end_offset, below
+        self._counted_until_s = until_s
 
     def _is_eligible(self, ack: _ConnectionAck, end_offset: int, now_s: float) -> bool:
         lag_bytes = end_offset - ack.ack_offset

@@ -23,8 +23,8 @@ class Timeouts:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._waits: deque[tuple[float, Wait]] = deque()
-        """Deadline and wait, earliest first."""
+        self._waits: deque[Wait] = deque()
+        """By deadline, earliest first."""
         self._waits_max = _ENDED_MAX
         self._filled: trio.Event | None = None
         """`run` waits for this while there are no waits."""
@@ -32,11 +32,12 @@ class Timeouts:
     def add(self, wait: Wait, now_s: float) -> None:
         """Give up `wait`, which begins now (`now_s` of trio's clock), after the timeout."""
         waits = self._waits
-        while waits and waits[0][1].result is not None:
+        while waits and waits[0].result is not None:
             waits.popleft()
-        waits.append((now_s + self._timeout_s, wait))
+        wait.deadline_s = now_s + self._timeout_s
+        waits.append(wait)
         if len(waits) > self._waits_max:
-            self._waits = waits = deque(entry for entry in waits if entry[1].result is None)
+            self._waits = waits = deque(one for one in waits if one.result is None)
             self._waits_max = max(_ENDED_MAX, 2 * len(waits))
         if self._filled is not None:
             self._filled.set()
@@ -46,13 +47,13 @@ class Timeouts:
         """End waits at their deadlines, until cancelled."""
         while True:
             # Looked up anew each time: `add` may have made another deque.
-            while self._waits and self._waits[0][1].result is not None:
+            while self._waits and self._waits[0].result is not None:
                 self._waits.popleft()
             if not self._waits:
                 self._filled = filled = trio.Event()
                 await filled.wait()
                 continue
-            await trio.sleep_until(self._waits[0][0])
+            await trio.sleep_until(self._waits[0].deadline_s)
             now_s = trio.current_time()
-            while self._waits and self._waits[0][0] <= now_s:
-                self._waits.popleft()[1].end()
+            while self._waits and self._waits[0].deadline_s <= now_s:
+                self._waits.popleft().end()

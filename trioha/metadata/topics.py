@@ -39,6 +39,9 @@ class Perm(IntFlag):
 
 
 READ_WRITE: Final = Perm.READ | Perm.WRITE
+# Plain numbers: an operation on members of a flag costs as much as a tenth of a send.
+_READ: Final = int(Perm.READ)
+_WRITE: Final = int(Perm.WRITE)
 
 
 @frozen
@@ -60,12 +63,12 @@ class TopicConfig:
     @property
     def is_readable(self) -> bool:
         """Whether messages may be pulled from it."""
-        return self.perm & Perm.READ != 0
+        return self.perm & _READ != 0
 
     @property
     def is_writable(self) -> bool:
         """Whether messages may be sent to it."""
-        return self.perm & Perm.WRITE != 0
+        return self.perm & _WRITE != 0
 
     @property
     def queue_nums(self) -> int:
