@@ -571,6 +571,10 @@ class Cluster:
         """Call a method of a slave's link."""
         self._world.call(getattr(self._world.links[index], call), *arguments, **options)
 
+    def metadata_link(self, index: int, call: str, *arguments: Any) -> None:
+        """Call a method of the link through which a slave copies metadata."""
+        self._world.call(getattr(self._world.metadata_links[index], call), *arguments)
+
     def mislead(self, index: int, kind: Impostor, *, seed: int) -> None:
         """Lead a slave to an impostor."""
         with self._guard:

@@ -1,20 +1,29 @@
 """Single scenarios that random plans meet too seldom, played exactly."""
 
+import json
 import time
 
 import pytest
+import trio
 from attrs import evolve
 
 from tests.faults.cluster import Cluster
 from tests.faults.faults import MASTER, DiskFull, FailingSync, LostLog, Shortage
 from tests.faults.invariants import check_logs_equal, check_process_logs, check_promises, held_messages
+from tests.faults.metadata import fetch_tables
 from tests.faults.peers import Guest
 from tests.faults.plan import STRANGERS_MAX, Plan, Planned, Setup
 from tests.faults.producer import TOPICS, LoadSettings
+from tests.faults.proxy import BOTH
+from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
 
 pytestmark = pytest.mark.process
 
-WITHIN_S = 10
+WITHIN_S = 60
+SYNC_FAILS_WITHIN_S = 10
+LAGGING = "faults-lagging"
 
 
 def plan_of(*, slaves=1, in_sync_replicas=1, faults=(), **settings):
@@ -162,7 +171,7 @@ def test_a_slave_that_is_killed_on_a_full_disk_starts_on_it_and_goes_on_by_itsel
 
 @pytest.mark.parametrize("name", [MASTER, "slave-1"])
 def test_a_node_whose_syncs_fail_ends_and_promises_nothing_more(tmp_path, name):
-    fault = FailingSync(node=name, ends_within_s=WITHIN_S, duration_s=0.0)
+    fault = FailingSync(node=name, ends_within_s=SYNC_FAILS_WITHIN_S, duration_s=0.0)
     sync = {"flush_disk_type": "SYNC_FLUSH", "slave_flush_disk_type": "SYNC_FLUSH", "ack_mode": "flushed"}
     with Cluster(plan_of(faults=[fault], slave_timeout_ms=1000, **sync), tmp_path) as cluster:
         cluster.begin()
@@ -207,6 +216,64 @@ def test_slaves_in_a_chain_begin_anew_when_the_first_log_of_it_is_another(tmp_pa
     # Both have kept what they held before.
     for store in stores[1:]:
         assert [path.name for path in store.iterdir() if path.name.startswith("commitlog.")]
+
+
+def commit(node, offset):
+    """Commit an offset of a group that lags: not the one of the load."""
+
+    async def ask():
+        async with open_client(node.listen_address) as client:
+            group = json.dumps({"groupName": LAGGING}).encode()
+            fields = {
+                "topic": TOPICS[0],
+                "consumerGroup": LAGGING,
+                "queueId": "0",
+                "commitOffset": str(offset),
+            }
+            for asked in (
+                request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group),
+                request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=fields),
+            ):
+                assert (await client.request(asked, timeout_s=10)).code == ResponseCode.SUCCESS
+
+    trio.run(ask)
+
+
+def committed(node):
+    """The offset of the group that lags."""
+    tables = trio.run(fetch_tables, node.listen_address)
+    offsets = tables.get(RequestCode.GET_ALL_CONSUMER_OFFSET.name, {}).get("offsetTable", {})
+    return offsets.get(f"{TOPICS[0]}@{LAGGING}", {}).get("0")
+
+
+def test_offsets_of_a_log_that_was_lost_give_way_to_those_of_the_new_one(tmp_path):
+    """Also where the new queues have grown beyond them before the next copy of metadata."""
+    fault = LostLog(duration_s=0.0)
+    load = LoadSettings(concurrency=4, rate=200.0, body_bytes_max=10, topics=TOPICS[:1])
+    settings = {"gap_policy": "resync", "start_from": "earliest", "load": load}
+    plan = plan_of(role="ASYNC_MASTER", faults=[fault], **settings)
+    with Cluster(plan, tmp_path) as cluster:
+        cluster.begin()
+        slave = cluster.keepers["slave-1"].node()
+        wait_until(lambda: len(cluster.promises) >= 50)
+        commit(cluster.keepers[MASTER].node(), 8)
+        wait_until(lambda: committed(slave) == 8)
+        slave.wait(max_offset=cluster.keepers[MASTER].node().max_offset)
+        cluster.metadata_link(0, "freeze", *BOTH)
+        fault.begin(cluster)
+        fault.end(cluster)
+        master = cluster.keepers[MASTER].node()
+        # Forgotten at the loss: all of these are in the new log.
+        wait_until(lambda: len(cluster.promises) >= 60)
+        wait_until(lambda: slave.status().client.state == "TRANSFER")
+        slave.wait(max_offset=master.max_offset)
+        commit(master, 3)
+        assert committed(slave) == 8
+        cluster.metadata_link(0, "thaw")
+        wait_until(lambda: committed(slave) == 3)
+        cluster.settle()
+        cluster.end()
+    assert cluster.violations == []
 
 
 @pytest.mark.parametrize("is_at_ha_port", [False, True])

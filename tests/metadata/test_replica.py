@@ -202,6 +202,52 @@ def test_an_offset_beyond_the_slaves_own_queue_is_not_kept(end: int | None) -> N
     assert tables.delay_offsets.find(3) == 5
 
 
+def test_offsets_of_a_log_that_was_replaced_give_way_when_the_master_names_others() -> None:
+    """However long the new queues are by then: a consumer that went on there would miss messages."""
+    tables = store()
+    copies = replica(tables)
+
+    def take_both(first: int | None) -> None:
+        offsets = {} if first is None else {0: first, 1: 50}
+        take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": offsets}})
+        take(copies, CopiedTable.DELAY_OFFSETS, {"offsetTable": offsets_of_levels(offsets)})
+
+    def held() -> tuple[object, object]:
+        return tables.consumer_offsets.queues_of("T@G"), tables.delay_offsets.items()
+
+    take_both(100)
+    take_both(5)
+    assert held() == ({0: 100, 1: 50}, {1: 100, 2: 50})
+    copies.log_replaced()
+    # What names nothing, or the same as before, changes nothing.
+    take_both(None)
+    take_both(100)
+    assert held() == ({0: 100, 1: 50}, {1: 100, 2: 50})
+    take_both(5)
+    assert held() == ({0: 5, 1: 50}, {1: 5, 2: 50})
+    assert copies.consumer_regressions.kept == copies.delay_regressions.kept == {}
+    # Those of the new log are kept.
+    take_both(100)
+    take_both(5)
+    assert held() == ({0: 100, 1: 50}, {1: 100, 2: 50})
+
+
+def offsets_of_levels(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(queue_id + 1): offset for queue_id, offset in offsets.items()}
+
+
+def test_the_answer_that_was_kept_out_is_read_again_when_the_log_was_replaced() -> None:
+    tables = store()
+    copies = replica(tables)
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 100}}})
+    for _ in range(2):
+        take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 5}}})
+    assert tables.consumer_offsets.find("G", "T", 0) == 100
+    copies.log_replaced()
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 5}}})
+    assert tables.consumer_offsets.find("G", "T", 0) == 5
+
+
 def test_delay_offsets_go_forward_only() -> None:
     tables = store()
     copies = replica(tables)

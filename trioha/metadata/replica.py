@@ -15,7 +15,9 @@ Members of files that trioha does not know stay, and those of the answer are add
 
 Offsets never go back silently. Where the master's offset is before the slave's, `keep` keeps the slave's and
 `accept` takes the master's; both count it. An offset beyond the end of the slave's own queue is not kept: the
-log that it belongs to was replaced, and a consumer or delivery that went on there would miss messages.
+log that it belongs to was replaced, and a consumer or delivery that went on there would miss messages. When
+the slave sets its log aside, all its offsets are of that log: each stays until the master names another one,
+however long the new queues have grown by then (`log_replaced`).
 """
 
 from __future__ import annotations
@@ -64,6 +66,9 @@ class CopiedTable(StrEnum):
     TIMER_CHECK_POINT = "timerCheckPoint"
 
 
+_OldOffsets = dict[str, dict[int, int]]
+"""Offsets that a slave had when its log began anew, until others are taken, by `topic@group` (delay levels:
+`""`) and queue or level."""
 QueueEnd = Callable[[str, int], int | None]
 """The end of a topic's queue in the slave's own log; None for a queue that it does not have."""
 
@@ -104,6 +109,9 @@ class MetadataReplica:
         self._policy = policy
         self._queue_end = queue_end
         self._last: dict[CopiedTable, _Last] = {}
+        self._consumers_of_old_log: _OldOffsets = {}
+        self._levels_of_old_log: _OldOffsets = {}
+        self._logs_replaced = 0
         self.consumer_regressions = Regressions()
         self.delay_regressions = Regressions()
         self.entries: dict[CopiedTable, int] = {}
@@ -121,7 +129,7 @@ class MetadataReplica:
         last, body = self._last.get(table), b"".join(bodies)
         if last is not None and last.body == body and last.changes == own.changes.offset:
             return
-        before = own.changes.offset
+        before, logs_replaced = own.changes.offset, self._logs_replaced
         match table:
             case CopiedTable.TOPICS:
                 yield from self._replace(table, self._store.topics, bodies, "topicConfigTable", TopicConfig)
@@ -141,7 +149,19 @@ class MetadataReplica:
                 self._replace_check_point(body)
         if own.changes.offset > before:
             self.changes[table] += 1
-        self._last[table] = _Last(body, own.changes.offset)
+        if self._logs_replaced == logs_replaced:
+            self._last[table] = _Last(body, own.changes.offset)
+
+    def log_replaced(self) -> None:
+        """The slave's log has begun anew: its offsets are of another one, and give way to its master's."""
+        # The same dicts: a merge may be under way.
+        self._consumers_of_old_log.clear()
+        for key, queues in self._store.consumer_offsets.items():
+            self._consumers_of_old_log[key] = dict(queues)
+        self._levels_of_old_log[""] = dict(self._store.delay_offsets.items())
+        # The same answers as before are to be read again.
+        self._logs_replaced += 1
+        self._last.clear()
 
     def _own(self, table: CopiedTable) -> MetadataTable:
         store = self._store
@@ -200,7 +220,7 @@ class MetadataReplica:
 
     def _merge_offsets(self, bodies: list[bytes]) -> Iterator[None]:
         own = self._store.consumer_offsets
-        merging = _Merging(self.consumer_regressions, self._policy)
+        merging = _Merging(self.consumer_regressions, self._policy, self._consumers_of_old_log)
         version: DataVersion | None = None
         count, has_changed = 0, False
         try:
@@ -239,7 +259,7 @@ class MetadataReplica:
             except ValueError as error:
                 raise RemoteProtocolError(f"delay level {shown(key)}: {error}") from None
         version = _version(reader, "offsetTable", is_optional=True)
-        merging = _Merging(self.delay_regressions, self._policy)
+        merging = _Merging(self.delay_regressions, self._policy, self._levels_of_old_log)
         mine = own.items()
         taken = merging.taken("", mine, theirs, lambda level: self._queue_end(SCHEDULE_TOPIC, level - 1))
         merging.finish("delay offsets")
@@ -274,9 +294,10 @@ class MetadataReplica:
 class _Merging:
     """One pass over the offsets of an answer."""
 
-    def __init__(self, regressions: Regressions, policy: OffsetRegression) -> None:
+    def __init__(self, regressions: Regressions, policy: OffsetRegression, of_old_log: _OldOffsets) -> None:
         self._regressions = regressions
         self._policy = policy
+        self._of_old_log = of_old_log
         self._kept: dict[tuple[str, int], int] = {}
         self._new = 0
         self._accepted = 0
@@ -302,6 +323,8 @@ class _Merging:
             ):
                 continue
             taken[queue_id] = offset
+            if key in self._of_old_log:
+                self._of_old_log[key].pop(queue_id, None)
         return taken
 
     def _takes(
@@ -309,7 +332,12 @@ class _Merging:
     ) -> bool:
         """Whether an offset that goes back is taken. Counts it, if it was not counted at the last answer."""
         end = queue_end(queue_id)
-        is_kept = self._policy is OffsetRegression.KEEP and end is not None and known <= end
+        is_kept = (
+            self._policy is OffsetRegression.KEEP
+            and end is not None
+            and known <= end
+            and self._of_old_log.get(key, {}).get(queue_id) != known
+        )
         before = self._regressions.kept.get((key, queue_id))
         if is_kept:
             self._kept[key, queue_id] = offset

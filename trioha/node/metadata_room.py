@@ -91,8 +91,10 @@ class MetadataCopyRoom:
             queue = store.queues.find(topic, queue_id)
             return None if queue is None else queue.max_offset
 
+        replica = MetadataReplica(metadata, policy=config.offset_regression, queue_end=queue_end)
+        store.commit_log.on_restart(replica.log_replaced)
         sync = MetadataSync(
-            MetadataReplica(metadata, policy=config.offset_regression, queue_end=queue_end),
+            replica,
             master,
             broker_name=config.broker_name,
             policy=config.offset_regression,
