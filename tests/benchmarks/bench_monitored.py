@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 
 import trio
 from attrs import asdict, frozen
@@ -85,17 +86,27 @@ class Round:
 
 
 def start_node(
-    processes: ExitStack, folder: Path, name: str, *, role: str, master: str | None = None
+    processes: ExitStack,
+    folder: Path,
+    name: str,
+    *,
+    role: str,
+    master: str | None = None,
+    settings: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[subprocess.Popen[str], str, str]:
     """A running node, its listen address and its HA address."""
     config = folder / "broker.conf"
     config.write_text(CONFIG)
-    settings = [f"brokerRole={role}", f"brokerId={int(role == 'SLAVE')}", f"storePathRootDir={folder / name}"]
-    # Busy polling uses idle time of a core: it would hide the CPU time of the work.
-    settings.append("trioha.haBusyPoll=0")
-    if master is not None:
-        settings.append(f"haMasterAddress={master}")
-    options = [word for setting in settings for word in ("-p", setting)]
+    settings = {
+        "brokerRole": role,
+        "brokerId": int(role == "SLAVE"),
+        "storePathRootDir": folder / name,
+        # Busy polling uses idle time of a core: it would hide the CPU time of the work.
+        "trioha.haBusyPoll": 0,
+        **({} if master is None else {"haMasterAddress": master}),
+        **settings,
+    }
+    options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
     log = processes.enter_context((folder / f"{name}.log").open("w"))
     node = subprocess.Popen(
         (sys.executable, "-m", "trioha", "node", "-c", str(config), *options),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -16,12 +18,13 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from trioha.errors import ConfigError, StoreError
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
-from trioha.recording.writer import Block, SessionWriter
+from trioha.recording.writer import Block, SessionWriter, number_records
 
 IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
 
@@ -435,6 +438,38 @@ async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(
         recorder._writer.close()
 
 
+async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioha.recording.recorder.FLUSH_INTERVAL_S", math.inf)
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=8)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run)
+            for number in range(29):
+                recorder.emit(Kind.PUT, offset=number)
+            # Two blocks are full and one is filled: no task was woken.
+            await wait_all_tasks_blocked()
+            assert recorder.recorded == 0
+            # The third leaves four of eight free.
+            recorder.emit(Kind.PUT, offset=29)
+            await until(lambda: recorder.recorded == 30)
+            nursery.cancel_scope.cancel()
+    (session,) = sessions_below(tmp_path)
+    assert [record[6] for record in all_records(session)] == list(range(30))
+
+
+@pytest.mark.parametrize("count", [1, 2047, 2048, 2049, 5000])
+@pytest.mark.parametrize("base_seq", [0, 1, 2**32 - 7, 2**62])
+def test_numbers_of_records_ascend_and_nothing_else_changes(count: int, base_seq: int) -> None:
+    noise = random.Random(count).randbytes(count * RECORD_BYTES)
+    records = bytearray(noise)
+    number_records(memoryview(records), base_seq)
+    assert [seq for (seq,) in struct.iter_unpack("<8xq32x", records)] == [*range(base_seq, base_seq + count)]
+    parts = struct.Struct("<8s8x32s")
+    assert [*parts.iter_unpack(records)] == [*parts.iter_unpack(noise)]
+
+
 KILLED = """
 import sys, structlog, trio
 from pathlib import Path
@@ -449,12 +484,13 @@ async def main():
                         segment_records_max=50_000)
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run)
-        offset = 0
+        offset, is_written = 0, False
         while True:
             for _ in range(200):
                 offset += 1
                 recorder.emit(Kind.PUT, offset=offset, size=1)
-            if offset == 20_000:
+            if recorder.recorded and not is_written:
+                is_written = True
                 print("busy", flush=True)
             await trio.sleep(0.001)
 
@@ -482,7 +518,6 @@ async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path
             os.kill(process.pid, signal.SIGKILL)
     (session,) = sessions_below(tmp_path)
     rows = all_records(session)
-    # At most the last 200 ms and 64 blocks were in memory.
     assert len(rows) > 0
     assert [row[1] for row in rows] == list(range(len(rows)))
     puts = [row[6] for row in rows if row[2] == Kind.PUT]

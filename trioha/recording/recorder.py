@@ -1,11 +1,12 @@
 """Records the events of a node without delaying it.
 
 Theory of operation. `emit` only packs an event into the current block of memory, a preallocated bytearray: no
-lock, no allocation, no I/O. `Recorder.run` hands blocks to a worker thread, which numbers and checks their
-records and writes each with one call: a full block at once, a partly filled one after `FLUSH_INTERVAL_S`. The
-number of blocks is fixed. If the disk is so slow that no block is free, events are dropped and counted, and
-one DROPPED record stands for them in the recording. If the disk fails, the error is logged once, recording
-ends, and the node goes on: replication never depends on its recording.
+lock, no allocation, no I/O. Every `FLUSH_INTERVAL_S`, and when half of the blocks are full, `Recorder.run`
+hands them to a worker thread, which numbers and checks their records and writes each block with one call: to
+wake and await the thread for each block costs as much as some hundred events. The number of blocks is fixed.
+If the disk is so slow that no block is free, events are dropped and counted, and one DROPPED record stands
+for them in the recording. If the disk fails, the error is logged once, recording ends, and the node goes on:
+replication never depends on its recording.
 
 A recorder belongs to the trio thread. Run it in a nursery around all tasks that emit events, so that it is
 cancelled last: events after the end of `run` are dropped.
@@ -30,7 +31,7 @@ import trio
 from trioha import __version__
 from trioha.errors import ConfigError, StoreError
 from trioha.net.threads import run_in_thread
-from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
+from trioha.recording.events import NO_CONNECTION, RECORD_BYTES, Kind
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
 
@@ -48,6 +49,9 @@ BLOCKS_MAX: Final = 64
 """Blocks of a recorder, 4 MiB in all: half a second of 170,000 events a second."""
 FACTS_MAX: Final = 1024
 """Facts of a block."""
+
+_pack_event_into: Final = struct.Struct("<q8xBBHiqqi4x").pack_into
+"""As `RECORD`, with zeros for seq and check."""
 
 _LIMITS: Final = {
     # Least and largest value of each field of a record.
@@ -96,6 +100,8 @@ class Recorder:
         self._wall_ns = wall_ns
         self._block_bytes = block_records * RECORD_BYTES
         self._free = [Block(bytearray(self._block_bytes)) for _ in range(blocks_max)]
+        self._free_blocks_low = blocks_max // 2
+        """With so few free blocks, the full ones are written without waiting for the interval."""
         self._full: deque[Block] = deque()
         self._block = self._free.pop()
         # Of the current block, kept here for speed: its memory, and the position of the next record.
@@ -158,19 +164,9 @@ class Recorder:
                 return
             position = self._position
         try:
-            RECORD.pack_into(
-                self._buffer,
-                position,
-                self._clock_ns(),
-                0,
-                kind,
-                flags,
-                self._node_id,
-                conn,
-                offset,
-                aux,
-                size,
-                0,
+            # The writer sets seq and check: to pack zeros for them would cost 10 ns each.
+            _pack_event_into(
+                self._buffer, position, self._clock_ns(), kind, flags, self._node_id, conn, offset, aux, size
             )
         except struct.error:
             self._emit_nearest(kind=kind, conn=conn, offset=offset, aux=aux, size=size, flags=flags)
@@ -246,7 +242,8 @@ class Recorder:
         self._buffer = block.buffer
         self._position = 0
         block.rolls, self._rolls = self._rolls, False
-        self._wake.set()
+        if len(self._free) <= self._free_blocks_low:
+            self._wake.set()
         if self._dropped_now:
             dropped, self._dropped_now = self._dropped_now, 0
             self.emit(Kind.DROPPED, aux=dropped)
