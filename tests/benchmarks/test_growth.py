@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import closing
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ from tests.benchmarks.bench_growth import Growth, first_record_of, options_of
 from tests.benchmarks.plot_growth import IMAGES, KEPT, draw, merge, section
 from tests.benchmarks.rivals.pacer import TICK
 from tests.benchmarks.rivals.page import GROWTH, PAGE, TABLE
-from tests.benchmarks.rivals.sides import REPOSITORY
+from tests.benchmarks.rivals.sides import REPOSITORY, TriohaSide
 from tests.benchmarks.rivals.svg import Axis, Curve, Point, line_plot, linear_ticks, number
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -185,6 +186,17 @@ def test_the_pacer_says_when_every_put_is_due():
     assert {count for _, count in ticks} == {2, 3}
     first_s, last_s = ticks[0][0], ticks[-1][0]
     assert last_s - first_s == pytest.approx(0.099)
+
+
+@pytest.mark.process
+def test_puts_come_at_the_offered_rate(tmp_path):
+    with closing(TriohaSide(tmp_path / "trioha")) as side:
+        master = side.open_master(tmp_path / "store", file_bytes=1 << 20)
+        with side.slaves(tmp_path / "slaves", ha_port=master.ha_port, number=1, file_bytes=1 << 20):
+            said = master.call("offered", within_s=75, bodyBytes=100, rate=2000, seconds=0.2)
+    # On a busy machine puts end before all of them were made.
+    assert 0 < said["puts"] <= 400
+    assert 0 < said["p50Us"] <= said["p99Us"]
 
 
 def test_an_unknown_work_is_an_error():

@@ -158,12 +158,14 @@ class Master:
         assert pacer.stdout is not None
         rest = b""
         async with pacer.stdout, trio.open_nursery() as nursery:
-            with trio.move_on_after(seconds * LATE_MAX):
+            with trio.CancelScope() as putting:
                 async for data in pacer.stdout:
                     whole = rest + data
                     rest = whole[len(whole) - len(whole) % TICK.size :]
                     for due, count in TICK.iter_unpack(whole[: len(whole) - len(rest)]):
-                        began = began or due
+                        if not began:
+                            began = due
+                            putting.deadline = trio.current_time() + seconds * LATE_MAX
                         for _ in range(count):
                             while outstanding >= OUTSTANDING_MAX:  # noqa: ASYNC110 - as the Java driver does
                                 await trio.sleep(0.001)
@@ -171,6 +173,8 @@ class Master:
                             nursery.start_soon(put, due)
             pacer.kill()
         await pacer.wait()
+        if not times:
+            raise RuntimeError(f"{' '.join(command)} said nothing")
         return _figures(times, time.perf_counter() - began)
 
     async def _slave_came(self, message: Message) -> None:
