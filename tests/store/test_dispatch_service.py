@@ -8,12 +8,21 @@ import trio
 
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
-from trioha.store import message_store
+from trioha.store import compiled, message_store
 from trioha.store.consume_queues import ConsumeQueues
-from trioha.store.dispatch_service import GATHER_S, PROGRESS_INTERVAL_S, RECHECK_S, DispatchService
+from trioha.store.dispatch_service import (
+    BESIDE_RECORDS,
+    BESIDE_RECORDS_COMPILED,
+    GATHER_S,
+    PROGRESS_INTERVAL_S,
+    RECHECK_S,
+    DispatchService,
+)
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.put_status import PutStatus
 from trioha.store.queue_manifest import load_queue_manifest
+
+needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
 
 
 async def at_once(work):
@@ -211,6 +220,39 @@ async def test_only_a_slave_that_is_catching_up_dispatches_in_shorter_slices(
     for _ in range(60):
         await trio.lowlevel.checkpoint()
     assert (store.dispatcher.position < before) is is_slave
+    nursery.cancel_scope.cancel()
+    store.close()
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+async def test_slices_beside_replication_are_longer_where_a_record_costs_less(
+    tmp_path, nursery, autojump_clock, monkeypatch, is_compiled
+):
+    monkeypatch.setattr(compiled, "IS_COMPILED", is_compiled)
+    store = open_store(tmp_path, dispatch=DispatchSettings(is_slave=True))
+    slices = []
+    dispatch = store.dispatcher.dispatch
+
+    def count(until_offset, *, records_max):
+        slices.append(records_max)
+        return dispatch(until_offset, records_max=records_max)
+
+    monkeypatch.setattr(store.dispatcher, "dispatch", count)
+
+    async def fill():
+        while True:
+            store.commit_log.append(message())
+            await trio.lowlevel.checkpoint()
+
+    for _ in range(6000):
+        store.commit_log.append(message())
+    nursery.start_soon(fill)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    for _ in range(60):
+        await trio.lowlevel.checkpoint()
+    assert store.dispatcher.position < store.commit_log.max_offset
+    # In its first turns the log may not have grown yet.
+    assert set(slices[3:]) == {BESIDE_RECORDS_COMPILED if is_compiled else BESIDE_RECORDS}
     nursery.cancel_scope.cancel()
     store.close()
 
