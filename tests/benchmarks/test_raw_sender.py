@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.benchmarks.bench_rocketmq_slave import raw_options
 from tests.benchmarks.rivals.raw_sender import RawSender
 from trioha.ha.frames import BodyPart, FrameHeader, TransferDecoder, encode_report
 
@@ -71,3 +72,18 @@ def test_a_slave_that_hangs_up_is_an_error(log):
         sender.alone(within_s=WITHIN_S)
     finally:
         sender.close()
+
+
+def test_options_of_a_raw_sender():
+    assert raw_options("32") == {
+        "frame_bytes": 32768,
+        "frames_per_call": 1,
+        "send_buffer_bytes": 0,
+        "unsent_bytes_max": 0,
+    }
+    assert raw_options("128x4x64x256") == {
+        "frame_bytes": 131072,
+        "frames_per_call": 4,
+        "send_buffer_bytes": 65536,
+        "unsent_bytes_max": 262144,
+    }
