@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,8 @@ TOPIC = "TopicOfCluster"
 QUEUES = 4
 FIRST_SENDS = 32
 ATTEMPTS = 5
+COPIES = {"trioha.metadataSyncFirst": 100, "trioha.metadataSyncPeriod": 1000}
+"""The slave has no topic of its own: it copies topics, groups and offsets, each second."""
 POLLS = {"pollNameServerInterval": POLL_MS, "heartbeatBrokerInterval": POLL_MS}
 ENOUGH = 150
 """Messages that are acknowledged before a fault, and after it."""
@@ -198,33 +199,40 @@ class Pair:
     name_server: str
 
 
-def with_topic(root: Path) -> Path:
-    """A store with the topic, as an administrator makes it on each node of a pair."""
-    config = root / "config"
-    config.mkdir(parents=True)
-    topic = {
-        "topicName": TOPIC,
-        "readQueueNums": QUEUES,
-        "writeQueueNums": QUEUES,
-        "perm": 6,
+def make_topic(master: TriohaNode) -> None:
+    """Make the topic, as an administrator makes it: with so many queues, and at the master only."""
+    fields = {
+        "topic": TOPIC,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(QUEUES),
+        "writeQueueNums": str(QUEUES),
+        "perm": "6",
         "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": 0,
-        "order": False,
+        "topicSysFlag": "0",
+        "order": "false",
     }
-    (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
-    return root
+    answer = ask(master.listen_address, RequestCode.UPDATE_AND_CREATE_TOPIC, **fields)
+    assert answer.code == ResponseCode.SUCCESS, answer
+
+
+def has_topic(slave: TriohaNode) -> bool:
+    answer = ask(slave.listen_address, RequestCode.GET_ALL_TOPIC_CONFIG)
+    return f'"{TOPIC}"'.encode() in bytes(answer.body)
 
 
 @contextmanager
 def started_pair(rocket: JavaDriver, folder: Path) -> Iterator[Pair]:
     with (
         trioha_name_server(folder / "names") as names,
-        running(with_topic(folder / "master"), role="SYNC_MASTER", namesrvAddr=names) as master,
-        running(with_topic(folder / "slave"), role="SLAVE", namesrvAddr=names) as slave,
+        running(folder / "master", role="SYNC_MASTER", namesrvAddr=names) as master,
+        running(folder / "slave", role="SLAVE", namesrvAddr=names, **COPIES) as slave,
     ):
         master.wait(connections=1)
+        make_topic(master)
+        wait_until(lambda: has_topic(slave), "the slave has its master's topics")
         both = {"interop": {0: master.listen_address, 1: slave.listen_address}}
         wait_until(lambda: groups(names) == both, "the pair is registered")
+        wait_until(lambda: set(queue_datas(names, TOPIC)) == {"interop"}, "the topic is registered")
         yield Pair(rocket, master, slave, names)
 
 
