@@ -350,6 +350,8 @@ class Cluster:
         """What was found out while the run went on."""
         self.offset_checks = 0
         """How often the offsets of a slave were checked when the node that it copies from had ended."""
+        self.checked_copies: dict[str, Copy] = {}
+        """The last copy that a slave had surely taken at that time, by slave."""
         self.metadata_within_s = METADATA_WITHIN_S
         """How long it may take at the end until all tables are equal and on all disks."""
         self._hung: set[str] = set()
@@ -769,6 +771,7 @@ class Cluster:
             copy = last_taken(self._world.copies[index].copies, succeeded_s)
             if copy is not None:
                 self.offset_checks += 1
+                self.checked_copies[slave] = copy
                 where = f"{slave}, when {name} had ended"
                 self.violations += check_offsets(offsets, copy.offsets, where=where)
 

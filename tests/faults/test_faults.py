@@ -28,6 +28,7 @@ def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
     # The faults were real, and so was the load.
     assert sum(report.kills for report in reports) >= 10
     assert all(report.promises for report in reports)
+    assert sum(report.offset_checks for report in reports)
     assert list(tmp_path.iterdir()) == []
 
 
