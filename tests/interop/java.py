@@ -191,7 +191,7 @@ class JavaDriver:
             raise JavaError(f"the {self.version} driver is gone\n{self.log()}") from gone
         return answer
 
-    def call(self, command: str, *, timeout_s: float = 30.0, **fields: object) -> dict[str, Any]:
+    def call(self, command: str, *, timeout_s: float = 75.0, **fields: object) -> dict[str, Any]:
         """Carry out a command and wait for its answer."""
         try:
             return self.submit(command, **fields).result(timeout_s)
@@ -418,9 +418,10 @@ class JavaConsumer:
         messages: list[dict[str, Any]] = said["messages"]
         return messages
 
-    def end(self) -> None:
-        """Shut it down: it commits its offsets and leaves its group."""
-        self.driver.call("endConsumer", name=self.name)
+    def end(self) -> list[dict[str, Any]]:
+        """Shut it down: it commits its offsets and leaves its group. All that it was given, as `received`."""
+        messages: list[dict[str, Any]] = self.driver.call("endConsumer", name=self.name)["messages"]
+        return messages
 
 
 class JavaStore:
@@ -561,6 +562,17 @@ class JavaStore:
             bounds={int(queue): (bounds[0], bounds[1]) for queue, bounds in said["queues"].items()},
             messages=tuple(sorted(messages, key=lambda message: message.physical_offset)),
         )
+
+    def register(self) -> None:
+        """Have the broker register now. 5.x may miss its name servers at the start, and tries after 10 s."""
+        self._driver.call("register", store=self._name)
+
+    def sync_metadata(self) -> bool:
+        """Have a slave's broker copy its master's tables now: 5.x begins it 63 s after its start.
+
+        Whether it knows its master's address, which comes with its registration.
+        """
+        return bool(self._driver.call("syncMetadata", store=self._name)["hasMaster"])
 
     def shutdown(self) -> None:
         """A clean stop."""

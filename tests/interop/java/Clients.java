@@ -84,7 +84,7 @@ final class Clients {
                 Consumer consumer = consumers.remove(name);
                 consumer.stopped = true;
                 consumer.shutdown.run();
-                return new LinkedHashMap<>();
+                return new LinkedHashMap<>(Map.of("messages", consumer.waitFor(0, 0)));
         }
     }
 

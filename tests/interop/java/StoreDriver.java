@@ -165,6 +165,11 @@ public final class StoreDriver {
                 return waitFor(target, request);
             case "read":
                 return readThroughQueues(target.store, request.getString("topic"));
+            case "register":
+                target.broker.registerBrokerAll(true, false, true);
+                return new LinkedHashMap<>();
+            case "syncMetadata":
+                return syncMetadata(target.broker);
             case "shutdown":
                 return shutdown(name, target);
             default:
@@ -211,6 +216,15 @@ public final class StoreDriver {
         result.put("listenPort", port);
         result.put("haPort", Rocket.haPort(store, storeConfig));
         return result;
+    }
+
+    /** The slave's own copy of its master's tables, now: 5.x begins it 63 s after its start. */
+    private static Map<String, Object> syncMetadata(BrokerController slave) {
+        String master = slave.getSlaveSynchronize().getMasterAddr();
+        if (master != null) {
+            slave.getSlaveSynchronize().syncAll();
+        }
+        return new LinkedHashMap<>(Map.of("hasMaster", master != null));
     }
 
     private Map<String, Object> shutdown(String name, Opened target) {
