@@ -41,6 +41,7 @@ def test_every_word_has_its_own_position(script: ModuleType) -> None:
         ("slave.svg", {"Offsets", "appended", "dispatched", "p99", "slaveTimeout"}),
         ("log.svg", {"Holds", "PUT_OK", "Growth", "Disk"}),
         ("events.svg", {"connect", "lost", "node", "What"}),
+        ("groups.svg", {"Orders", "billing", "audit", "Members"}),
         ("replay.svg", {"REPLAY", "4x", "speed", "TRANSFER"}),
     ],
 )
