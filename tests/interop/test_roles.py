@@ -140,8 +140,9 @@ class MixedPair:
             "namesrvAddr": self.names,
             "messageDelayLevel": DELAY_LEVELS[self.term],
         }
-        if kind == "trioha" or is_5(self.java.version):
-            settings["transactionOpBatchInterval"] = 200
+        if kind == "real" and is_5(self.java.version):
+            # Decisions of the same interval share a record, and records are counted here.
+            settings["transactionOpBatchInterval"] = 1
         if kind == "trioha":
             # RocketMQ's slaves ask for topics at the listenPort - 2, which a node on port 0 does not have.
             return self.start_node(
