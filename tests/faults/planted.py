@@ -23,8 +23,9 @@ class Defect(StrEnum):
     """A slave takes the offsets of the copy before the last one."""
     COMMITS_FORGOTTEN = "commits-forgotten"
     """A master acknowledges commits, and keeps the first one of each queue only."""
-    OFFSETS_ONE_WRITE_LATE = "offsets-one-write-late"
-    """A master writes the offsets as they were at the write before."""
+    OFFSETS_WRITES_LATE = "offsets-writes-late"
+    """A master writes the offsets as they were four writes before: the last two may be under way when it is
+    killed."""
 
     @property
     def program(self) -> list[str]:
@@ -66,7 +67,7 @@ def _forget_commits() -> None:
     ConsumerOffsets.commit = commit_first
 
 
-def _write_offsets_one_write_late() -> None:
+def _write_offsets_late() -> None:
     write = MetadataStore._write
     former: list[Mapping[str, object]] = []
 
@@ -76,7 +77,7 @@ def _write_offsets_one_write_late() -> None:
         if file_name != ConsumerOffsets.file_name:
             return write(self, file_name, snapshot)
         former.append(snapshot())
-        value = former.pop(0) if len(former) > 1 else {"offsetTable": {}}
+        value = former.pop(0) if len(former) > 4 else {"offsetTable": {}}
         return write(self, file_name, lambda: value)
 
     MetadataStore._write = write_former
@@ -86,7 +87,7 @@ _PLANT = {
     Defect.GROUPS_NOT_WRITTEN: _do_not_write_groups,
     Defect.OFFSETS_ONE_COPY_LATE: _take_offsets_one_copy_late,
     Defect.COMMITS_FORGOTTEN: _forget_commits,
-    Defect.OFFSETS_ONE_WRITE_LATE: _write_offsets_one_write_late,
+    Defect.OFFSETS_WRITES_LATE: _write_offsets_late,
 }
 
 

@@ -217,7 +217,7 @@ def kill_the_master_until(cluster, condition):
     ("name", "defect", "where"),
     [
         ("slave-1", Defect.OFFSETS_ONE_COPY_LATE, "slave-1, when master had ended: "),
-        (MASTER, Defect.OFFSETS_ONE_WRITE_LATE, "the disk of the master, when it had ended: "),
+        (MASTER, Defect.OFFSETS_WRITES_LATE, "the disk of the master, when it had ended: "),
         (MASTER, Defect.COMMITS_FORGOTTEN, "the answer to slave-1: "),
     ],
 )
