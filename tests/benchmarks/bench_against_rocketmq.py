@@ -29,13 +29,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
+from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.page import PAGE, TABLE
 from tests.benchmarks.rivals.report import as_json, line_of, lines, markdown, merge, table
 from tests.benchmarks.rivals.sides import JavaSide, TriohaSide
 from tests.benchmarks.rivals.works import WORKS, Bench, Sizes
-from tests.interop.rocketmq import ALL_VERSIONS, is_5, missing_tools
+from tests.interop.rocketmq import missing_tools
 
-RIVALS = tuple(filter(is_5, ALL_VERSIONS))
 TITLE = "trioha against the real RocketMQ store, medians"
 
 
@@ -59,25 +59,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--megabytes", type=int, help="log that a slave catches up with")
     parser.add_argument("--start-megabytes", type=int, help="log that a broker starts on")
     parser.add_argument("--seconds", type=float, help="how long writers put, each time")
-    parser.add_argument(
-        "--wait-idle",
-        type=float,
-        default=0.0,
-        help="seconds to wait at most, before each measurement, for others to leave the machine alone",
-    )
-    parser.add_argument(
-        "--rocketmq",
-        metavar="VERSION",
-        default=RIVALS[-1],
-        choices=RIVALS,
-        help="the rival, of " + ", ".join(RIVALS) + " (default: the newest)",
-    )
-    parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
-    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
-    options = parser.parse_args(arguments)
-    options.works = options.works.split(",")
-    if unknown := [work for work in options.works if work not in WORKS]:
-        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    add_options(parser, WORKS)
+    options = parse_options(parser, arguments, WORKS)
     if options.page and not options.merge:
         parser.error("--page writes the table of runs that were measured before: it needs --merge")
     if options.warm_up < 1:
@@ -123,7 +106,7 @@ def merged(paths: list[Path]) -> dict[str, Any]:
     for path in paths:
         run = json.loads(path.read_text())
         if "benchmark" not in run:
-            raise ValueError(f"{path} is no run of a benchmark against RocketMQ, made with --json")
+            raise ValueError(f"{path} was not printed by a benchmark against RocketMQ with --json")
         runs.append(run)
     works = as_json(merge(runs))
     of_a_kind = Counter(run["benchmark"] for run in runs)

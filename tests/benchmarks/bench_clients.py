@@ -44,18 +44,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
 from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, Driver, DriverError, environment_of_ours
 from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
+from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.report import Line, Side, as_json, markdown, table
 from tests.benchmarks.rivals.sides import JVM_FLAGS, compiled
 from tests.interop.java import LOGBACK
 from tests.interop.name_server import name_server
-from tests.interop.rocketmq import ALL_VERSIONS, class_path, is_5, java_tool, missing_tools
+from tests.interop.rocketmq import class_path, java_tool, missing_tools
 from tests.node.wire import Wire
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
 TITLE: Final = "RocketMQ's clients on a SYNC pair of trioha and of RocketMQ, medians"
-RIVALS: Final = tuple(filter(is_5, ALL_VERSIONS))
 JAVA_SOURCE: Final = Path(__file__).parent / "java" / "ClientBench.java"
 BODY_BYTES: Final = 1024
 QUEUES: Final = 4
@@ -521,18 +521,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up")
     parser.add_argument("--megabytes", type=int, help="backlog that a consumer drains")
     parser.add_argument("--seconds", type=float, help="how long producers send, each time")
-    parser.add_argument(
-        "--wait-idle", type=float, default=0.0,
-        help="seconds to wait at most, before each measurement, for others to leave the machine alone",
-    )  # fmt: skip
-    parser.add_argument("--rocketmq", metavar="VERSION", default=RIVALS[-1], choices=RIVALS)
-    parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
-    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
-    options = parser.parse_args(arguments)
-    options.works = options.works.split(",")
-    if unknown := [work for work in options.works if work not in WORKS]:
-        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
-    return options
+    add_options(parser, WORKS)
+    return parse_options(parser, arguments, WORKS)
 
 
 def sizes_of(options: argparse.Namespace) -> Sizes:

@@ -33,7 +33,7 @@ BODY = bytes(range(256)) * 4
 
 
 def make_log(folder: Path, *, records: int, queues: int = QUEUES) -> CommitLog:
-    """A log of records for so many queues, in turn."""
+    """A log whose records go to its `queues` in turn."""
     log = CommitLog(
         folder, file_bytes=FILE_BYTES, message_bytes_max=4 << 20, store_host=Host.parse("127.0.0.1", 1)
     )
@@ -60,7 +60,7 @@ def make_log(folder: Path, *, records: int, queues: int = QUEUES) -> CommitLog:
 
 
 def dispatch(log: CommitLog, folder: Path, *, records: int, keys: int = 2) -> float:
-    """Seconds that it takes to build all of it once; each record has so many keys."""
+    """Seconds to build queues and index of the whole log; `keys` is the number of keys of each record."""
     queues = ConsumeQueues(folder)
     index, _ = IndexService.open(folder)
     dispatcher = Dispatcher(log, queues, index, position=log.min_offset)

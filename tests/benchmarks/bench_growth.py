@@ -37,6 +37,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, java_version
+from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.sides import JavaSide, Master, Side, TriohaSide, remove
 from tests.benchmarks.rivals.works import (
     BODY_BYTES,
@@ -53,9 +54,8 @@ from tests.benchmarks.rivals.works import (
     rounds_with_warm_up,
 )
 from tests.benchmarks.rivals.works import Sizes as WorkSizes
-from tests.interop.rocketmq import ALL_VERSIONS, is_5, missing_tools
+from tests.interop.rocketmq import missing_tools
 
-RIVALS: Final = tuple(filter(is_5, ALL_VERSIONS))
 GIB: Final = 1 << 30
 FILL_WITHIN_S: Final = 900.0
 REACHED: Final = 0.9
@@ -295,20 +295,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds that count, after one that warms up (3)")
     parser.add_argument("--minutes", type=float, default=60.0, help="no measurement begins later (60)")
     parser.add_argument("--disk-gib", type=float, default=20.0, help="disk to use at most (20)")
-    parser.add_argument("--works", default=",".join(WORKS), help="which, split by commas")
-    parser.add_argument("--rocketmq", metavar="VERSION", default=RIVALS[-1], choices=RIVALS)
-    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
-    parser.add_argument(
-        "--wait-idle",
-        type=float,
-        default=0.0,
-        help="seconds to wait at most, before each measurement, for others to leave the machine alone",
-    )
-    options = parser.parse_args(arguments)
-    options.works = options.works.split(",")
-    if unknown := [work for work in options.works if work not in WORKS]:
-        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
-    return options
+    add_options(parser, WORKS)
+    return parse_options(parser, arguments, WORKS)
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ from trioha.store.record_layout import scan_records
 
 LANDED: Final = Path(__file__).with_name("landed.json")
 WORSE: Final = 1.2
-"""So many times the expected CPU time is named as worse."""
+"""A work that takes more than this multiple of its expected CPU time is named as worse."""
 ROUNDS: Final = 5
 LAST_ROUND_AFTER_S: Final = 40.0
 """No round begins later, so that a busy machine does not hold a CI run up."""

@@ -200,7 +200,7 @@ class Pair:
 
 
 def make_topic(master: TriohaNode) -> None:
-    """Make the topic, as an administrator makes it: with so many queues, and at the master only."""
+    """Make the topic, as an administrator makes it: with a fixed number of queues, and at the master only."""
     fields = {
         "topic": TOPIC,
         "defaultTopic": "TBW102",

@@ -50,7 +50,7 @@ from trioha.store.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 _TAG_CACHE_MAX = 65536
 _CACHED_TAG_BYTES_MAX = 128
 _PLAIN_RECORDS_MAX = 64
-"""So many records at most are collected in plain Python before the compiled kernel is tried again."""
+"""The most records that are collected in plain Python before the compiled kernel is tried again."""
 
 _FIXED_V4 = Struct(">iI4xi4xqqi16xq20xi").unpack_from
 """Of a record with IPv4 hosts: totalSize, magic, queueId, queueOffset, physicalOffset, sysFlag,

@@ -17,7 +17,7 @@ from tests.benchmarks.rivals.sides import RAW_SENDER
 from tests.benchmarks.rivals.works import SLAVES, Series, Sizes
 
 NOISY: Final = 1.2
-"""A figure is noisy if its highest value is more than so many times its lowest."""
+"""A figure is noisy if its highest value is more than this multiple of its lowest."""
 _HEADINGS: Final = (
     "unit", "trioha", "RocketMQ", "times better", "to reach",
     "CPU s for", "trioha", "RocketMQ", "load", "others",

@@ -41,7 +41,7 @@ FIRST_PUT_WITHIN_S = 20.0
 APPENDS_PER_TURN = 500
 OUTSTANDING_MAX = 10_000
 LATE_MAX = 4
-"""So many times the planned time, no more puts are made."""
+"""After this multiple of the planned time no more puts are made."""
 
 
 class Master:
@@ -90,7 +90,7 @@ class Master:
         return {"maxOffset": self._log.max_offset}
 
     async def catch_up(self, *, slaves: int, within_s: float) -> dict[str, Any]:
-        """Wait for the first request of a slave, then until so many have acknowledged the whole log.
+        """Wait for the first request of a slave, then until all `slaves` have acknowledged the whole log.
 
         Nothing is polled: the status of eight connections, each millisecond, would cost a tenth of a core.
         """

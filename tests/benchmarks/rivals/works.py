@@ -187,7 +187,7 @@ def catch_up_once(
     file_bytes: int,
     prepare: Callable[[Path], None] = lambda slave_root: None,
 ) -> CaughtUp:
-    """So many slaves take a master's log; `prepare` may put something to each slave's folder before.
+    """`number` slaves take a master's log; `prepare` may put something into each slave's folder before.
 
     The master stands still until every slave has connected and asked for its log, so that no start of a
     process is measured.
@@ -391,7 +391,7 @@ def _continue(pids: Iterable[int]) -> None:
 
 def start(bench: Bench) -> None:
     """From starting a broker's process to its being ready, on an empty store and on one cleanly stopped."""
-    # As pip leaves what it installs, also where Python is told not to write bytecode.
+    # pip compiles bytecode when it installs; a tree that was not installed by it may have none.
     compileall.compile_dir(Path(trioha.__file__).parent, quiet=1)
     roots: dict[str, Path] = {}
     for side in bench.sides():
@@ -426,7 +426,7 @@ def queues(bench: Bench) -> None:
 
 
 def build_queues(bench: Bench, key: str, *, records: int, queues: int) -> None:
-    """As `queues`, with records in turn for so many queues of one topic; notes `key/side`."""
+    """As `queues`, with records that go to the queues of one topic in turn; notes `key/side`."""
     bench.on_step(f"{queues} queues: the log is written")
     origin = bench.new_folder("queues") / "commitlog"
     make_log(origin, records=records, queues=queues).close()
