@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, java_version
+from tests.benchmarks.rivals.driver import DriverError
 from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.sides import JavaSide, Master, Side, TriohaSide, remove
 from tests.benchmarks.rivals.works import (
@@ -60,6 +62,9 @@ GIB: Final = 1 << 30
 FILL_WITHIN_S: Final = 900.0
 REACHED: Final = 0.9
 """A rate is reached if so much of it was answered."""
+FILES_PER_QUEUE: Final = 6
+"""Open files of RocketMQ: one for each round, the warm-up, and one to spare."""
+FILES_BESIDE: Final = 2000
 SPARE_GIB: Final = 3
 """Of disk, for files that are allocated ahead."""
 
@@ -212,13 +217,36 @@ def queues(growth: Growth) -> None:
         needed_gib = 3 * log_gib + SPARE_GIB
         if not growth.may_begin(f"{number} queues", disk_gib=needed_gib):
             continue
+        if not _may_open(FILES_PER_QUEUE * number + FILES_BESIDE):
+            growth.skipped.append(f"{number} queues: needs a higher limit of open files")
+            continue
         key = f"growth-queues-{number}"
-        build_queues(bench, key, records=sizes.queue_records, queues=number)
+        try:
+            build_queues(bench, key, records=sizes.queue_records, queues=number)
+        except DriverError as error:
+            growth.skipped.append(f"{number} queues: {str(error).splitlines()[0]}")
+            continue
         for side in bench.sides():
             series: Series = bench.results[f"{key}/{side.name}"]
             for index, rate in enumerate(series.values):
                 cpu_s = {process: used_s[index] for process, used_s in series.cpu_s.items()}
                 growth.note("queues", side, number, rate, cpu_s=cpu_s)
+
+
+def _may_open(files: int) -> bool:
+    """Whether processes may have so many open files; raises the limit if it is allowed to.
+
+    RocketMQ's store keeps the files of a store that was shut down open until its process ends, and each round
+    of a work opens the store once more in the same process, which is warmed up.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= files:
+        return True
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, max(hard, files)))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def load(growth: Growth) -> None:
