@@ -571,7 +571,7 @@ class CommitLog:
 
     def hold_last_file(self) -> None:
         """Keep a descriptor for the file that is written to. Raises StoreError if there is none."""
-        self._files.hold_last()
+        self._files.hold_last(self.max_offset)
 
     def close(self) -> None:
         """Close all files, and delete the preallocated one. Flush first; no sync may be running."""

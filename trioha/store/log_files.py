@@ -57,6 +57,7 @@ class LogFiles:
         else:
             self.discard_preallocated()
             file = MappedFile.create(self.directory, start_offset=start_offset, size=self.file_bytes)
+        file.expect_appends(0)
         self.files.append(file)
         self._with_descriptor.append(file)
         return file
@@ -125,6 +126,8 @@ class LogFiles:
         for file in self.files:
             if file.start_offset < end_offset and start_offset < file.end_offset:
                 work.add(file.path, file.share())
+                # What was synced before this, so that a reader of evicted bytes does not wait for each page.
+                file.expect_reads(min(flushed_offset, file.end_offset) - file.start_offset)
         self._release_flushed(flushed_offset)
         return work
 
@@ -137,12 +140,17 @@ class LogFiles:
                 needed.append(file)
             else:
                 file.release()
+                file.expect_reads(file.size)
         self._with_descriptor = needed
 
-    def hold_last(self) -> None:
-        """Keep a descriptor for the file that is written to. Raises StoreError if there is none."""
+    def hold_last(self, end_offset: int) -> None:
+        """Keep a descriptor for the file that is written to, from `end_offset` on.
+
+        Raises StoreError if there is none.
+        """
         if self.files:
             self.files[-1].hold()
+            self.files[-1].expect_appends(end_offset - self.files[-1].start_offset)
             self._with_descriptor = [self.files[-1]]
 
     def close(self) -> None:

@@ -165,9 +165,9 @@ def _recover(
         for file in commit_log.files:
             file.sync()
             on_progress(len(files), len(files))
-    commit_log.hold_last_file()
     commit_log.appended.move_to(end_offset)
     commit_log.flushed.move_to(end_offset)
+    commit_log.hold_last_file()
     if cut_bytes:
         log.warning(
             "commit log cut to its last whole record", end_offset=end_offset, reason=reason, bytes=cut_bytes

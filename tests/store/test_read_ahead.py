@@ -1,0 +1,108 @@
+"""Where the kernel reads a log file ahead: before the bytes that are on disk, not where puts will write."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.store.support import HOST, message
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.commit_log import CommitLog
+from trioha.store.mapped_file import ADVISED_BYTES
+from trioha.store.recovery import open_commit_log
+
+FILE_BYTES = 4 * ADVISED_BYTES
+BODY_BYTES = 64 * 1024
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what it was advised")
+
+
+def not_read_ahead(path: Path) -> list[tuple[int, int]]:
+    """The parts of a file that this process maps without read-ahead: first byte and end of each."""
+    parts = []
+    # By its number: a file that was made without a name is shown as deleted.
+    inode = path.stat().st_ino
+    start = end = -1
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(rf"(\w+)-(\w+) \S+ (\w+) \S+ {inode}\b", line):
+            first, last, offset = (int(number, 16) for number in found.groups())
+            start, end = offset, offset + last - first
+        elif line.startswith("VmFlags:"):
+            if start >= 0 and "rr" in line.split():
+                parts.append((start, end))
+            start = -1
+    return parts
+
+
+def page_of(offset: int) -> int:
+    return offset - offset % mmap.PAGESIZE
+
+
+def opened(folder: Path) -> CommitLog:
+    log, _ = open_commit_log(
+        folder,
+        file_bytes=FILE_BYTES,
+        message_bytes_max=1 << 20,
+        store_host=HOST,
+        clean_exit=True,
+        checkpoint=Checkpoint(),
+    )
+    return log
+
+
+def append_until(log: CommitLog, offset: int) -> None:
+    while log.max_offset < offset:
+        assert log.append(message(bytes(BODY_BYTES))).size
+
+
+def flush(log: CommitLog) -> None:
+    end_offset = log.max_offset
+    log.sync_work(log.flushed.offset, end_offset).run()
+    log.flushed.advance(end_offset)
+
+
+def test_new_file_is_not_read_ahead(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, 1)
+    assert not_read_ahead(log.files[0].path) == [(0, FILE_BYTES)]
+    log.close()
+
+
+def test_file_is_read_ahead_where_it_is_on_disk(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, 2 * ADVISED_BYTES)
+    flush(log)
+    flushed_offset = log.flushed.offset
+    append_until(log, 3 * ADVISED_BYTES)
+    flush(log)
+    assert not_read_ahead(log.files[0].path) == [(page_of(flushed_offset), FILE_BYTES)]
+    log.close()
+
+
+def test_full_file_is_read_ahead_once_it_is_on_disk(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, FILE_BYTES + 1)
+    full, last = log.files
+    assert not_read_ahead(full.path) == [(0, FILE_BYTES)]
+    flush(log)
+    append_until(log, log.max_offset + 1)
+    flush(log)
+    assert not_read_ahead(full.path) == []
+    assert not_read_ahead(last.path) == [(0, FILE_BYTES)]
+    log.close()
+
+
+def test_reopened_file_is_not_read_ahead_after_the_end_of_the_log(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, ADVISED_BYTES)
+    end_offset = log.max_offset
+    flush(log)
+    log.close()
+    log = opened(tmp_path)
+    assert log.max_offset == end_offset
+    assert not_read_ahead(log.files[0].path) == [(page_of(end_offset), FILE_BYTES)]
+    log.close()
