@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trioha.cli import _app
-from trioha.cli.node_start import NodeArguments, usual_arguments
+from trioha.cli.node_start import NodeArguments, imported_on_use, usual_arguments
 
 WORDS = (
     *("-c", "--config", "-p", "--set", "--with-namesrv", "--with-namesrv=true", "--no-with-namesrv"),
@@ -129,3 +129,30 @@ def test_a_refused_configuration_is_one_line_with_or_without_the_parser(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("trioha: missing.conf: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_import_for_later_is_done_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_one.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with imported_on_use("late_one"):
+        import late_one  # type: ignore[import-not-found]
+    assert "late_one" not in sys.modules
+    assert late_one.value == 7
+    assert sys.modules["late_one"].value == 7
+    with imported_on_use("late_one"):
+        import late_one as loaded  # type: ignore[import-not-found]
+    assert loaded is sys.modules.pop("late_one")
+
+
+def test_structlog_has_asyncio_when_it_uses_it() -> None:
+    code = (
+        "import sys\nfrom trioha.cli.node_start import imported_on_use\n"
+        "with imported_on_use('asyncio'):\n    import structlog\n"
+        "assert 'asyncio' not in sys.modules\n"
+        "import asyncio\nasyncio.run(structlog.get_logger().ainfo('awaited'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=75, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "awaited" in done.stdout

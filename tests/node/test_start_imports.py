@@ -18,7 +18,19 @@ pytestmark = pytest.mark.process
 
 WITHIN_S = 75
 LIBRARIES = {
-    *("cattrs", "cyclopts", "h11", "lz4", "prometheus_client", "pygments", "rich", "yaml", "zstandard"),
+    *(
+        "asyncio",
+        "cattrs",
+        "cyclopts",
+        "difflib",
+        "h11",
+        "lz4",
+        "prometheus_client",
+        "pygments",
+        "rich",
+        "yaml",
+        "zstandard",
+    ),
     *("numpy", "pandas", "plotly", "py4j", "pyarrow", "pyspark", "textual"),
     *("trioha_analysis", "trioha_monitor", "trioha_spark"),
 }

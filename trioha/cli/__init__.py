@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from trioha import __version__
@@ -82,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens and tokens[0] not in COMMANDS and tokens[0] not in FLAGS:
         # The parser would import every command to suggest one.
+        from difflib import get_close_matches  # noqa: PLC0415
+
         similar = get_close_matches(tokens[0], COMMANDS, n=1)
         return _refuse(
             f"there is no command {tokens[0]!r}",

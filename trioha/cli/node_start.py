@@ -11,8 +11,12 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final, NamedTuple
+
+from trioha.node.method_cache import methods_kept
 
 _CONFIG: Final = frozenset(("-c", "--config"))
 _SETTING: Final = frozenset(("-p", "--set"))
@@ -55,10 +59,12 @@ def start_node(arguments: NodeArguments) -> int:
     """Import a node and run it; returns its exit code. Raises TriohaError."""
     # Nothing that is imported becomes garbage: a collection, some 150 of them, would only visit it again.
     gc.disable()
-    with _not_found("rich"):
-        # It would be imported for tracebacks that a node does not print: half of what structlog costs.
-        import structlog  # noqa: F401, PLC0415
-    from trioha.node.process import run_process  # noqa: PLC0415
+    with methods_kept():
+        # For tracebacks that a node does not print, and for log methods that it does not await: most of what
+        # structlog costs.
+        with _not_found("rich"), imported_on_use("asyncio"):
+            import structlog  # noqa: F401, PLC0415
+        from trioha.node.process import run_process  # noqa: PLC0415
 
     gc.freeze()
     gc.enable()
@@ -76,3 +82,23 @@ def _not_found(package: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[package]
+
+
+class _ImportedOnUse(ModuleType):
+    """In the place of the module of its name, which it imports when one of its names is used."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(import_module(self.__name__), name)
+
+
+@contextmanager
+def imported_on_use(module: str) -> Iterator[None]:
+    """Who imports `module` meanwhile gets it when it is used; one that is loaded already stays."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = _ImportedOnUse(module)
+    try:
+        yield
+    finally:
+        del sys.modules[module]

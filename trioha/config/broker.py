@@ -7,7 +7,6 @@ broker that replicates with other settings than its operator wrote may lose mess
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from os import environ
 from pathlib import Path
 from typing import Any, Final
@@ -474,6 +473,9 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
 
 
 def _did_you_mean(key: str) -> str | None:
+    # Only where a key is unknown: no start waits for it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
     found = (
         [known for known in (*_BY_KEY, *sorted(ROCKETMQ_KEYS)) if known.lower() == key.lower()]
         or get_close_matches(key, _BY_KEY, n=1, cutoff=0.6)

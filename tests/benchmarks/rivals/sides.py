@@ -190,6 +190,8 @@ def _node(root: Path, settings: dict[str, object]) -> Iterator[subprocess.Popen[
             stderr=log,
             text=True,
             cwd=root.parent,
+            # Bytecode may be kept, as it is where trioha is installed.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         )
     assert process.stdout is not None
     try:

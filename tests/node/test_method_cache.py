@@ -1,0 +1,180 @@
+"""Compiled methods of attrs classes are kept between starts, under the rules of bytecode."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import CodeType
+
+import attr
+import pytest
+
+from trioha.node import method_cache
+from trioha.node.method_cache import MethodCache, methods_kept
+
+SOURCE = "answer = 42\n"
+
+
+@pytest.fixture(autouse=True)
+def bytecode_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """File names of what is really compiled."""
+    names = []
+
+    def compile_and_note(source: str, filename: str, mode: str) -> CodeType:
+        names.append(filename)
+        return compile(source, filename, mode)
+
+    monkeypatch.setattr(method_cache, "compile", compile_and_note, raising=False)
+    return names
+
+
+def make_class(name: str = "Point", text: str = "x: int = 3\n    y: str = 'a'") -> type:
+    """A new attrs class, as an import makes it."""
+    names: dict[str, type] = {"__name__": "made"}
+    source = f"from attrs import field, frozen\n@frozen\nclass {name}:\n    {text}\n"
+    exec(source, names)
+    return names[name]
+
+
+def test_methods_are_compiled_by_the_first_start_only(tmp_path: Path, compiled: list[str]) -> None:
+    path = tmp_path / "made" / "methods"
+    with methods_kept(path):
+        first = make_class()
+    assert compiled == ["<attrs generated methods made.Point>"]
+    with methods_kept(path):
+        second = make_class()
+    assert len(compiled) == 1
+    assert second() == second(x=3)
+    assert second(x=4) != second()
+    assert second() != first()
+    assert len({second(), second(), second(y="b")}) == 2
+    assert repr(second()) == "Point(x=3, y='a')"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_of_a_start_without_new_classes_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "methods"
+    for _ in range(2):
+        with methods_kept(path):
+            make_class()
+        os.utime(path, (1, 1))
+    with methods_kept(path):
+        make_class()
+    assert path.stat().st_mtime == 1
+    with methods_kept(path):
+        make_class("Other")
+    assert path.stat().st_mtime > 1
+
+
+def test_an_edited_class_has_its_new_methods(tmp_path: Path, compiled: list[str]) -> None:
+    path = tmp_path / "methods"
+    with methods_kept(path):
+        make_class()
+    with methods_kept(path):
+        edited = make_class(text="x: int = 3\n    z: int = field(default=4)")
+    assert repr(edited()) == "Point(x=3, z=4)"
+    assert len(compiled) == 2
+
+
+def test_attrs_is_as_before_afterwards(tmp_path: Path) -> None:
+    before = dict(vars(attr._make))
+    with pytest.raises(RuntimeError), methods_kept(tmp_path / "methods"):
+        raise RuntimeError
+    assert vars(attr._make) == before
+    assert not (tmp_path / "methods").exists()
+
+
+def test_another_attrs_makes_its_classes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(attr, "_make")
+    with methods_kept(tmp_path / "methods"):
+        assert repr(make_class()()) == "Point(x=3, y='a')"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_replaced(tmp_path: Path, compiled: list[str]) -> None:
+    path = tmp_path / "methods"
+    with methods_kept(path):
+        make_class(text="x: int")
+    whole = path.read_bytes()
+    damaged = [whole[:end] for end in range(0, len(whole), 37)]
+    damaged += [
+        whole[:at] + bytes((whole[at] ^ 255,)) + whole[at + 1 :] for at in (*range(12), 20, len(whole) - 1)
+    ]
+    for content in damaged:
+        path.write_bytes(content)
+        compiled.clear()
+        with methods_kept(path):
+            made = make_class(text="x: int")
+        assert repr(made(1)) == "Point(x=1)"
+        with methods_kept(path):
+            make_class(text="x: int")
+        assert len(compiled) == 1
+
+
+def test_nothing_is_written_where_bytecode_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with methods_kept(tmp_path / "methods"):
+        make_class()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_work_to_each_start(
+    tmp_path: Path, compiled: list[str]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for _ in range(2):
+        with methods_kept(tmp_path / "file" / "methods"):
+            make_class()
+    assert len(compiled) == 2
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_what_no_start_uses_goes_when_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    path = tmp_path / "methods"
+    monkeypatch.setattr(method_cache, "ENTRIES_MAX", 3)
+    for names in ("AB", "BC", "BD", "BCD"):
+        with methods_kept(path):
+            for name in names:
+                make_class(name)
+    # A, B; C; D, with which A and C go; C.
+    assert [name[-2] for name in compiled] == ["A", "B", "C", "D", "C"]
+
+
+def test_code_is_compiled_as_the_builtin_compiles_it(tmp_path: Path) -> None:
+    cache = MethodCache(tmp_path / "methods")
+    assert eval(cache.compile("6 * 7", "<x>", "eval")) == 42
+    assert cache.compile(SOURCE, "<x>", "exec") is cache.compile(SOURCE, "<x>", "exec")
+    assert cache.compile(SOURCE, "<y>", "exec").co_filename == "<y>"
+    kept = cache.compile(SOURCE, "<x>", "exec", 0, dont_inherit=True)
+    assert kept is not cache.compile(SOURCE, "<x>", "exec")
+
+
+@pytest.mark.process
+def test_every_start_of_one_installation_uses_the_same_file(tmp_path: Path) -> None:
+    """Nothing in the methods differs from process to process, so that the second start adds nothing."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom trioha.node.method_cache import methods_kept\n"
+        "with methods_kept(Path(sys.argv[1])):\n    import trioha.node.process\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "bytecode")
+    contents = []
+    for seed in ("1", "2"):
+        path = tmp_path / "methods"
+        subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            env=env | {"PYTHONHASHSEED": seed},
+            check=True,
+            timeout=75,
+        )
+        contents.append((path.stat().st_ino, path.stat().st_mtime_ns))
+    assert contents[0] == contents[1]
