@@ -10,6 +10,7 @@ import structlog
 from hypothesis import settings
 
 from tests.descriptors import left_open, open_descriptors, resources_closed
+from tests.s3 import S3Bucket, S3Server, bucket_in_environment, s3_server, start_obstore
 
 # With the values of all variables, as structlog's own default has it, a traceback takes seconds.
 structlog.configure(
@@ -64,3 +65,18 @@ def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if left := left_open(before):
         pytest.fail("left open:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def s3_server_of_this_run() -> Iterator[S3Server]:
+    """An S3 server over HTTP, for all tests of this process."""
+    start_obstore()
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server_of_this_run: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Bucket]:
+    """An empty bucket of it; the environment of this process and of its children leads there."""
+    with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
+        yield bucket

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-import obstore
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
-from obstore.store import MemoryStore
+
+from tests.s3 import S3Server, bucket_in_environment, obstore_settled, start_obstore
 
 
 @pytest.fixture(autouse=True, scope="session")
 def obstore_runs() -> None:
-    """obstore's runtime keeps descriptors from its first request on: they are open before any test counts."""
-    obstore.put(MemoryStore(), "a", b"")
+    """Descriptors of obstore's runtime are open before any test counts."""
+    start_obstore()
+
+
+@pytest.fixture(params=["file", "s3"])
+def archive_url(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    s3_server_of_this_run: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
+    """Where an archive can be: in a folder, which is to be made, and on an S3 server."""
+    if request.param == "file":
+        with obstore_settled():
+            yield f"file://{tmp_path}/archive"
+        return
+    with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
+        yield bucket.url

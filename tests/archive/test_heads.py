@@ -1,8 +1,6 @@
-"""Heads of an archive in a folder: one writer, readers beside it, and a writer that lost."""
+"""Heads of an archive, in a folder and on S3: one writer, readers beside it, and a writer that lost."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -22,8 +20,8 @@ HEAD = Head(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> ObjectFolder:
-    return ObjectFolder.open(f"file://{tmp_path}")
+def folder(archive_url: str) -> ObjectFolder:
+    return ObjectFolder.open(archive_url, create=True)
 
 
 def create_until(folder: ObjectFolder, head: Head, number: int) -> Head:
@@ -65,12 +63,12 @@ def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder: O
     assert read_head(folder) == newest
 
 
-def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder, tmp_path: Path) -> None:
+def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder) -> None:
     create_head(folder, HEAD)
     create_until(folder, HEAD, HEADS_KEPT + 3)
     delete_old_heads(folder, HEADS_KEPT + 3)
-    kept = sorted(path.name for path in (tmp_path / "heads").iterdir())
-    assert kept == [Path(head_key(number)).name for number in range(4, HEADS_KEPT + 4)]
+    kept = sorted(one.key for one in folder.list("heads"))
+    assert kept == [head_key(number) for number in range(4, HEADS_KEPT + 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
-"""Objects below a URL, in a folder."""
+"""Objects below a URL, in a folder and on an S3 server."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.objects import ObjectFolder
 
+PART_BYTES = 5 << 20
+"""An object that comes in pieces is sent in parts of this size."""
 
-def test_objects_are_stored_listed_read_and_deleted(tmp_path: Path) -> None:
-    folder = ObjectFolder.open(f"file://{tmp_path}/new", create=True)
+
+def test_objects_are_stored_listed_read_and_deleted(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
     assert folder.create("log/a", b"first")
     assert not folder.create("log/a", b"second")
     folder.put("log/b", iter([b"in", b"parts"]))
@@ -19,15 +24,25 @@ def test_objects_are_stored_listed_read_and_deleted(tmp_path: Path) -> None:
     assert sorted((one.key, one.bytes) for one in folder.list("log")) == [("log/a", 5), ("log/b", 7)]
     assert [one.key for one in folder.list("log", after="log/a")] == ["log/b"]
     assert folder.get("log/a") == b"first"
-    assert folder.get_range("log/b", start=2, end=5) == b"par"
+    assert folder.get("other/c") == b""
     assert b"".join(folder.stream("log/b")) == b"inparts"
     folder.delete(["log/a", "log/none", "log/b"])
     assert list(folder.list("log")) == []
     assert list(folder.list("nothing")) == []
 
 
-def test_a_missing_object_is_named_with_its_url(tmp_path: Path) -> None:
-    folder = ObjectFolder.open(f"file://{tmp_path}")
+def test_ranges_end_with_the_object(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+    folder.put("log/a", b"0123456789")
+    assert folder.get_range("log/a", start=2, end=5) == b"234"
+    assert folder.get_range("log/a", start=8, end=20) == b"89"
+    assert folder.get_range("log/a", start=3, end=3) == b""
+    with pytest.raises(ArchiveError):
+        folder.get_range("log/a", start=10, end=11)
+
+
+def test_a_missing_object_is_named_with_its_url(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
     for read in (
         lambda: folder.get("log/a"),
         lambda: list(folder.stream("log/a")),
@@ -35,7 +50,73 @@ def test_a_missing_object_is_named_with_its_url(tmp_path: Path) -> None:
     ):
         with pytest.raises(MissingObjectError) as caught:
             read()
-        assert str(caught.value) == f"file://{tmp_path}/log/a: there is no such object"
+        assert str(caught.value) == f"{archive_url}/log/a: there is no such object"
+
+
+def test_one_of_eight_writers_creates_an_object(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+    together = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        together.wait()
+        return folder.create("heads/1", b"writer %d" % number)
+
+    with ThreadPoolExecutor(8) as writers:
+        created = list(writers.map(create, range(8)))
+    assert sum(created) == 1
+    assert folder.get("heads/1") == b"writer %d" % created.index(True)
+
+
+def test_more_objects_than_a_listing_has_on_a_page_are_listed_and_deleted(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+    keys = [f"log/{number:05}" for number in range(1010)]
+    for key in keys:
+        folder.put(key, b"x")
+    assert sorted(one.key for one in folder.list("log")) == keys
+    assert sorted(one.key for one in folder.list("log", after=keys[4])) == keys[5:]
+    folder.delete(["log/none", *keys[:-1]])
+    assert [one.key for one in folder.list("log")] == keys[-1:]
+
+
+def test_an_object_of_several_parts_is_replaced_as_a_whole(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+    pieces = [bytes([number]) * (1 << 20) for number in range(13)]
+    folder.put("log/a", b"small")
+    folder.put("log/a", iter(pieces))
+    whole = b"".join(pieces)
+    assert folder.get("log/a") == whole
+    assert b"".join(folder.stream("log/a")) == whole
+    assert folder.get_range("log/a", start=PART_BYTES - 1, end=PART_BYTES + 1) == b"\x04\x05"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of the source"), OSError(5, "of the disk"), TimeoutError()])
+@pytest.mark.parametrize("parts", [0, 2])
+def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(
+    archive_url: str, parts: int, error: Exception
+) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        for _ in range(parts):
+            yield bytes(PART_BYTES)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        folder.put("log/a", pieces())
+    assert caught.value is error
+    assert list(folder.list("log")) == []
+
+
+def test_folders_with_a_common_beginning_are_apart(archive_url: str) -> None:
+    folder = ObjectFolder.open(archive_url, create=True)
+    longer = ObjectFolder.open(f"{archive_url}b", create=True)
+    folder.put("log/a", b"1")
+    folder.put("log-old/a", b"2")
+    longer.put("log/b", b"3")
+    assert [one.key for one in folder.list("log")] == ["log/a"]
+    assert sorted(one.key for one in folder.list("")) == ["log-old/a", "log/a"]
+    assert [one.key for one in longer.list("log")] == ["log/b"]
 
 
 @pytest.mark.parametrize(

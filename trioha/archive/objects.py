@@ -2,15 +2,17 @@
 
 obstore (the object_store crate of Rust) speaks to S3, Google Cloud Storage, Azure and folders; it is imported
 when the first URL is opened. Credentials, regions and endpoints come from the environment, as its
-documentation names them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, ...).
+documentation names them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, ...); so
+do options of the connection (`AWS_ALLOW_HTTP=true` for an endpoint without TLS, `AWS_PROXY_URL`, ...).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from attrs import frozen
@@ -18,7 +20,7 @@ from attrs import frozen
 from trioha.archive.errors import ArchiveError, MissingObjectError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 REQUEST_TIMEOUT_S: Final = 60.0
@@ -26,6 +28,16 @@ CONNECT_TIMEOUT_S: Final = 10.0
 RETRIES_MAX: Final = 4
 RETRY_FOR_S: Final = 60.0
 _REASON_MAX: Final = 300
+_VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+"""What environment variables of a scheme begin with."""
+_CLIENT_OPTIONS: Final = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "proxy_url",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+)
+"""Options of the connection from the environment: obstore drops these as soon as it is given another one."""
 
 
 @frozen
@@ -72,10 +84,7 @@ class ObjectFolder:
                 return cls(LocalStore(_folder(url, parts.path, create=create)), url)
             store = from_url(
                 url,
-                client_options={
-                    "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
-                    "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-                },
+                client_options=_client_options(parts.scheme),
                 retry_config={
                     "max_retries": RETRIES_MAX,
                     "retry_timeout": timedelta(seconds=RETRY_FOR_S),
@@ -97,7 +106,12 @@ class ObjectFolder:
                 yield bytes(piece)
 
     def get_range(self, key: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of the object. Raises MissingObjectError if there is none."""
+        """Bytes `[start, end)` of the object, fewer if it ends before `end`.
+
+        Raises MissingObjectError if there is none, ArchiveError for a range after its end.
+        """
+        if start == end:
+            return b""
         with self._request(key):
             return bytes(_obstore().get_range(self._store, key, start=start, end=end))
 
@@ -113,12 +127,22 @@ class ObjectFolder:
             return True
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        """Store an object, in parts if it comes in pieces; the one that is there is replaced as a whole."""
-        with self._request(key):
-            if isinstance(data, bytes):
+        """Store an object, in parts if it comes in pieces; the one that is there is replaced as a whole.
+
+        What `data` raises when it is iterated is raised as it is, and nothing is stored.
+        """
+        if isinstance(data, bytes):
+            with self._request(key):
                 _obstore().put(self._store, key, data)
-            else:
-                _obstore().put(self._store, key, iter(data), use_multipart=True, max_concurrency=2)
+            return
+        pieces = _Pieces(iter(data))
+        try:
+            with self._request(key):
+                _obstore().put(self._store, key, pieces, use_multipart=True, max_concurrency=2)
+        except Exception as error:
+            if pieces.error is not None and pieces.error is not error:
+                raise pieces.error from None
+            raise
 
     def list(self, folder: str, *, after: str | None = None) -> Iterator[StoredObject]:
         """Objects below `folder`, in no particular order; with `after` only those with keys beyond it."""
@@ -143,6 +167,26 @@ class ObjectFolder:
 
     def _request(self, key: str) -> _Request:
         return _Request(self.url, key)
+
+
+class _Pieces:
+    """An object in pieces, and what reading them raised, which obstore may raise as an error of its own."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
 
 
 @frozen
@@ -189,6 +233,17 @@ def _obstore() -> Any:
     import obstore  # noqa: PLC0415 (a node without an archive needs none)
 
     return obstore
+
+
+def _client_options(scheme: str) -> ClientConfig:
+    """Time limits, and options of the connection by environment variables, as `AWS_ALLOW_HTTP`."""
+    variables = {name: f"{_VARIABLES[scheme]}_{name.upper()}" for name in _CLIENT_OPTIONS}
+    options = {
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        **{name: os.environ[variable] for name, variable in variables.items() if variable in os.environ},
+    }
+    return cast("ClientConfig", options)
 
 
 def _folder(url: str, path: str, *, create: bool) -> Path:
