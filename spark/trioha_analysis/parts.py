@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,7 +21,7 @@ from trioha.recording.events import Kind
 from trioha.recording.invariants import Judgement, SessionSettings, combine, judge_batch
 from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.packed import BLOCK_RECORDS
-from trioha.recording.reader import Damage, Segment, Session
+from trioha.recording.reader import Damage, Segment, Session, open_session
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
@@ -36,6 +38,12 @@ EVENTS_MAX: Final = 100_000
 """Records of these kinds that are kept of a session: the first ones."""
 
 
+PART_BYTES_MAX: Final = 60 << 20
+"""Longest part, pickled and compressed, that is passed on. What a part keeps for its join is bounded:
+`EVENTS_MAX`, `trioha.recording.progress.KEPT_MAX` events and frames in flight of a connection, and as many
+records of each rule as `trioha.recording.invariants` keeps."""
+
+
 @frozen
 class Range:
     """Records of one segment that are aggregated at a time."""
@@ -45,8 +53,9 @@ class Range:
     """Index among the ranges of the session."""
     session: Session
     segments: tuple[Segment, ...]
-    """All of the session."""
+    """The segments of the session that it may read: its own, and enough before it for `BEFORE_RECORDS`."""
     segment_index: int
+    """Its own one among `segments`."""
     first: int
     count: int
     grid: TimeGrid
@@ -75,33 +84,97 @@ class NodePart:
     neither a part nor events."""
 
 
-def ranges_of(
+@frozen
+class Run:
+    """Consecutive ranges of one session, which one task aggregates: all that the task needs to know.
+
+    Its size does not grow with the session: it names the few segments that it reads.
+    """
+
+    session_index: int
+    ordinal: int
+    """Index among the runs of the session."""
+    path: Path
+    """Of the session."""
+    grid: TimeGrid
+    segments: tuple[Segment, ...]
+    """Those of its records, and enough before them for `BEFORE_RECORDS`."""
+    pieces: tuple[tuple[int, int, int], ...]
+    """Of each range: index among `segments`, first record in that segment, and number of records."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it starts the session."""
+        return self.ordinal == 0
+
+    def ranges(self) -> Iterator[Range]:
+        """Its ranges. Raises StoreError if the session is gone."""
+        session = open_session(self.path)
+        for index, (segment_index, first, count) in enumerate(self.pieces):
+            yield Range(
+                session_index=self.session_index,
+                ordinal=index,
+                session=session,
+                segments=self.segments,
+                segment_index=segment_index,
+                first=first,
+                count=count,
+                grid=self.grid,
+                is_first=self.is_first and index == 0,
+            )
+
+
+def runs_of(
     session_index: int,
-    session: Session,
+    path: Path,
     segments: Sequence[Segment],
     grid: TimeGrid,
     *,
     range_records: int = RANGE_RECORDS,
-) -> list[Range]:
-    """Ranges of at most `range_records` records that cover `segments`."""
-    ranges: list[Range] = []
-    segments = tuple(segments)
-    for segment_index, segment in enumerate(segments):
+    run_ranges: int = 1,
+) -> Iterator[Run]:
+    """Runs of at most `run_ranges` ranges of at most `range_records` records that cover `segments`.
+
+    Time and memory grow with the number of ranges.
+    """
+    for ordinal, pieces in enumerate(_batched(_pieces(segments, range_records), run_ranges)):
+        begin, before = pieces[0][:2]
+        while begin and before < BEFORE_RECORDS[-1]:
+            begin -= 1
+            before += segments[begin].records
+        yield Run(
+            session_index,
+            ordinal,
+            path,
+            grid,
+            tuple(segments[begin : pieces[-1][0] + 1]),
+            tuple((index - begin, first, count) for index, first, count in pieces),
+        )
+
+
+def _pieces(segments: Sequence[Segment], range_records: int) -> Iterator[tuple[int, int, int]]:
+    for index, segment in enumerate(segments):
         for first in range(0, segment.records, range_records):
-            ranges.append(
-                Range(
-                    session_index=session_index,
-                    ordinal=len(ranges),
-                    session=session,
-                    segments=segments,
-                    segment_index=segment_index,
-                    first=first,
-                    count=min(range_records, segment.records - first),
-                    grid=grid,
-                    is_first=not ranges,
-                )
-            )
-    return ranges
+            yield index, first, min(range_records, segment.records - first)
+
+
+def _batched(pieces: Iterator[tuple[int, int, int]], length: int) -> Iterator[list[tuple[int, int, int]]]:
+    while batch := list(islice(pieces, length)):
+        yield batch
+
+
+def aggregate_run(run: Run) -> tuple[NodePart, dict[int, ConnectionPart]]:
+    """Aggregate the ranges of a run one after the other: memory is that of one range and the result."""
+    node: NodePart | None = None
+    connections: dict[int, ConnectionPart] = {}
+    for work in run.ranges():
+        its_node, its_connections = aggregate_range(work)
+        node = its_node if node is None else join_node([node, its_node])
+        for conn, part in its_connections.items():
+            known = connections.get(conn)
+            connections[conn] = part if known is None else known.followed_by(part, work.grid)
+    assert node is not None, "a run has a range"
+    return node, connections
 
 
 def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:

@@ -33,7 +33,7 @@ from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import CauseCounts
-from trioha_analysis.parts import RANGE_RECORDS, NodePart, Range, ranges_of
+from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
 
 CURVE_STEPS: Final = 1500
 """Approximate number of points of a curve: enough for a screen's width."""
@@ -115,14 +115,36 @@ class ReplayPlan:
     """Of each session."""
     grids: tuple[TimeGrid, ...]
     """Of each session."""
-    ranges: tuple[Range, ...]
-    """Of all sessions, one session after the other."""
+    range_records: int
+    """Records that are aggregated at a time."""
+
+    @property
+    def ranges(self) -> int:
+        """Number of ranges of all sessions."""
+        return sum(
+            -(-segment.records // self.range_records) for found in self.segments for segment in found.segments
+        )
+
+    def runs(self, *, run_ranges: int = 1) -> Iterator[Run]:
+        """Runs of at most `run_ranges` ranges that cover all sessions, one session after the other."""
+        for index, session in enumerate(self.sessions):
+            yield from runs_of(
+                index,
+                session.path,
+                self.segments[index].segments,
+                self.grids[index],
+                range_records=self.range_records,
+                run_ranges=run_ranges,
+            )
 
     def result(
         self, nodes: Mapping[int, NodePart], connections: Mapping[tuple[int, int], ConnectionPart]
     ) -> ReplayResult:
         """The result from the joined parts: of nodes by session index, of connections by session index and
         connection number."""
+        by_session: dict[int, dict[int, ConnectionPart]] = {}
+        for index, conn in sorted(connections):
+            by_session.setdefault(index, {})[conn] = connections[index, conn]
         return ReplayResult(
             tuple(
                 _session_replay(
@@ -130,7 +152,7 @@ class ReplayPlan:
                     self.segments[index],
                     self.grids[index],
                     nodes.get(index) or _empty_node_part(session),
-                    {conn: connections[key, conn] for key, conn in sorted(connections) if key == index},
+                    by_session.get(index, {}),
                 )
                 for index, session in enumerate(self.sessions)
             )
@@ -138,21 +160,14 @@ class ReplayPlan:
 
 
 def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
-    """Open `sessions` (session folders, or folders of them) and split them into ranges.
+    """Open `sessions` (session folders, or folders of them) and list their segments.
 
     Raises StoreError if a path is not a session.
     """
     opened = tuple(open_session(path) for path in find_sessions(sessions))
     found = tuple(read_segments(session) for session in opened)
     grids = tuple(_grid(session, segments) for session, segments in zip(opened, found, strict=True))
-    ranges = tuple(
-        work
-        for index, session in enumerate(opened)
-        for work in ranges_of(
-            index, session, found[index].segments, grids[index], range_records=range_records
-        )
-    )
-    return ReplayPlan(opened, found, grids, ranges)
+    return ReplayPlan(opened, found, grids, range_records)
 
 
 def _grid(session: Session, segments: Segments) -> TimeGrid:

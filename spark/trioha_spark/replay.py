@@ -11,7 +11,7 @@ from trioha.recording.aggregate import ConnectionPart
 from trioha_analysis.parts import RANGE_RECORDS, NodePart
 from trioha_analysis.replay_result import ReplayPlan, ReplayResult, plan_replay
 from trioha_spark.job_progress import Watch, watched
-from trioha_spark.scan import aggregate_ranges, join_parts, joined_rows
+from trioha_spark.scan import aggregate_runs, join_parts, joined_rows
 from trioha_spark.session import LOCAL, spark_session, this_python
 
 
@@ -42,8 +42,7 @@ def _run(spark: SparkSession, plan: ReplayPlan, watch: Watch | None) -> ReplayRe
     nodes: dict[int, NodePart] = {}
     connections: dict[tuple[int, int], ConnectionPart] = {}
     with this_python(), watched(spark.sparkContext, watch):
-        frame = aggregate_ranges(spark, plan.ranges).transform(join_parts, dict(enumerate(plan.grids)))
-        for session_index, conn, part in joined_rows(frame):
+        for session_index, conn, part in joined_rows(join_parts(*aggregate_runs(spark, plan))):
             if isinstance(part, NodePart):
                 nodes[session_index] = part
             else:

@@ -1,111 +1,126 @@
 """Sessions on Spark: ranges of records are aggregated in parallel, and their parts joined by connection.
 
 A task aggregates consecutive ranges one after the other and joins their parts: its memory is that of one
-range and its result. Only results move between processes: for each connection counts, histograms, the frames
-in flight at its start, and time series with 16 bytes for each step that has an event (at most 170 KB for a
-session of less than 25 minutes, 0.4 MB for each hour of a longer one), independent of the number of events. A
-probe takes a few bytes. Workers read the segments themselves, so on a cluster sessions have the same path on
-every worker.
+range and its result. A run of ranges is a row, which travels to its own task only. Only results move between
+processes: for each connection counts, histograms, the frames in flight at its start, and time series with 16
+bytes for each step that has an event (at most 170 KB for a session of less than 25 minutes, 0.4 MB for each
+hour of a longer one), independent of the number of events. A probe takes a few bytes.
+
+Parts of one connection join in a tree: a task joins `JOINED_MAX` consecutive parts at most, and a part has a
+bound (`trioha_analysis.parts.PART_BYTES_MAX`), so that a task's rows stay below the 2 GB of an Arrow column.
+
+Workers read the segments themselves, so on a cluster sessions have the same path on every worker.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+import struct
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from trioha.errors import TriohaError
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.events import NO_CONNECTION
 from trioha.recording.time_series import TimeGrid
-from trioha_analysis.parts import NodePart, Range, aggregate_range, join_connection, join_node
+from trioha_analysis.parts import (
+    PART_BYTES_MAX,
+    NodePart,
+    Run,
+    aggregate_run,
+    join_connection,
+    join_node,
+)
+from trioha_analysis.replay_result import ReplayPlan
 
 RUN_RANGES_MAX: Final = 8
 """Ranges of one task: about half a second of work."""
 RUNS_PER_CORE: Final = 4
 """Tasks for each core, if there are enough ranges: so that cores finish at about the same time."""
+JOINED_MAX: Final = 32
+"""Parts that one task joins at a time."""
+assert JOINED_MAX * PART_BYTES_MAX < 2**31, "the parts that a task joins fit an Arrow column"
 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
-"""A part: index of its session, connection (-1: the node), index of its first range there, and the pickled
-part."""
-JOINED_SCHEMA: Final = "session int, conn int, part binary"
-
+"""A part: index of its session, connection (-1: the node), place among the parts of the session, and the
+pickled part with its grid."""
+_SIZE: Final = struct.Struct("<Q")
 _PARTS: Final = pa.schema(
     [("session", pa.int32()), ("conn", pa.int32()), ("ordinal", pa.int32()), ("part", pa.binary())]
 )
-_JOINED: Final = pa.schema([("session", pa.int32()), ("conn", pa.int32()), ("part", pa.binary())])
 
 
-def aggregate_ranges(spark: SparkSession, ranges: Sequence[Range]) -> DataFrame:
-    """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of the ranges, of which there is at
-    least one."""
-    runs = runs_of(ranges, wanted=spark.sparkContext.defaultParallelism * RUNS_PER_CORE)
-    numbers = spark.range(0, len(runs), 1, len(runs))
-    return numbers.mapInArrow(partial(_aggregate_batches, runs), PARTS_SCHEMA)
+class ReplayError(TriohaError):
+    """A recording that cannot be replayed."""
 
 
-def runs_of(ranges: Sequence[Range], *, wanted: int) -> list[list[Range]]:
-    """Consecutive ranges of one session as runs, about `wanted` or more in all."""
-    length = min(RUN_RANGES_MAX, max(1, len(ranges) // wanted))
-    runs: list[list[Range]] = []
-    for work in ranges:
-        if not runs or len(runs[-1]) == length or runs[-1][0].session_index != work.session_index:
-            runs.append([])
-        runs[-1].append(work)
-    return runs
+def aggregate_runs(spark: SparkSession, plan: ReplayPlan) -> tuple[DataFrame, int]:
+    """A DataFrame of parts (`PARTS_SCHEMA`), a partition for each run of the plan's ranges, of which there is
+    at least one; and the most parts that a session has."""
+    context = spark.sparkContext
+    wanted = context.defaultParallelism * RUNS_PER_CORE
+    length = min(RUN_RANGES_MAX, max(1, plan.ranges // wanted))
+    runs = []
+    parts_max = 0
+    for run in plan.runs(run_ranges=length):
+        parts_max = max(parts_max, run.ordinal + 1)
+        runs.append(pickle.dumps(run))
+    parts = context.parallelize(runs, len(runs)).flatMap(_aggregated)
+    return spark.createDataFrame(parts, PARTS_SCHEMA, verifySchema=False), parts_max
 
 
-def _aggregate_batches(
-    runs: Sequence[Sequence[Range]], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield _aggregate_run(runs[number])
+def _aggregated(pickled: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    # Pickled by the driver of the same job.
+    run: Run = pickle.loads(pickled)  # noqa: S301
+    node, connections = aggregate_run(run)
+    yield run.session_index, NO_CONNECTION, run.ordinal, pack_part(node, run.grid)
+    for conn, part in connections.items():
+        yield run.session_index, conn, run.ordinal, pack_part(part, run.grid)
 
 
-def _aggregate_run(run: Sequence[Range]) -> pa.RecordBatch:
-    node, connections = aggregate_range(run[0])
-    for work in run[1:]:
-        its_node, its_connections = aggregate_range(work)
-        node = join_node([node, its_node])
-        for conn, part in its_connections.items():
-            known = connections.get(conn)
-            connections[conn] = part if known is None else known.followed_by(part, work.grid)
-    rows: dict[int, object] = {NO_CONNECTION: node, **connections}
-    return pa.RecordBatch.from_pydict(
-        {
-            "session": [run[0].session_index] * len(rows),
-            "conn": list(rows),
-            "ordinal": [run[0].ordinal] * len(rows),
-            "part": [pickle.dumps(value) for value in rows.values()],
-        },
-        schema=_PARTS,
-    )
+def pack_part(part: NodePart | ConnectionPart, grid: TimeGrid) -> bytes:
+    """The pickled part and grid, compressed. Raises ReplayError if they are longer than a part may be."""
+    pickled = pickle.dumps((part, grid))
+    packed: bytes = _SIZE.pack(len(pickled)) + pa.compress(pickled, codec="zstd", asbytes=True)
+    if len(packed) > PART_BYTES_MAX:
+        raise ReplayError(f"a part has {len(packed):,} bytes, more than {PART_BYTES_MAX:,}")
+    return packed
 
 
-def join_parts(parts: DataFrame, grids: Mapping[int, TimeGrid]) -> DataFrame:
-    """The parts joined to one row for each connection and node (`JOINED_SCHEMA`); `grids` by session
-    index."""
-    grids = dict(grids)
-
-    # Spark needs the type hints, which a `partial` does not have.
-    def join(rows: pa.Table) -> pa.Table:
-        return _join(grids, rows)
-
-    return parts.groupBy("session", "conn").applyInArrow(join, JOINED_SCHEMA)
-
-
-def _join(grids: Mapping[int, TimeGrid], rows: pa.Table) -> pa.Table:
-    rows = rows.sort_by("ordinal")
-    session, conn = rows["session"][0].as_py(), rows["conn"][0].as_py()
+def unpack_part(packed: bytes) -> tuple[NodePart | ConnectionPart, TimeGrid]:
+    """A part of a row, and the grid of its time series."""
+    (size_bytes,) = _SIZE.unpack_from(packed)
+    data = pa.decompress(memoryview(packed)[_SIZE.size :], size_bytes, codec="zstd", asbytes=True)
     # Pickled by a worker of the same job.
-    parts = [pickle.loads(part) for part in rows["part"].to_pylist()]  # noqa: S301
-    joined = join_node(parts) if conn == NO_CONNECTION else join_connection(parts, grids[session])
+    part, grid = pickle.loads(data)  # noqa: S301
+    return part, grid
+
+
+def join_parts(parts: DataFrame, parts_max: int) -> DataFrame:
+    """The parts joined to one row for each connection and node; a session has `parts_max` parts at most."""
+    while parts_max > 1:
+        groups = parts.selectExpr("session", "conn", f"ordinal div {JOINED_MAX} as place", "ordinal", "part")
+        parts = groups.groupBy("session", "conn", "place").applyInArrow(_join, PARTS_SCHEMA)
+        parts_max = -(-parts_max // JOINED_MAX)
+    return parts
+
+
+def _join(rows: pa.Table) -> pa.Table:
+    rows = rows.sort_by("ordinal")
+    session, conn, place = (rows[name][0].as_py() for name in ("session", "conn", "place"))
+    found = [unpack_part(part) for part in rows["part"].to_pylist()]
+    grid = found[0][1]
+    joined: NodePart | ConnectionPart
+    if conn == NO_CONNECTION:
+        joined = join_node([part for part, _ in found if isinstance(part, NodePart)])
+    else:
+        joined = join_connection([part for part, _ in found if isinstance(part, ConnectionPart)], grid)
     return pa.Table.from_pydict(
-        {"session": [session], "conn": [conn], "part": [pickle.dumps(joined)]}, schema=_JOINED
+        {"session": [session], "conn": [conn], "ordinal": [place], "part": [pack_part(joined, grid)]},
+        schema=_PARTS,
     )
 
 
@@ -113,4 +128,4 @@ def joined_rows(joined: DataFrame) -> Iterator[tuple[int, int, NodePart | Connec
     """Collect session index, connection and part of each row of `join_parts`."""
     table = joined.toArrow()
     for row in table.to_pylist():
-        yield row["session"], row["conn"], pickle.loads(row["part"])  # noqa: S301
+        yield row["session"], row["conn"], unpack_part(row["part"])[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.recording.sessions import Event, slave_events, write_session
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
-from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_range, join_connection, join_node
+from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_run, join_connection, join_node
 from trioha_analysis.replay_result import ReplayResult, plan_replay
 
 
@@ -16,9 +16,9 @@ def replay_here(*sessions: Path, range_records: int = RANGE_RECORDS) -> ReplayRe
     plan = plan_replay(sessions, range_records=range_records)
     nodes: dict[int, NodePart] = {}
     connections: dict[tuple[int, int], ConnectionPart] = {}
-    for work in plan.ranges:
-        index = work.session_index
-        node, parts = aggregate_range(work)
+    for run in plan.runs():
+        index = run.session_index
+        node, parts = aggregate_run(run)
         nodes[index] = join_node([nodes[index], node]) if index in nodes else node
         for conn, part in parts.items():
             earlier = connections.get((index, conn))

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.analysis.replays import replay_here, write_recordings
+from tests.benchmarks.big_session import DTYPE
 from tests.recording.sessions import MasterModel, write_session
 from trioha.errors import StoreError
+from trioha.recording.counters import NodeCounters
+from trioha.recording.invariants import SessionSettings, judge
+from trioha.recording.time_series import TimeGrid
+from trioha_analysis.causes import CauseCounts
 from trioha_analysis.document import document
+from trioha_analysis.parts import NodePart
 from trioha_analysis.replay_result import ReplayResult
+from trioha_spark import scan
 from trioha_spark.replay import replay
 from trioha_spark.tables import create_views, tables
 
 pytestmark = pytest.mark.spark
+
+GRID = TimeGrid(0, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +44,31 @@ def test_spark_replays_as_one_process_does(
     assert document(result) == document(replay_here(recordings))
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
     assert document(replay([path], spark=spark, range_records=70)) == document(replay_here(path))
+
+
+def test_parts_of_a_session_join_in_a_tree(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "RUN_RANGES_MAX", 1)
+    monkeypatch.setattr(scan, "JOINED_MAX", 3)
+    path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
+    expected = replay_here(path)
+    (session,) = expected.sessions
+    # Three levels: 27 parts would be one.
+    parts = -(-session.node.events // 20)
+    assert parts > 9
+    assert document(replay([path], spark=spark, range_records=20)) == document(expected)
+
+
+def test_a_part_that_is_too_long_is_an_error() -> None:
+    counters = NodeCounters(kinds={number * 7919: number for number in range(100)})
+    node = NodePart(counters, (), judge(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
+    packed = scan.pack_part(node, GRID)
+    assert scan.unpack_part(packed)[0].counters.kinds == counters.kinds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "PART_BYTES_MAX", len(packed) - 1)
+        with pytest.raises(scan.ReplayError, match="a part has"):
+            scan.pack_part(node, GRID)
 
 
 def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:

@@ -40,7 +40,7 @@ from trioha.recording.invariants.event_batch import (
     GroupedEvents,
     SessionSettings,
 )
-from trioha.recording.progress import ConnectionEvents, Progress, no_events
+from trioha.recording.progress import KEPT_MAX, ConnectionEvents, Progress, no_events
 from trioha.recording.snapshot import keyframes_to_events
 from trioha.recording.state import FRAME_KINDS, LOG_END_KINDS, STAGES, UNKNOWN
 from trioha.recording.state_arrays import (
@@ -71,11 +71,21 @@ class ConnectionPart:
         """This part and the one after it together."""
         counters = self.counters + later.counters
         if self.progress is None:
-            return ConnectionPart(counters, self.head + later.head, later.progress)
+            return ConnectionPart(counters, self.head + later.head, later.progress).bounded(grid)
         progress = self.progress.after(later.head, grid)
         if later.progress is not None:
             progress = progress.followed_by(later.progress)
         return ConnectionPart(counters, self.head, progress)
+
+    def bounded(self, grid: TimeGrid) -> ConnectionPart:
+        """This part with at most `KEPT_MAX` events in its head.
+
+        A longer one is of a connection without an ack for so long. It is aggregated as if nothing came
+        before: the lag up to its first ack does not count.
+        """
+        if len(self.head) <= KEPT_MAX:
+            return self
+        return ConnectionPart(self.counters, no_events(), evolve(self.finished(grid), knows_before=False))
 
     def finished(self, grid: TimeGrid) -> Progress:
         """Lag and latency when nothing came before."""
@@ -350,8 +360,8 @@ def _split(
                 lag_series=TimeSeries(),
                 latency_series=TimeSeries(),
             )
-            return ConnectionPart(counters, head, known.after(events.cut(at), grid))
-    return ConnectionPart(counters, events, None)
+            return ConnectionPart(counters, head, known.after(events.cut(at), grid)).bounded(grid)
+    return ConnectionPart(counters, events, None).bounded(grid)
 
 
 def _largest(values: NDArray[np.integer[Any]]) -> int:

@@ -82,7 +82,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
         reported_offset=known(counters.reported_offset),
         lag_bytes=progress.lag.distribution(),
         ack_latency_ns=progress.latency.distribution(),
-        unacknowledged_frames=len(progress.in_flight_ts_ns),
+        unacknowledged_frames=len(progress.in_flight_ts_ns) + progress.given_up,
         ack_latency_histogram=progress.latency,
         series={
             "max": counters.max_series,

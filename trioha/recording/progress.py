@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from attrs import evolve, field, frozen
 
@@ -16,6 +18,10 @@ from trioha.recording.histogram import Histogram
 from trioha.recording.state import UNKNOWN
 from trioha.recording.state_arrays import Ints, first_covering, lag_bytes, rising
 from trioha.recording.time_series import TimeGrid, TimeSeries
+
+KEPT_MAX: Final = 200_000
+"""Frames in flight of a connection that are kept, the latest ones, and events of a part that are kept until
+the part before is known: far more than of a slave that acknowledges anything. Each takes up to 40 bytes."""
 
 
 @frozen(eq=False)
@@ -86,9 +92,13 @@ class Progress:
     ack_offset: int = UNKNOWN
     closed: bool = False
     in_flight_ts_ns: Ints = field(factory=lambda: np.zeros(0, np.int64))
-    """Send time of each frame without an ack; shape (n,)."""
+    """Send time of each frame without an ack, of the last `KEPT_MAX`; shape (n,)."""
     in_flight_end_offset: Ints = field(factory=lambda: np.zeros(0, np.int64))
     """End of each of these frames; shape (n,)."""
+    given_up: int = 0
+    """Earlier frames without an ack, which are not kept: their latency is not counted."""
+    knows_before: bool = True
+    """Whether nothing came before its first event, or what came before is known."""
     lag: Histogram = field(factory=Histogram)
     """Lag in bytes, weighted by ns."""
     latency: Histogram = field(factory=Histogram)
@@ -115,13 +125,17 @@ class Progress:
         acked_ts_ns = events.ts_ns[events.acks[place[arrived]]]
         # In a damaged session the clock may go back: latency is at least 0.
         latency = np.maximum(acked_ts_ns - sent_ts_ns[arrived], 0)
+        waiting_ns, waiting_end_offset = sent_ts_ns[~arrived], end_offset[~arrived]
         return Progress(
             last_ts_ns=int(events.ts_ns[-1]),
             max_offset=int(max_offset[-1]),
             ack_offset=int(ack_offset[-1]) if len(ack_offset) else self.ack_offset,
             closed=closed,
-            in_flight_ts_ns=sent_ts_ns[~arrived],
-            in_flight_end_offset=end_offset[~arrived],
+            in_flight_ts_ns=waiting_ns[-KEPT_MAX:],
+            in_flight_end_offset=waiting_end_offset[-KEPT_MAX:],
+            # An ack of a kept frame covers all frames before it.
+            given_up=(0 if arrived.any() else self.given_up) + max(0, len(waiting_ns) - KEPT_MAX),
+            knows_before=self.knows_before,
             lag=self.lag + lag,
             latency=self.latency + Histogram.of(latency),
             lag_series=self.lag_series + lag_series,
@@ -155,11 +169,27 @@ class Progress:
         return evolve(lag, max_value=int(at_end.max())), TimeSeries.over(grid, events.ts_ns[begin:], at_end)
 
     def followed_by(self, later: Progress) -> Progress:
-        """This progress and `later`, which started with the state of this one."""
+        """This progress and `later`, which started with the state of this one, or without any."""
+        if not later.knows_before:
+            later = self._with_frames_of(later)
         return evolve(
             later,
+            knows_before=self.knows_before,
             lag=self.lag + later.lag,
             latency=self.latency + later.latency,
             lag_series=self.lag_series + later.lag_series,
             latency_series=self.latency_series + later.latency_series,
+        )
+
+    def _with_frames_of(self, later: Progress) -> Progress:
+        """`later` with the frames in flight of this one that it did not know of."""
+        waits = self.in_flight_end_offset > later.ack_offset
+        sent_ns = np.concatenate((self.in_flight_ts_ns[waits], later.in_flight_ts_ns))
+        end_offset = np.concatenate((self.in_flight_end_offset[waits], later.in_flight_end_offset))
+        return evolve(
+            later,
+            ack_offset=max(self.ack_offset, later.ack_offset),
+            in_flight_ts_ns=sent_ns[-KEPT_MAX:],
+            in_flight_end_offset=end_offset[-KEPT_MAX:],
+            given_up=(self.given_up if waits.all() else 0) + later.given_up + max(0, len(sent_ns) - KEPT_MAX),
         )

@@ -31,6 +31,7 @@ from trioha.recording.layout import (
     SOURCE_NODE,
     VERSION,
     SessionIdentity,
+    segment_name,
 )
 from trioha.recording.packed import PackedError, describe, is_packed
 from trioha.recording.paths import absolute_path
@@ -221,17 +222,18 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
     )
 
 
-def read_segments(session: Session) -> Segments:
+def read_segments(session: Session, *, seq_from: int = 0) -> Segments:
     """The segments that exist now, packed or not; the last one may still grow.
 
-    A segment has precedence over its packed file. Raises StoreError if one is packed and PyArrow is not
-    installed.
+    With `seq_from` those before the one that holds this seq, by their names, are left out unread. A segment
+    has precedence over its packed file. Raises StoreError if one is packed and PyArrow is not installed.
     """
     found: dict[int, Segment] = {}
     damage: list[Damage] = []
     folder = session.path / EVENTS_FOLDER
-    for path in (*sorted(folder.glob("*.seg")), *sorted(folder.glob(f"*{PACKED_SUFFIX}"))):
-        segment = _packed(path) if is_packed(path) else _segment(path, session.record_bytes)
+    paths = (*sorted(folder.glob("*.seg")), *sorted(folder.glob(f"*{PACKED_SUFFIX}")))
+    for path in _from(paths, seq_from) if seq_from > 0 else paths:
+        segment = describe_segment(session, path)
         if isinstance(segment, Damage):
             damage.append(segment)
         else:
@@ -246,6 +248,28 @@ def read_segments(session: Session) -> Segments:
                 reason = f"begins at record {segment.base_seq}, which the segment before it has too"
             damage.append(Damage(str(segment.path), 0, reason, max(0, missing)))
     return Segments(tuple(segments), tuple(damage))
+
+
+def _from(paths: Sequence[Path], seq_from: int) -> Iterator[Path]:
+    """The paths of segments that may hold `seq_from` or later seqs, and those without a seq as a name."""
+    bases = {path: int(path.stem) for path in paths if path.stem.isdecimal()}
+    # Where segments overlap, the earlier one has the records: so the one before, too.
+    begins = sorted(base for base in set(bases.values()) if base <= seq_from)[-2:]
+    return (path for path in paths if bases.get(path, seq_from) >= min(begins, default=0))
+
+
+def describe_segment(session: Session, path: Path) -> Segment | Damage:
+    """A segment by its file, packed or not."""
+    return _packed(path) if is_packed(path) else _segment(path, session.record_bytes)
+
+
+def find_segment(session: Session, base_seq: int) -> Segment | Damage | None:
+    """The segment of a name, packed or not; None if there is none any more."""
+    folder = session.path / EVENTS_FOLDER
+    for path in (folder / segment_name(base_seq), folder / f"{base_seq:020d}{PACKED_SUFFIX}"):
+        if path.exists():
+            return describe_segment(session, path)
+    return None
 
 
 def _packed(path: Path) -> Segment | Damage:

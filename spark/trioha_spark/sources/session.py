@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+    from trioha.recording.reader import Damage
+    from trioha_analysis.ranges import SeqRange
+
 OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
 RANGE_RECORDS = 4 * 131_072
 """Records of a task: 25 MB, and whole row groups of packed segments."""
@@ -77,15 +80,16 @@ class SessionSource(DataSource):
 
 
 class SessionPartition(InputPartition):
-    """Seqs `[seq_from, seq_to)` of a session; seq_to None: to its end when it is read.
+    """A range of a session's seqs with the segments that hold it, so that a task opens no others.
 
-    `records`: how many existed when it was planned.
+    `damage`: of the session's segments when it was planned, which the first partition reports. `is_last`:
+    whether it also has the records, and the damage, that were written since.
     """
 
     def __init__(
-        self, path: Path, seq_from: int, seq_to: int | None, *, is_first: bool, records: int
+        self, path: Path, wanted: SeqRange, *, damage: tuple[Damage, ...], is_first: bool, is_last: bool
     ) -> None:
-        super().__init__((path, seq_from, seq_to, is_first, records))
+        super().__init__((path, wanted, damage, is_first, is_last))
 
 
 class NewSessionsPartition(InputPartition):
@@ -112,24 +116,19 @@ class _Sessions:
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
         """Partitions of a session's seqs, each but the last within one segment."""
         from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_analysis.ranges import count_seqs  # noqa: PLC0415
+        from trioha_analysis.ranges import cut_seqs  # noqa: PLC0415
 
-        if seq_to is not None and seq_to <= seq_from:
-            return []
-        cuts = {seq_from}
-        segments = read_segments(open_session(path))
-        for segment in segments.segments:
-            cuts.update(
-                seq
-                for seq in range(segment.base_seq, segment.base_seq + segment.records, RANGE_RECORDS)
-                if seq_from < seq and (seq_to is None or seq < seq_to)
-            )
-        borders = [*sorted(cuts), seq_to]
+        segments = read_segments(open_session(path), seq_from=seq_from)
+        ranges = cut_seqs(segments, seq_from, seq_to, range_records=RANGE_RECORDS)
         return [
             SessionPartition(
-                path, first, last, is_first=first == seq_from, records=count_seqs(segments, first, last)
+                path,
+                wanted,
+                damage=segments.damage if self.errors and index in {0, len(ranges) - 1} else (),
+                is_first=index == 0,
+                is_last=index == len(ranges) - 1,
             )
-            for first, last in zip(sorted(cuts), borders[1:], strict=True)
+            for index, wanted in enumerate(ranges)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -137,19 +136,23 @@ class _Sessions:
         import numpy as np  # noqa: PLC0415
         import pyarrow as pa  # noqa: PLC0415
 
-        from trioha.recording.reader import Damage, open_session, read_segments  # noqa: PLC0415
-        from trioha_analysis.ranges import count_seqs, read_seqs  # noqa: PLC0415
+        from trioha.recording.reader import Damage, Segments, open_session, read_segments  # noqa: PLC0415
+        from trioha_analysis.ranges import count_seqs, read_seqs, same_segments  # noqa: PLC0415
 
-        path, seq_from, seq_to, is_first, records_planned = partition.value
+        path, wanted, damage, is_first, is_last = partition.value
         session = open_session(path)
-        segments = read_segments(session)
-        if count_seqs(segments, seq_from, seq_to) < records_planned:
+        if is_last:
+            segments = read_segments(session, seq_from=wanted.seq_from)
+        else:
+            segments = same_segments(session, Segments(wanted.segments, ()))
+        if count_seqs(segments, wanted.seq_from, wanted.seq_to) < wanted.records:
             raise SourceError(
-                f"{path}: records from {seq_from} on are gone since they were listed; load again"
+                f"{path}: records from {wanted.seq_from} on are gone since they were listed; load again"
             )
-        if self.errors and is_first:
-            yield from (self._damage(session.path.name, each) for each in segments.damage)
-        for found in read_seqs(session, segments, seq_from=seq_from, seq_to=seq_to):
+        if self.errors:
+            new = [each for each in segments.damage if each not in damage]
+            yield from (self._damage(session.path.name, each) for each in [*damage * is_first, *new])
+        for found in read_seqs(session, segments, seq_from=wanted.seq_from, seq_to=wanted.seq_to):
             if isinstance(found, Damage):
                 if self.errors:
                     yield self._damage(session.path.name, found)
@@ -277,10 +280,9 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
         return {path.name: path for path in find_sessions([self.sessions.path])}
 
     def _ends(self) -> dict[str, int]:
-        from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
-        from trioha_analysis.ranges import end_seq  # noqa: PLC0415
+        from trioha_analysis.ranges import session_end  # noqa: PLC0415
 
-        return {name: end_seq(read_segments(open_session(path))) for name, path in self._paths().items()}
+        return {name: session_end(path) for name, path in self._paths().items()}
 
 
 def fair_shares(wanted: Mapping[str, int], most: int, *, rotation: int) -> dict[str, int]:

@@ -31,6 +31,10 @@ CLOSED: Final = -2
 PENDING_MAX: Final = 20_000
 """Waits that a part keeps because they are not shown to be safe, the earliest ones: far more than wait at
 once."""
+OPEN_MAX: Final = 100_000
+"""Open waits that a part keeps, the latest ones."""
+CELLS_MAX: Final = 1_000_000
+"""Acks (of 8 bytes) in each table of a part: moments times connections."""
 
 
 @frozen(eq=False)
@@ -122,9 +126,9 @@ class Copies:
     """Whether no records came before."""
 
     def pruned(self) -> Copies:
-        """Without entries that no later record can need."""
+        """Without entries that no later record can need, and with bounded tables."""
         if not self.is_first:
-            return self
+            return self._bounded()
         # Only waits that are open now can have been released before they end.
         kept = self.closes > self.open_["seq"].min(initial=np.iinfo(np.int64).max)
         is_open = self.exit_.acks[0] != CLOSED
@@ -133,7 +137,35 @@ class Copies:
             closes=self.closes[kept],
             close_acks=self.close_acks.pick(kept),
             exit_=AckTable(self.exit_.conns[is_open], self.exit_.acks[:, is_open]),
-        )
+        )._bounded()
+
+    def _bounded(self) -> Copies:
+        """At most `CELLS_MAX` acks in each table: the earliest waits and the latest moments are kept.
+
+        Without all moments, waits that last over the whole part are not judged, as over a hole.
+        """
+        rows = max(1, CELLS_MAX // max(1, len(self.pending.acks_at.conns)))
+        bounded = self
+        if len(self.pending.ends) > min(rows, PENDING_MAX):
+            kept = np.arange(len(self.pending.ends)) < min(rows, PENDING_MAX)
+            bounded = evolve(bounded, pending=self.pending.pick(kept))
+        rows = max(1, CELLS_MAX // max(1, len(self.close_acks.conns)))
+        if len(self.closes) > rows:
+            # Waits of unknown begin may need a moment that is left out.
+            pending = bounded.pending
+            kept = pending.is_begun | (pending.ends["seq"] < self.closes[0])
+            bounded = evolve(
+                bounded,
+                pending=pending.pick(kept),
+                checked=self.checked - int(np.count_nonzero(~kept)),
+                closes=self.closes[-rows:],
+                close_acks=self.close_acks.pick(np.arange(len(self.closes) - rows, len(self.closes))),
+                has_hole=True,
+            )
+        if len(self.open_) > OPEN_MAX:
+            latest = np.sort(np.argsort(self.open_["seq"], kind="stable")[-OPEN_MAX:])
+            bounded = evolve(bounded, open_=self.open_[latest], has_hole=True)
+        return bounded
 
 
 class CopiesRule:

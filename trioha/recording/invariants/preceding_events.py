@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from trioha.recording.invariants.event_batch import Columns, EventBatch, EventStream, SessionSettings
 from trioha.recording.invariants.findings import Findings
@@ -27,6 +27,10 @@ from trioha.recording.state_arrays import Array, Bools, Ints
 
 _FEW: Final = 1000
 """Up to so many judged records, references are searched for each instead of counted for all rows."""
+
+KEPT_MAX: Final = 50_000
+"""Records that a part keeps for its join, of each of `head` (the first) and `last` (the latest): far more
+than frames in flight, waits or open connections. Where there are more, the part has a hole."""
 
 Fault = Callable[[Columns, Columns, SessionSettings], Bools]
 """Which of the judged records (first) break the rule, given the reference of each (second)."""
@@ -48,6 +52,18 @@ class PrecedingEvents:
     findings: Findings
     checked: int
     """Number of records that were judged."""
+
+    def bounded(self) -> PrecedingEvents:
+        """These with at most `KEPT_MAX` records in each of `head` and `last`.
+
+        What is left out is not judged, as around a hole of the recording.
+        """
+        if len(self.head) <= KEPT_MAX and len(self.last) <= KEPT_MAX:
+            return self
+        last = self.last
+        if len(last) > KEPT_MAX:
+            last = last[np.sort(np.argsort(last["seq"], kind="stable")[-KEPT_MAX:])]
+        return evolve(self, head=self.head[:KEPT_MAX], last=last, has_hole=True)
 
 
 @frozen
@@ -108,7 +124,7 @@ class PrecedingEventRule:
             bool(len(holes)),
             findings,
             int(np.count_nonzero(has_reference)),
-        )
+        ).bounded()
 
     def join(
         self, earlier: PrecedingEvents, later: PrecedingEvents, settings: SessionSettings, *, gap: bool
@@ -151,7 +167,7 @@ class PrecedingEventRule:
             earlier.has_hole or later.has_hole,
             findings + Findings.of(new[broken], old[broken]),
             checked + len(new),
-        )
+        ).bounded()
 
     def finish(self, events: PrecedingEvents, *, is_whole: bool) -> tuple[Findings, int]:
         """Violations and the number of judged records; `is_whole`: the session is complete from its start."""

@@ -1,0 +1,159 @@
+"""Parts of a replay: what a task is sent and what it passes on do not grow with the session."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.replays import master_events, replay_here
+from tests.recording.sessions import Event, MasterModel, write_session
+from trioha.recording import aggregate, progress
+from trioha.recording.events import CloseReason, HaState, Kind
+from trioha.recording.invariants import copies, preceding_events
+from trioha.recording.reader import Segment
+from trioha.recording.time_series import TimeGrid
+from trioha_analysis.document import document
+from trioha_analysis.parts import BEFORE_RECORDS, aggregate_run, join_connection, join_node, runs_of
+from trioha_analysis.replay_result import ReplayResult, plan_replay
+
+FOLDER = Path("/sessions/20260101T000000.000Z-broker-a-0")
+GRID = TimeGrid(0, 1, 1)
+
+
+def segments_of(count: int, records: int) -> list[Segment]:
+    return [
+        Segment(FOLDER / "events" / f"{number * records:020d}.seg", number * records, 0, 32, records)
+        for number in range(count)
+    ]
+
+
+def in_a_tree(path: Path, *, range_records: int) -> ReplayResult:
+    """A replay whose parts join two by two."""
+    plan = plan_replay([path], range_records=range_records)
+    (grid,) = plan.grids
+    parts = [aggregate_run(run) for run in plan.runs()]
+    while len(parts) > 1:
+        joined = []
+        for some in (parts[first : first + 2] for first in range(0, len(parts), 2)):
+            found = {}
+            for _, connections in some:
+                for conn, part in connections.items():
+                    found[conn] = join_connection([found[conn], part], grid) if conn in found else part
+            joined.append((join_node([node for node, _ in some]), found))
+        parts = joined
+    ((node, connections),) = parts
+    return plan.result({0: node}, {(0, conn): part for conn, part in connections.items()})
+
+
+@pytest.mark.parametrize("segment_records", [2_000_000, 100_000])
+def test_what_a_task_is_sent_does_not_grow_with_the_session(segment_records: int) -> None:
+    def longest(segments: int) -> int:
+        found = runs_of(0, FOLDER, segments_of(segments, segment_records), GRID, run_ranges=8)
+        return max(len(pickle.dumps(run)) for run in found)
+
+    assert longest(1000) == pytest.approx(longest(30), rel=0.01)
+
+
+def test_a_run_names_the_segments_that_its_waits_may_have_begun_in() -> None:
+    runs = list(runs_of(0, FOLDER, segments_of(40, 100_000), GRID))
+    assert [run.ordinal for run in runs] == list(range(40))
+    for run in runs:
+        index = run.ordinal
+        before = [segment.base_seq // 100_000 for segment in run.segments[:-1]]
+        assert before == list(range(max(0, index - BEFORE_RECORDS[-1] // 100_000), index))
+        assert run.pieces == ((len(before), 0, 100_000),)
+
+
+def test_ranges_of_many_segments_are_planned_in_their_order() -> None:
+    runs = list(runs_of(3, FOLDER, segments_of(3, 250), GRID, range_records=100, run_ranges=4))
+    found = [
+        (run.segments[index].base_seq + first, count) for run in runs for index, first, count in run.pieces
+    ]
+    assert found == [
+        (base_seq + first, count)
+        for base_seq in (0, 250, 500)
+        for first, count in ((0, 100), (100, 100), (200, 50))
+    ]
+    assert [len(run.pieces) for run in runs] == [4, 4, 1]
+    assert [run.is_first for run in runs] == [True, False, False]
+
+
+def test_parts_joined_in_a_tree_have_the_result_of_one_after_the_other(tmp_path: Path) -> None:
+    path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
+    expected = document(replay_here(path))
+    for range_records in (70, 31):
+        assert document(in_a_tree(path, range_records=range_records)) == expected
+
+
+def never_acked(frames: int) -> list[Event]:
+    """A connection that is sent frames and acknowledges none of them after its request."""
+    return [
+        Event(0, Kind.STATE, conn=1, offset=-1, aux=0, flags=HaState.HANDSHAKE),
+        Event(1, Kind.REQUESTED, conn=1, offset=0, aux=0),
+        Event(2, Kind.ACK, conn=1, offset=0, aux=0),
+        *(
+            Event(10 + number, Kind.TRANSFER, conn=1, offset=number * 8, aux=number * 8 + 8, size=8)
+            for number in range(frames)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("range_records", [10, 60, 1000])
+def test_frames_that_nobody_acknowledges_are_counted_and_not_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_records: int
+) -> None:
+    monkeypatch.setattr(progress, "KEPT_MAX", 20)
+    monkeypatch.setattr(aggregate, "KEPT_MAX", 20)
+    path = write_session(tmp_path / "session", never_acked(200))
+    plan = plan_replay([path], range_records=range_records)
+    parts = [aggregate_run(run)[1][1] for run in plan.runs()]
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = join_connection([joined, part], plan.grids[0])
+    assert all(len(part.head) <= 20 for part in [*parts, joined])
+    assert joined.progress is not None
+    assert len(joined.progress.in_flight_ts_ns) <= 20
+    (connection,) = document(replay_here(path, range_records=range_records))["connections"]
+    assert connection["unacknowledgedFrames"] == 200
+
+
+def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "KEPT_MAX", 20)
+    ack = Event(1000, Kind.ACK, conn=1, offset=1600, aux=1600)
+    path = write_session(tmp_path / "session", [*never_acked(200), ack])
+    (connection,) = document(replay_here(path, range_records=50))["connections"]
+    assert connection["unacknowledgedFrames"] == 0
+    assert connection["ackLatencyMs"]["max"] == pytest.approx((1000 - 190) / 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("range_records", [15, 60])
+@pytest.mark.parametrize("seed", range(11, 16))
+def test_what_rules_do_not_keep_is_not_judged_and_no_violation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_records: int, seed: int
+) -> None:
+    path = write_session(tmp_path / "session", MasterModel(seed).run(700), segment_records=150)
+
+    def violations(result: ReplayResult) -> set[tuple[str, int]]:
+        return {(row["invariant"], row["seq"]) for row in document(result)["violations"]}
+
+    true = violations(replay_here(path))
+    monkeypatch.setattr(preceding_events, "KEPT_MAX", 1)
+    monkeypatch.setattr(copies, "CELLS_MAX", 1)
+    monkeypatch.setattr(copies, "OPEN_MAX", 1)
+    found = in_a_tree(path, range_records=range_records)
+    assert violations(found) <= true
+    assert true, "the model makes violations"
+
+
+def test_violations_within_a_part_are_found_whatever_rules_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = Event(50_000_000, Kind.ACK, conn=2, offset=1999, aux=2000)
+    closed = Event(51_000_000, Kind.CLOSED, conn=2, offset=2000, aux=2000, flags=CloseReason.EOF)
+    path = write_session(tmp_path / "session", [*master_events(), back, closed])
+    monkeypatch.setattr(preceding_events, "KEPT_MAX", 1)
+    monkeypatch.setattr(copies, "CELLS_MAX", 1)
+    found = {row["invariant"] for row in document(in_a_tree(path, range_records=1000))["violations"]}
+    assert "acks-go-forward" in found
