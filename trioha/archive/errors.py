@@ -33,5 +33,21 @@ class MissingObjectError(ArchiveError):
     """There is no object of this key."""
 
 
+class DamagedSourceError(ArchiveError):
+    """The store to be archived has no valid record at `offset`, and its log goes on after it."""
+
+    def __init__(self, reason: str, *, url: str, offset: int) -> None:
+        self.offset = offset
+        super().__init__(
+            f"no valid record at offset {offset}: {reason}",
+            url=url,
+            hint="everything before it is archived; trioha verify STORE checks the store",
+        )
+
+
+class ChangedSourceError(ArchiveError):
+    """Bytes of the store have changed since they were checked, or archived."""
+
+
 class FencedError(ArchiveError):
     """Another writer archives to this URL: this one has to end."""

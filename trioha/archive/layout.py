@@ -137,6 +137,8 @@ class Writer:
     """One more with each writer that takes over."""
     since_ms: int
     renewed_ms: int
+    token: str = ""
+    """Drawn by each writer when it begins: two that begin together are told apart."""
 
 
 @frozen(kw_only=True)

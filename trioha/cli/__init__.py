@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "inspect": "Print the records of a store.",
     "offsets": "Print consumer groups' offsets, now or in the past.",
     "verify": "Check every record of a store, or compare two stores.",
+    "archive": "Archive a store to an object storage, once or continuously.",
     "monitor": "Watch replication live in the terminal.",
     "replay": "Replay recorded sessions on Spark.",
     "what-if": "Predict puts with other settings from a recorded session.",

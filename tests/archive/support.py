@@ -1,0 +1,157 @@
+"""Stores for tests of archives: logs of small files that grow between steps, and virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from trioha.archive.archiver import Archiver
+from trioha.archive.log_bytes import read_log_object
+from trioha.archive.objects import ObjectFolder
+from trioha.archive.reader import ArchiveReader
+from trioha.archive.settings import ArchiveSettings
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, body_crc
+
+FILE_BYTES = 4096
+HOST = Host.parse("127.0.0.1", 10911)
+START_MS = 1_700_000_000_000
+
+
+@define
+class Clock:
+    """Virtual time: what sleeps, advances it."""
+
+    now_s: float = 0.0
+
+    def wall_ms(self) -> int:
+        """Time of day."""
+        return START_MS + round(self.now_s * 1000)
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let that much time pass."""
+        self.now_s += seconds
+
+
+@define
+class Log:
+    """A store with a commit log that a broker writes."""
+
+    store: Path
+    file_bytes: int = FILE_BYTES
+    first_offset: int = 0
+    end_offset: int = field(init=False)
+    clock: Clock = field(factory=Clock)
+
+    def __attrs_post_init__(self) -> None:
+        self.end_offset = self.first_offset
+        (self.store / "commitlog").mkdir(parents=True, exist_ok=True)
+        (self.store / "abort").touch()
+        self._file(self.first_offset)
+
+    def append(self, count: int = 1, *, body: bytes = b"body", topic: str = "T") -> None:
+        """Write records, with blanks and new files as a broker does."""
+        for _ in range(count):
+            data = self.record(self.end_offset, body=body, topic=topic)
+            left = self.file_bytes - self.end_offset % self.file_bytes
+            if len(data) + BLANK_BYTES > left:
+                self.write(self.end_offset, BLANK.pack(left, MAGIC_BLANK))
+                self.end_offset += left
+                self._file(self.end_offset)
+                data = self.record(self.end_offset, body=body, topic=topic)
+            self.write(self.end_offset, data)
+            self.end_offset += len(data)
+
+    def record(self, offset: int, *, body: bytes = b"body", topic: str = "T") -> bytes:
+        """A record that belongs at `offset`."""
+        return encode_record(
+            Record(
+                magic=MAGIC_V1,
+                body_crc=body_crc(body),
+                queue_id=0,
+                flag=0,
+                queue_offset=0,
+                physical_offset=offset,
+                sys_flag=0,
+                born_timestamp_ms=1,
+                born_host=HOST,
+                store_timestamp_ms=self.clock.wall_ms(),
+                store_host=HOST,
+                reconsume_times=0,
+                prepared_transaction_offset=0,
+                body=body,
+                topic=topic,
+                properties_raw=b"",
+            )
+        )
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put bytes into the files."""
+        path = self._path(offset)
+        with path.open("r+b") as file:
+            file.seek(offset % self.file_bytes)
+            file.write(data)
+
+    def data(self) -> bytes:
+        """All bytes of the log."""
+        return self.bytes_of(self.first_offset, self.end_offset)
+
+    def bytes_of(self, first: int, end: int) -> bytes:
+        """These bytes."""
+        start = first - first % self.file_bytes
+        data = b"".join(self._path(at).read_bytes() for at in range(start, end, self.file_bytes))
+        return data[first - start : end - start]
+
+    def delete_first_file(self) -> None:
+        """As retention does."""
+        self._path(self.first_offset).unlink()
+        self.first_offset += self.file_bytes
+
+    def config(self, **files: str) -> None:
+        """Write config files; names without .json."""
+        (self.store / "config").mkdir(exist_ok=True)
+        for name, text in files.items():
+            (self.store / "config" / f"{name}.json").write_text(text)
+
+    def _path(self, offset: int) -> Path:
+        return self.store / "commitlog" / f"{offset - offset % self.file_bytes:020d}"
+
+    def _file(self, start: int) -> None:
+        with self._path(start).open("xb") as file:
+            file.truncate(self.file_bytes)
+
+
+def archiver_of(folder: ObjectFolder, log: Log, **settings: Any) -> Archiver:
+    """An archiver in the log's virtual time that has begun."""
+    archiver = new_archiver(folder, log, **settings)
+    archiver.begin()
+    return archiver
+
+
+def new_archiver(
+    folder: ObjectFolder, log: Log, *, take_over: bool = False, store: Path | None = None, **settings: Any
+) -> Archiver:
+    """An archiver in the log's virtual time."""
+    return Archiver(
+        folder,
+        log.store if store is None else store,
+        settings=ArchiveSettings(**settings),
+        take_over=take_over,
+        wall_ms=log.clock.wall_ms,
+        monotonic=log.clock.monotonic,
+        sleep=log.clock.sleep,
+    )
+
+
+def archived(url: str, generation: str | None = None) -> tuple[int, bytes]:
+    """First offset and all bytes of an archived generation, each object checked."""
+    reader = ArchiveReader.open(url)
+    found = reader.generation(generation)
+    data = b"".join(piece for one in reader.objects(found) for piece in read_log_object(reader.folder, one))
+    return found.first_offset, data

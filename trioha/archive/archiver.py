@@ -1,0 +1,545 @@
+"""The writer of an archive. Everything here blocks: the command and the node call it in worker threads.
+
+`step` is one round: the broker's config files are read, then the log up to its present end; new objects are
+stored, and one new head makes all of it visible. The head is the only state: a writer that was killed at any
+moment goes on from it. Objects that it had stored without a head are found again by their keys, or
+swept after a day.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from attrs import define, evolve, field, frozen
+from isal.isal_zlib import crc32
+
+from trioha.archive.config_files import digest_of, read_config_files
+from trioha.archive.continuation import Continuation, continuation_of
+from trioha.archive.errors import (
+    ArchiveError,
+    ChangedSourceError,
+    DamagedSourceError,
+    FencedError,
+    MissingObjectError,
+)
+from trioha.archive.heads import create_head, delete_old_heads, fenced_by, read_head
+from trioha.archive.layout import (
+    FRAME_BYTES,
+    LOG,
+    Codec,
+    Generation,
+    Head,
+    LogObject,
+    MetadataContent,
+    MetadataObject,
+    Writer,
+    encode,
+    log_key,
+    metadata_key,
+)
+from trioha.archive.log_bytes import compress, read_log_object
+from trioha.archive.objects import ObjectFolder
+from trioha.archive.reader import ArchiveReader
+from trioha.archive.settings import ArchiveSettings
+from trioha.archive.source import LogPart, LogSource
+
+CLUSTER_DEFAULT: Final = "DefaultCluster"
+"""RocketMQ's own default of brokerClusterName; that of brokerName is the host's name."""
+ZSTD_SAVES: Final = 0.05
+"""An object is compressed if that saves at least this share of it."""
+_SAMPLE_BYTES: Final = 256 << 10
+"""Of each frame of a large object, to find that out."""
+_WATCH_POLL_S: Final = 5.0
+_READS_MAX: Final = 3
+"""Attempts to read bytes that change between their check and their reading."""
+_HEADS_PER_DELETION: Final = 10
+
+
+@frozen(kw_only=True)
+class ArchiveStep:
+    """What a step has done."""
+
+    archived_offset: int | None
+    """End of what is archived; None before there is a log."""
+    source_end_offset: int | None
+    """End of the store's log: exact if nothing more is waiting, else an estimate."""
+    last_store_ms: int
+    """Greatest store timestamp of the newest objects; 0 without one."""
+    generation: str | None
+    """The generation that grows."""
+    began: str | None
+    """Why that generation began, if it began in this step."""
+    objects: int
+    """New log objects."""
+    log_bytes: int
+    """Bytes of the log in them."""
+    stored_bytes: int
+    """Bytes that were sent for them, and for merged ones."""
+    merged: int
+    """Objects that merged ones have replaced."""
+    deleted: int
+    """Objects deleted."""
+    recorded: int
+    """New segments of recordings."""
+    head: int
+    """Number of the newest head."""
+    is_more_waiting: bool
+    """Whether the log goes on after `archived_offset`: call `step` again at once."""
+
+
+@define(kw_only=True)
+class _Draft:
+    """The next head while a step makes it."""
+
+    head: Head
+    objects: int = 0
+    log_bytes: int = 0
+    stored_bytes: int = 0
+    merged: int = 0
+    recorded: int = 0
+    began: str | None = None
+    is_more_waiting: bool = False
+    metadata_digest: bytes | None = None
+    """Of the config files that the next head has and the one before it has not."""
+    dropped: list[str] = field(factory=list)
+    """Keys that the next head does not refer to any more."""
+
+    @property
+    def generation(self) -> Generation:
+        """The one that grows."""
+        return self.head.generations[-1]
+
+    @generation.setter
+    def generation(self, value: Generation) -> None:
+        self.head = evolve(self.head, generations=(*self.head.generations[:-1], value))
+
+
+class Archiver:
+    """Archives one store below one URL. `begin`, then `step` again and again; `stop` from any thread.
+
+    Errors are ArchiveErrors: a transient one is retried by calling `step` (or `begin`) again after a pause. A
+    FencedError ends the archiver.
+    """
+
+    def __init__(
+        self,
+        folder: ObjectFolder,
+        store: Path,
+        *,
+        cluster_name: str | None = None,
+        broker_name: str | None = None,
+        settings: ArchiveSettings | None = None,
+        take_over: bool = False,
+        limit: Callable[[], int] | None = None,
+        notify: Callable[[str], object] = lambda _text: None,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """`take_over`: do not wait whether another writer is alive. `limit`: see `LogSource`. `notify` is
+        called with remarks for people.
+
+        Names that are None are those of the archive; of a new one `DefaultCluster` and the host's name.
+        """
+        self.folder = folder
+        self.store = store.resolve()
+        self.settings = ArchiveSettings() if settings is None else settings
+        self._names = (cluster_name, broker_name)
+        self._take_over = take_over
+        self._notify = notify
+        self._wall_ms = wall_ms
+        self._monotonic = monotonic
+        self._stopping = threading.Event()
+        self._sleep = self._stopping.wait if sleep is None else sleep
+        self._source = LogSource(self.store, limit=limit, sleep=time.sleep if sleep is None else sleep)
+        self._head: Head | None = None
+        self._continues = False
+        """Whether the store is known to continue the newest generation."""
+        self._is_unknown = False
+        """Whether the last head may have been created although its request failed."""
+        self._metadata_digest: bytes | None = None
+        self._stored: dict[str, int] = {}
+        """Sizes of log objects that no head refers to yet."""
+        self._dropped: list[tuple[float, str]] = []
+        """Keys to be deleted and since when (monotonic) no head refers to them."""
+        self._published_s = 0.0
+
+    @property
+    def head(self) -> Head | None:
+        """The newest head; None before `begin`."""
+        return self._head
+
+    def stop(self) -> None:
+        """Let the current step end after its present object."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """End. The archive is whole at any time, so nothing is left to do there."""
+        self.stop()
+
+    # -- taking over ---------------------------------------------------------------------------------------
+
+    def begin(self) -> Head:
+        """Read the archive's head and replace it by one of this writer.
+
+        The same store on the same host takes over at once. Another writer is watched for
+        `settings.watch_s`: raises FencedError if it creates a head. Raises ArchiveError.
+        """
+        before = read_head(self.folder)
+        now_ms = self._wall_ms()
+        writer = Writer(
+            id=f"{socket.gethostname()}:{self.store}",
+            epoch=1 if before is None else before.writer.epoch + 1,
+            since_ms=now_ms,
+            renewed_ms=now_ms,
+            token=secrets.token_hex(4),
+        )
+        if before is None:
+            cluster_name, broker_name = self._names
+            head = Head(
+                number=1,
+                cluster_name=CLUSTER_DEFAULT if cluster_name is None else cluster_name,
+                broker_name=socket.gethostname() if broker_name is None else broker_name,
+                writer=writer,
+                generations=(),
+            )
+        else:
+            self._check_names(before)
+            if before.writer.id != writer.id and not self._take_over:
+                self._watch(before)
+            head = evolve(before, number=before.number + 1, writer=writer)
+        create_head(self.folder, head)
+        self._head = head
+        self._published_s = self._monotonic()
+        self._find_stored(head)
+        return head
+
+    def _check_names(self, head: Head) -> None:
+        for ours, theirs, what in zip(
+            self._names, (head.cluster_name, head.broker_name), ("cluster", "broker"), strict=True
+        ):
+            if ours not in {None, theirs}:
+                raise ArchiveError(
+                    f"is the archive of {what} {theirs}, not of {ours}",
+                    url=self.folder.url,
+                    hint="give each broker a URL of its own",
+                )
+
+    def _watch(self, head: Head) -> None:
+        end_s = self._monotonic() + self.settings.watch_s
+        self._notify(
+            f"{head.writer.id} has archived here: waiting {self.settings.watch_s:.0f} s for a sign of it"
+        )
+        while self._monotonic() < end_s:
+            self._sleep(_WATCH_POLL_S)
+            if self._stopping.is_set():
+                raise ArchiveError("stopped before it took over", url=self.folder.url, is_transient=True)
+            newest = read_head(self.folder)
+            if newest is None or newest.number != head.number:
+                raise fenced_by(self.folder, newest)
+
+    def _find_stored(self, head: Head) -> None:
+        """Objects that were stored without a head: they are not sent again."""
+        self._stored = {}
+        if head.generations:
+            generation = head.generations[-1]
+            prefix = f"{LOG}/{generation.id}"
+            after = f"{prefix}/{generation.end_offset:020d}"
+            self._stored = {one.key: one.bytes for one in self.folder.list(prefix, after=after)}
+
+    # -- a step --------------------------------------------------------------------------------------------
+
+    def step(self) -> ArchiveStep:
+        """One round. Raises ArchiveError; what was stored before a DamagedSourceError is visible then."""
+        self._settle_head()
+        assert self._head is not None, "begin is called first"
+        draft = _Draft(head=self._head)
+        now_ms = self._wall_ms()
+        config = read_config_files(self.store, bytes_max=self.settings.metadata_bytes_max)
+        self._source.refresh()
+        damage = None
+        if self._continue(draft, now_ms):
+            try:
+                self._archive_log(draft)
+            except DamagedSourceError as error:
+                damage = error
+            if not draft.is_more_waiting and damage is None:
+                self._store_metadata(draft, config, now_ms)
+        deleted = self._publish(draft, now_ms)
+        if damage is not None:
+            raise damage
+        return self._result(draft, deleted)
+
+    def _result(self, draft: _Draft, deleted: int) -> ArchiveStep:
+        generation = draft.generation if draft.head.generations else None
+        end = None if generation is None else generation.end_offset
+        newest = () if generation is None else generation.objects[-2:] or generation.pages[-1:]
+        return ArchiveStep(
+            archived_offset=end,
+            source_end_offset=self._source.estimated_end() if draft.is_more_waiting else end,
+            last_store_ms=max((one.max_store_ms for one in newest), default=0),
+            generation=None if generation is None else generation.id,
+            began=draft.began,
+            objects=draft.objects,
+            log_bytes=draft.log_bytes,
+            stored_bytes=draft.stored_bytes,
+            merged=draft.merged,
+            deleted=deleted,
+            recorded=draft.recorded,
+            head=draft.head.number,
+            is_more_waiting=draft.is_more_waiting,
+        )
+
+    def _continue(self, draft: _Draft, now_ms: int) -> bool:
+        """Whether there is a generation to add to; begin one if the store does not continue the newest."""
+        first = self._source.first_offset
+        if first is None:
+            return False
+        if draft.head.generations and self._continues and first <= draft.generation.end_offset:
+            return True
+        found = continuation_of(ArchiveReader(self.folder, draft.head), self._source)
+        if found is None:
+            self._continues = True
+            return True
+        self._begin_generation(draft, found, now_ms)
+        return True
+
+    def _begin_generation(self, draft: _Draft, found: Continuation, now_ms: int) -> None:
+        number = int(draft.generation.id.split("-")[0]) + 1 if draft.head.generations else 1
+        generation = Generation(
+            id=f"{number:04d}-{secrets.token_hex(4)}",
+            began_ms=now_ms,
+            reason=found.reason,
+            file_bytes=self._source.file_bytes,
+            first_offset=found.first_offset,
+            pages=found.pages,
+            objects=found.objects,
+            metadata=found.metadata,
+        )
+        draft.head = evolve(draft.head, generations=(*draft.head.generations, generation))
+        draft.began = found.reason
+        self._metadata_digest = None
+        self._continues = True
+
+    # -- the log -------------------------------------------------------------------------------------------
+
+    def _archive_log(self, draft: _Draft) -> None:
+        bytes_max = self.settings.object_bytes_max
+        changed = 0
+        while not self._stopping.is_set():
+            generation = draft.generation
+            if draft.log_bytes >= self.settings.step_bytes_max:
+                draft.is_more_waiting = True
+                return
+            try:
+                part = self._source.next_part(generation.end_offset, bytes_max=bytes_max)
+                if part is None:
+                    return
+                one = self._store_part(draft, part)
+            except ChangedSourceError:
+                # The broker was writing it, or has cut its log.
+                changed += 1
+                if changed == _READS_MAX:
+                    raise
+                continue
+            draft.generation = evolve(generation, objects=(*generation.objects, one))
+            draft.objects += 1
+            draft.log_bytes += part.log_bytes
+            if part.reaches_end:
+                return
+        draft.is_more_waiting = True
+
+    def _store_part(self, draft: _Draft, part: LogPart) -> LogObject:
+        """Store a part of the log, unless it is there. Raises ChangedSourceError if its bytes change."""
+        codec, body = self._encoded(part)
+        key = log_key(
+            draft.generation.id,
+            first_offset=part.first_offset,
+            end_offset=part.end_offset,
+            crc32=part.crc32,
+            codec=codec,
+        )
+        one = LogObject(
+            key=key,
+            first_offset=part.first_offset,
+            end_offset=part.end_offset,
+            records=part.records,
+            min_store_ms=part.min_store_ms,
+            max_store_ms=part.max_store_ms,
+            topics=part.topics,
+            crc32=part.crc32,
+            codec=codec,
+            object_bytes=0,
+        )
+        if (size := self._stored.get(key)) is not None and self._is_stored(one):
+            if self._source.crc32(part.first_offset, part.end_offset) != part.crc32:
+                raise self._changed(part.first_offset)
+            return evolve(one, object_bytes=size)
+        if body is not None:
+            self.folder.put(key, body)
+            size = len(body)
+        else:
+            upload = _Upload(self._checked(part), codec)
+            self.folder.put(key, iter(upload))
+            size = upload.size
+        self._stored[key] = size
+        draft.stored_bytes += size
+        return evolve(one, object_bytes=size)
+
+    def _encoded(self, part: LogPart) -> tuple[Codec, bytes | None]:
+        """How a part is stored, and its object if it is a small one."""
+        if part.log_bytes <= FRAME_BYTES:
+            data = b"".join(self._checked(part))
+            packed = b"".join(compress([data]))
+            return ("zstd", packed) if _saves(packed, data) else ("none", data)
+        samples = [
+            next(self._source.pieces(at, min(at + _SAMPLE_BYTES, part.end_offset)))
+            for at in range(part.first_offset, part.end_offset, FRAME_BYTES)
+        ]
+        packed = b"".join(compress(samples))
+        return ("zstd" if len(packed) <= (1 - ZSTD_SAVES) * sum(map(len, samples)) else "none"), None
+
+    def _checked(self, part: LogPart) -> Iterator[bytes]:
+        """The part's bytes in frames. Raises ChangedSourceError after them if they are not those checked."""
+        result = 0
+        for piece in self._source.pieces(part.first_offset, part.end_offset):
+            result = crc32(piece, result)
+            yield piece
+        if result != part.crc32:
+            raise self._changed(part.first_offset)
+
+    def _changed(self, offset: int) -> ChangedSourceError:
+        return ChangedSourceError(
+            f"the bytes from offset {offset} on change while they are read",
+            url=str(self._source.folder),
+            is_transient=True,
+        )
+
+    def _is_stored(self, one: LogObject) -> bool:
+        """Whether an object that no head refers to is whole."""
+        try:
+            for _ in read_log_object(self.folder, one):
+                pass
+        except ArchiveError as error:
+            if error.is_transient:
+                raise
+            return False
+        return True
+
+    # -- metadata ------------------------------------------------------------------------------------------
+
+    def _store_metadata(self, draft: _Draft, files: dict[str, str], now_ms: int) -> None:
+        """Store the config files, which were read before the log's end was, unless they are the newest."""
+        generation = draft.generation
+        if not files:
+            return
+        digest = digest_of(files)
+        if self._metadata_digest is None:
+            self._metadata_digest = self._digest_of_newest(generation)
+        if digest == self._metadata_digest:
+            return
+        offset = generation.end_offset
+        newest_ms = generation.metadata[-1].taken_ms if generation.metadata else 0
+        taken_ms = max(now_ms, newest_ms)
+        key = metadata_key(generation.id, offset=offset, taken_ms=taken_ms, token=secrets.token_hex(4))
+        data = encode(MetadataContent(taken_ms=taken_ms, offset=offset, files=files))
+        self.folder.put(key, data)
+        one = MetadataObject(key=key, taken_ms=taken_ms, offset=offset, bytes=len(data))
+        draft.generation = evolve(generation, metadata=(*generation.metadata, one))
+        draft.metadata_digest = digest
+
+    def _digest_of_newest(self, generation: Generation) -> bytes | None:
+        """Digest of the newest files in the archive."""
+        assert self._head is not None
+        reader = ArchiveReader(self.folder, self._head)
+        newest = next(reader.metadata(generation), None)
+        if newest is None:
+            return None
+        try:
+            return digest_of(reader.metadata_files(newest).files)
+        except MissingObjectError:
+            return None
+
+    # -- heads ---------------------------------------------------------------------------------------------
+
+    def _settle_head(self) -> None:
+        """After a head of unknown fate: find out whether it was created."""
+        if not self._is_unknown:
+            return
+        newest = read_head(self.folder)
+        if newest is None or not self._is_ours(newest):
+            raise fenced_by(self.folder, newest)
+        self._head = newest
+        self._metadata_digest = None
+        self._is_unknown = False
+
+    def _is_ours(self, head: Head) -> bool:
+        assert self._head is not None
+        ours = self._head.writer
+        return (head.writer.id, head.writer.epoch, head.writer.token) == (ours.id, ours.epoch, ours.token)
+
+    def _publish(self, draft: _Draft, now_ms: int) -> int:
+        """Create the new head, if anything is new or the last one is old. Returns the objects deleted."""
+        assert self._head is not None
+        now_s = self._monotonic()
+        if draft.head == self._head and now_s - self._published_s < self.settings.renew_s:
+            return 0
+        draft.head = evolve(
+            draft.head,
+            number=self._head.number + 1,
+            writer=evolve(self._head.writer, renewed_ms=now_ms),
+        )
+        try:
+            create_head(self.folder, draft.head)
+        except FencedError:
+            newest = read_head(self.folder)
+            if newest is None or not self._is_ours(newest):
+                raise
+            # An earlier request, whose answer was lost, was carried out late.
+            self._is_unknown = True
+            raise ArchiveError(
+                "an earlier request was carried out late", url=self.folder.url, is_transient=True
+            ) from None
+        except ArchiveError:
+            self._is_unknown = True
+            raise
+        self._head = draft.head
+        self._published_s = now_s
+        if draft.metadata_digest is not None:
+            self._metadata_digest = draft.metadata_digest
+        self._stored.clear()
+        self._dropped += [(now_s, key) for key in draft.dropped]
+        return self._delete(now_s)
+
+    def _delete(self, now_s: float) -> int:
+        """Delete old heads, and objects that no head has referred to for long enough."""
+        assert self._head is not None
+        if self._head.number % _HEADS_PER_DELETION == 0:
+            delete_old_heads(self.folder, self._head.number)
+        due = [key for since_s, key in self._dropped if now_s - since_s >= self.settings.delete_after_s]
+        self.folder.delete(due)
+        self._dropped = self._dropped[len(due) :]
+        return len(due)
+
+
+class _Upload:
+    """The pieces of an object, compressed or not, and how many bytes they had."""
+
+    def __init__(self, pieces: Iterator[bytes], codec: Codec) -> None:
+        self._pieces = compress(pieces) if codec == "zstd" else pieces
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            self.size += len(piece)
+            yield piece
+
+
+def _saves(packed: bytes, data: bytes) -> bool:
+    return len(packed) <= (1 - ZSTD_SAVES) * len(data)
