@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define, field
+from obstore.store import MemoryStore
 
 from trioha.archive.archiver import Archiver
+from trioha.archive.heads import read_head
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
@@ -149,9 +151,21 @@ def new_archiver(
     )
 
 
-def archived(url: str, generation: str | None = None) -> tuple[int, bytes]:
+def in_memory() -> ObjectFolder:
+    """An object storage of this process."""
+    return ObjectFolder(MemoryStore(), "memory:///archive")
+
+
+def reader_of(folder: ObjectFolder) -> ArchiveReader:
+    """A reader of the newest head."""
+    head = read_head(folder)
+    assert head is not None
+    return ArchiveReader(folder, head)
+
+
+def archived(folder: ObjectFolder, generation: str | None = None) -> tuple[int, bytes]:
     """First offset and all bytes of an archived generation, each object checked."""
-    reader = ArchiveReader.open(url)
+    reader = reader_of(folder)
     found = reader.generation(generation)
-    data = b"".join(piece for one in reader.objects(found) for piece in read_log_object(reader.folder, one))
+    data = b"".join(piece for one in reader.objects(found) for piece in read_log_object(folder, one))
     return found.first_offset, data

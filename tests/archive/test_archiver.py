@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.archive.support import Log, archived, archiver_of
+from tests.archive.support import Log, archived, archiver_of, in_memory, reader_of
 from trioha.archive.objects import ObjectFolder
-from trioha.archive.reader import ArchiveReader
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> ObjectFolder:
-    return ObjectFolder.open(f"file://{tmp_path}/archive", create=True)
+def folder() -> ObjectFolder:
+    return in_memory()
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_a_log_that_grows_between_steps_is_archived_byte_by_byte(folder: ObjectF
         step = archiver.step()
         assert not step.is_more_waiting
         assert step.archived_offset == log.end_offset
-        assert archived(folder.url) == (0, log.data())
+        assert archived(folder) == (0, log.data())
     assert archiver.head is not None
     assert [one.reason for one in archiver.head.generations] == ["first archive"]
 
@@ -39,7 +38,7 @@ def test_a_restart_goes_on_where_the_archive_ends(folder: ObjectFolder, log: Log
     log.append(50)
     step = archiver_of(folder, log).step()
     assert step.began is None
-    assert archived(folder.url) == (0, log.data())
+    assert archived(folder) == (0, log.data())
 
 
 def test_a_store_with_another_history_begins_a_new_generation(
@@ -54,8 +53,8 @@ def test_a_store_with_another_history_begins_a_new_generation(
     step = archiver_of(folder, other, take_over=True).step()
     # The first difference is the last byte of the first record's length.
     assert step.began == "the log differs from offset 3 on"
-    assert archived(folder.url) == (0, other.data())
-    assert archived(folder.url, "0001") == (0, before)
+    assert archived(folder) == (0, other.data())
+    assert archived(folder, "0001") == (0, before)
 
 
 def test_config_files_are_archived_when_they_change(folder: ObjectFolder, log: Log) -> None:
@@ -67,7 +66,7 @@ def test_config_files_are_archived_when_they_change(folder: ObjectFolder, log: L
         log.config(consumerOffset=text)
         times_ms.append(log.clock.wall_ms())
         archiver.step()
-    reader = ArchiveReader.open(folder.url)
+    reader = reader_of(folder)
     found = [reader.metadata_files(one) for one in reader.metadata(reader.generation())]
     assert [one.files for one in found] == [
         {"consumerOffset.json": '{"a":2}'},

@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,20 +32,37 @@ from trioha.archive.heads import create_head, delete_old_heads, fenced_by, read_
 from trioha.archive.layout import (
     FRAME_BYTES,
     LOG,
+    METADATA,
+    PAGES,
     Codec,
     Generation,
     Head,
     LogObject,
     MetadataContent,
     MetadataObject,
+    Page,
+    PageContent,
     Writer,
     encode,
     log_key,
     metadata_key,
+    page_key,
+    page_of,
 )
-from trioha.archive.log_bytes import compress, read_log_object
+from trioha.archive.log_bytes import compress, frames, read_log_object
+from trioha.archive.merging import (
+    THIN_AFTER_MS,
+    Group,
+    crc32_of,
+    due_merges,
+    groups_of,
+    merged_object,
+    thinned,
+    whole_objects,
+)
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
+from trioha.archive.retention import cut_of, expired_generations, keys_of, unreferenced
 from trioha.archive.settings import ArchiveSettings
 from trioha.archive.source import LogPart, LogSource
 
@@ -56,6 +73,10 @@ ZSTD_SAVES: Final = 0.05
 _SAMPLE_BYTES: Final = 256 << 10
 """Of each frame of a large object, to find that out."""
 _WATCH_POLL_S: Final = 5.0
+MERGED_OBJECTS_MAX: Final = 2
+"""Large objects that one step makes of small ones: the next step is not to wait for more."""
+METADATA_MAX: Final = 1024
+"""Metadata in a head after which a page is sealed, although it has few objects."""
 _READS_MAX: Final = 3
 """Attempts to read bytes that change between their check and their reading."""
 _HEADS_PER_DELETION: Final = 10
@@ -161,14 +182,16 @@ class Archiver:
         self._head: Head | None = None
         self._continues = False
         """Whether the store is known to continue the newest generation."""
-        self._is_unknown = False
-        """Whether the last head may have been created although its request failed."""
+        self._has_failed = False
+        """Whether the last step raised an error: what its requests have done is not known."""
         self._metadata_digest: bytes | None = None
         self._stored: dict[str, int] = {}
         """Sizes of log objects that no head refers to yet."""
         self._dropped: list[tuple[float, str]] = []
         """Keys to be deleted and since when (monotonic) no head refers to them."""
         self._published_s = 0.0
+        self._retain_s = self._sweep_s = 0.0
+        """When to look again what can be deleted (monotonic)."""
 
     @property
     def head(self) -> Head | None:
@@ -216,8 +239,10 @@ class Archiver:
             head = evolve(before, number=before.number + 1, writer=writer)
         create_head(self.folder, head)
         self._head = head
-        self._published_s = self._monotonic()
-        self._find_stored(head)
+        self._published_s = self._retain_s = self._monotonic()
+        # Those that this writer's forerunner has dropped are still being read.
+        self._sweep_s = self._published_s + self.settings.delete_after_s
+        self._find_stored()
         return head
 
     def _check_names(self, head: Head) -> None:
@@ -244,20 +269,39 @@ class Archiver:
             if newest is None or newest.number != head.number:
                 raise fenced_by(self.folder, newest)
 
-    def _find_stored(self, head: Head) -> None:
+    def _find_stored(self) -> None:
         """Objects that were stored without a head: they are not sent again."""
+        assert self._head is not None
         self._stored = {}
-        if head.generations:
-            generation = head.generations[-1]
+        if self._head.generations:
+            generation = self._head.generations[-1]
+            first = generation.pages[-1].end_offset if generation.pages else generation.first_offset
+            known = {one.key for one in generation.objects}
             prefix = f"{LOG}/{generation.id}"
-            after = f"{prefix}/{generation.end_offset:020d}"
-            self._stored = {one.key: one.bytes for one in self.folder.list(prefix, after=after)}
+            self._stored = {
+                one.key: one.bytes
+                for one in self.folder.list(prefix, after=f"{prefix}/{first:020d}")
+                if one.key not in known
+            }
 
     # -- a step --------------------------------------------------------------------------------------------
 
     def step(self) -> ArchiveStep:
         """One round. Raises ArchiveError; what was stored before a DamagedSourceError is visible then."""
-        self._settle_head()
+        if self._has_failed:
+            # What a failed request has done is not known.
+            self._settle_head()
+            self._find_stored()
+        self._has_failed = True
+        draft, damage = self._draft()
+        deleted = self._publish(draft)
+        if damage is not None:
+            raise damage
+        self._has_failed = False
+        return self._result(draft, deleted)
+
+    def _draft(self) -> tuple[_Draft, DamagedSourceError | None]:
+        """The next head, its objects stored, and the damage that ends it early."""
         assert self._head is not None, "begin is called first"
         draft = _Draft(head=self._head)
         now_ms = self._wall_ms()
@@ -271,10 +315,10 @@ class Archiver:
                 damage = error
             if not draft.is_more_waiting and damage is None:
                 self._store_metadata(draft, config, now_ms)
-        deleted = self._publish(draft, now_ms)
-        if damage is not None:
-            raise damage
-        return self._result(draft, deleted)
+                self._merge(draft)
+            self._seal(draft, now_ms)
+            self._retain(draft, now_ms)
+        return draft, damage
 
     def _result(self, draft: _Draft, deleted: int) -> ArchiveStep:
         generation = draft.generation if draft.head.generations else None
@@ -358,15 +402,14 @@ class Archiver:
     def _store_part(self, draft: _Draft, part: LogPart) -> LogObject:
         """Store a part of the log, unless it is there. Raises ChangedSourceError if its bytes change."""
         codec, body = self._encoded(part)
-        key = log_key(
-            draft.generation.id,
-            first_offset=part.first_offset,
-            end_offset=part.end_offset,
-            crc32=part.crc32,
-            codec=codec,
-        )
         one = LogObject(
-            key=key,
+            key=log_key(
+                draft.generation.id,
+                first_offset=part.first_offset,
+                end_offset=part.end_offset,
+                crc32=part.crc32,
+                codec=codec,
+            ),
             first_offset=part.first_offset,
             end_offset=part.end_offset,
             records=part.records,
@@ -377,18 +420,22 @@ class Archiver:
             codec=codec,
             object_bytes=0,
         )
-        if (size := self._stored.get(key)) is not None and self._is_stored(one):
+        if self._is_stored(one):
             if self._source.crc32(part.first_offset, part.end_offset) != part.crc32:
                 raise self._changed(part.first_offset)
-            return evolve(one, object_bytes=size)
-        if body is not None:
-            self.folder.put(key, body)
-            size = len(body)
+            return evolve(one, object_bytes=self._stored[one.key])
+        return self._put(draft, one, body if body is not None else self._checked(part))
+
+    def _put(self, draft: _Draft, one: LogObject, data: bytes | Iterator[bytes]) -> LogObject:
+        """Store an object: its bytes as they are stored, or its part of the log in frames."""
+        if isinstance(data, bytes):
+            self.folder.put(one.key, data)
+            size = len(data)
         else:
-            upload = _Upload(self._checked(part), codec)
-            self.folder.put(key, iter(upload))
+            upload = _Upload(data, one.codec)
+            self.folder.put(one.key, iter(upload))
             size = upload.size
-        self._stored[key] = size
+        self._stored[one.key] = size
         draft.stored_bytes += size
         return evolve(one, object_bytes=size)
 
@@ -422,7 +469,9 @@ class Archiver:
         )
 
     def _is_stored(self, one: LogObject) -> bool:
-        """Whether an object that no head refers to is whole."""
+        """Whether there is such an object that no head refers to, and it is whole."""
+        if one.key not in self._stored:
+            return False
         try:
             for _ in read_log_object(self.folder, one):
                 pass
@@ -431,6 +480,134 @@ class Archiver:
                 raise
             return False
         return True
+
+    # -- merging, sealing, retention -----------------------------------------------------------------------
+
+    def _merge(self, draft: _Draft) -> None:
+        """Replace small objects by merged ones, up to about `MERGED_OBJECTS_MAX` large ones in a step."""
+        left = MERGED_OBJECTS_MAX * self.settings.object_bytes_max
+        for run in due_merges(self._groups(draft.generation), merge_objects=self.settings.merge_objects):
+            if left <= 0 or self._stopping.is_set():
+                return
+            generation = draft.generation
+            merged = self._merged(draft, run)
+            left -= merged.log_bytes
+            at = generation.objects.index(run[0])
+            objects = (*generation.objects[:at], merged, *generation.objects[at + len(run) :])
+            draft.generation = evolve(generation, objects=objects)
+            draft.merged += len(run)
+            draft.dropped += [one.key for one in run]
+
+    def _groups(self, generation: Generation) -> list[Group]:
+        return groups_of(
+            generation.objects,
+            bytes_max=self.settings.object_bytes_max,
+            file_bytes=generation.file_bytes,
+        )
+
+    def _merged(self, draft: _Draft, run: Sequence[LogObject]) -> LogObject:
+        """One object of the bytes of several, from the store if it has them, else from the archive."""
+        first, end, crc = run[0].first_offset, run[-1].end_offset, crc32_of(run)
+        saved = 1 - sum(one.object_bytes for one in run) / (end - first)
+        codec: Codec = "zstd" if saved >= ZSTD_SAVES else "none"
+        key = log_key(draft.generation.id, first_offset=first, end_offset=end, crc32=crc, codec=codec)
+        one = merged_object(run, key=key, crc32=crc, codec=codec, object_bytes=0)
+        if self._is_stored(one):
+            return evolve(one, object_bytes=self._stored[key])
+        if self._source.has(first, end):
+            try:
+                return self._put(draft, one, frames(self._source_bytes(run)))
+            except ChangedSourceError:
+                # The archive has what was checked. Look at the next step whether the store continues it.
+                self._continues = False
+        return self._put(draft, one, frames(self._archived_bytes(run)))
+
+    def _source_bytes(self, run: Sequence[LogObject]) -> Iterator[bytes]:
+        for one in run:
+            result = 0
+            for piece in self._source.pieces(one.first_offset, one.end_offset):
+                result = crc32(piece, result)
+                yield piece
+            if result != one.crc32:
+                raise self._changed(one.first_offset)
+
+    def _archived_bytes(self, run: Sequence[LogObject]) -> Iterator[bytes]:
+        for one in run:
+            yield from read_log_object(self.folder, one)
+
+    def _seal(self, draft: _Draft, now_ms: int) -> None:
+        """Thin metadata out, and move merged objects and old metadata from the head to pages."""
+        metadata, dropped = thinned(draft.generation.metadata, now_ms=now_ms)
+        draft.generation = evolve(draft.generation, metadata=metadata)
+        draft.dropped += [one.key for one in dropped]
+        while True:
+            generation = draft.generation
+            whole = whole_objects(self._groups(generation))[: self.settings.page_objects]
+            is_long = bool(whole) and len(generation.metadata) > METADATA_MAX
+            if len(whole) < self.settings.page_objects and not is_long:
+                return
+            old = tuple(
+                one
+                for one in generation.metadata
+                if one.offset <= whole[-1].end_offset and one.taken_ms < now_ms - THIN_AFTER_MS
+            )
+            if is_long and len(whole) < self.settings.page_objects and not old:
+                return
+            page = self._store_page(generation, PageContent(objects=tuple(whole), metadata=old))
+            draft.generation = evolve(
+                generation,
+                pages=(*generation.pages, page),
+                objects=generation.objects[len(whole) :],
+                metadata=generation.metadata[len(old) :],
+            )
+
+    def _store_page(self, generation: Generation, content: PageContent) -> Page:
+        key = page_key(
+            generation.id, first_offset=content.objects[0].first_offset, token=secrets.token_hex(4)
+        )
+        self.folder.put(key, encode(content))
+        return page_of(key, content.objects)
+
+    def _retain(self, draft: _Draft, now_ms: int) -> None:
+        """Drop what no restore to a time within `keep_s` needs."""
+        keep_s = self.settings.keep_s
+        if keep_s is None or self._monotonic() < self._retain_s:
+            return
+        self._retain_s = self._monotonic() + self.settings.retention_s
+        from_ms = now_ms - round(keep_s * 1000)
+        reader = ArchiveReader(self.folder, draft.head)
+        expired = expired_generations(draft.head, from_ms=from_ms)
+        generations = []
+        for generation in draft.head.generations:
+            if generation in expired:
+                draft.dropped += keys_of(reader, generation)
+                continue
+            cut = cut_of(reader, generation, from_ms=from_ms)
+            if cut is None:
+                generations.append(generation)
+                continue
+            kept = cut.generation
+            if cut.content is not None:
+                kept = evolve(kept, pages=(self._store_page(kept, cut.content), *kept.pages[1:]))
+            draft.dropped += cut.dropped
+            generations.append(kept)
+        draft.head = evolve(draft.head, generations=tuple(generations))
+
+    def _sweep(self) -> int:
+        """Delete objects that no head refers to and that are older than a day; how many."""
+        assert self._head is not None
+        reader = ArchiveReader(self.folder, self._head)
+        known = {key for generation in self._head.generations for key in keys_of(reader, generation)}
+        known.update(key for _, key in self._dropped)
+        old_ms = self._wall_ms() - round(self.settings.orphan_s * 1000)
+        orphans = [
+            one.key
+            for kind in (LOG, METADATA, PAGES)
+            for one in self.folder.list(kind)
+            if one.modified_ms < old_ms and one.key not in known
+        ]
+        self.folder.delete(orphans)
+        return len(orphans)
 
     # -- metadata ------------------------------------------------------------------------------------------
 
@@ -469,22 +646,19 @@ class Archiver:
     # -- heads ---------------------------------------------------------------------------------------------
 
     def _settle_head(self) -> None:
-        """After a head of unknown fate: find out whether it was created."""
-        if not self._is_unknown:
-            return
+        """Find out whether the last head was created."""
         newest = read_head(self.folder)
         if newest is None or not self._is_ours(newest):
             raise fenced_by(self.folder, newest)
         self._head = newest
         self._metadata_digest = None
-        self._is_unknown = False
 
     def _is_ours(self, head: Head) -> bool:
         assert self._head is not None
         ours = self._head.writer
         return (head.writer.id, head.writer.epoch, head.writer.token) == (ours.id, ours.epoch, ours.token)
 
-    def _publish(self, draft: _Draft, now_ms: int) -> int:
+    def _publish(self, draft: _Draft) -> int:
         """Create the new head, if anything is new or the last one is old. Returns the objects deleted."""
         assert self._head is not None
         now_s = self._monotonic()
@@ -493,7 +667,7 @@ class Archiver:
         draft.head = evolve(
             draft.head,
             number=self._head.number + 1,
-            writer=evolve(self._head.writer, renewed_ms=now_ms),
+            writer=evolve(self._head.writer, renewed_ms=self._wall_ms()),
         )
         try:
             create_head(self.folder, draft.head)
@@ -502,13 +676,9 @@ class Archiver:
             if newest is None or not self._is_ours(newest):
                 raise
             # An earlier request, whose answer was lost, was carried out late.
-            self._is_unknown = True
             raise ArchiveError(
                 "an earlier request was carried out late", url=self.folder.url, is_transient=True
             ) from None
-        except ArchiveError:
-            self._is_unknown = True
-            raise
         self._head = draft.head
         self._published_s = now_s
         if draft.metadata_digest is not None:
@@ -523,9 +693,13 @@ class Archiver:
         if self._head.number % _HEADS_PER_DELETION == 0:
             delete_old_heads(self.folder, self._head.number)
         due = [key for since_s, key in self._dropped if now_s - since_s >= self.settings.delete_after_s]
-        self.folder.delete(due)
+        deleted = unreferenced(ArchiveReader(self.folder, self._head), self._head, due)
+        self.folder.delete(deleted)
         self._dropped = self._dropped[len(due) :]
-        return len(due)
+        if now_s < self._sweep_s:
+            return len(deleted)
+        self._sweep_s = now_s + self.settings.sweep_s
+        return len(deleted) + self._sweep()
 
 
 class _Upload:

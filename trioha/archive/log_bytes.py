@@ -25,6 +25,23 @@ def compress(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         yield compressor.compress(piece)
 
 
+def frames(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of `FRAME_BYTES`, the last one of the rest."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        rest = piece
+        while size + len(rest) >= FRAME_BYTES:
+            yield b"".join((*held, rest[: FRAME_BYTES - size]))
+            rest = rest[FRAME_BYTES - size :]
+            held, size = [], 0
+        if rest:
+            held.append(rest)
+            size += len(rest)
+    if held:
+        yield b"".join(held)
+
+
 def read_log_object(folder: ObjectFolder, one: LogObject) -> Iterator[bytes]:
     """The bytes of the log that an object has, in pieces of about 1 MiB, without holding all of them.
 

@@ -1,0 +1,146 @@
+"""What an archive may drop, so that a restore to any time from `from_ms` on is still possible.
+
+Objects go from a generation's front, up to the start of a log file: a restored log begins with a whole file.
+The newest object stays, and of the metadata the newest from before `from_ms`. A generation goes as a whole if
+the next one had begun before `from_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attrs import evolve, field, frozen
+
+from trioha.archive.layout import Generation, Head, LogObject, MetadataObject, Page, PageContent
+from trioha.archive.reader import ArchiveReader
+
+
+@frozen(kw_only=True)
+class Cut:
+    """A generation without its front."""
+
+    generation: Generation
+    """Its first page is to be replaced by one of `content`, if there is a content."""
+    content: PageContent | None
+    dropped: list[str] = field(factory=list)
+    """Keys that the generation does not refer to any more."""
+
+
+def cut_of(reader: ArchiveReader, generation: Generation, *, from_ms: int) -> Cut | None:
+    """The generation without what no restore from `from_ms` on needs; None if that is all of it.
+
+    Raises ArchiveError.
+    """
+    boundary = _boundary(reader, generation, from_ms)
+    if boundary <= generation.first_offset:
+        return None
+    pages = generation.pages
+    dropped: list[str] = []
+    early: list[MetadataObject] = []
+    content = None
+    while pages and pages[0].first_offset < boundary:
+        page, *_ = pages
+        pages = pages[1:]
+        old = reader.page(page)
+        dropped += [page.key, *(one.key for one in old.objects if one.end_offset <= boundary)]
+        early += old.metadata
+        rest = tuple(one for one in old.objects if one.first_offset >= boundary)
+        if rest:
+            content = PageContent(objects=rest, metadata=())
+            # A place for the page that is to be stored.
+            pages = (page, *pages)
+            break
+    early, gone = _needed(early, from_ms)
+    metadata = generation.metadata
+    if content is not None:
+        content = evolve(content, metadata=tuple(early))
+    elif early and pages:
+        old = reader.page(pages[0])
+        content = evolve(old, metadata=(*early, *old.metadata))
+        dropped.append(pages[0].key)
+    else:
+        kept, more = _needed([*early, *metadata], from_ms)
+        metadata = tuple(kept)
+        gone += more
+    dropped += [one.key for one in gone]
+    dropped += [one.key for one in generation.objects if one.end_offset <= boundary]
+    return Cut(
+        generation=evolve(
+            generation,
+            first_offset=boundary,
+            pages=pages,
+            objects=tuple(one for one in generation.objects if one.first_offset >= boundary),
+            metadata=metadata,
+        ),
+        content=content,
+        dropped=dropped,
+    )
+
+
+def _boundary(reader: ArchiveReader, generation: Generation, from_ms: int) -> int:
+    """Start of the first log file that is needed."""
+    old_end = generation.first_offset
+    for one in _front(reader, generation, from_ms):
+        if one.max_store_ms >= from_ms:
+            break
+        old_end = one.end_offset
+    else:
+        # The newest object stays: a restore needs an end of the log.
+        old_end = min(old_end, generation.end_offset - 1)
+    return old_end - old_end % generation.file_bytes
+
+
+def _front(reader: ArchiveReader, generation: Generation, from_ms: int) -> Iterator[Page | LogObject]:
+    """Pages and objects from the front; of a page that is partly needed its objects."""
+    for page in generation.pages:
+        if page.max_store_ms < from_ms or page.min_store_ms >= from_ms:
+            yield page
+        else:
+            yield from reader.page(page).objects
+    yield from generation.objects
+
+
+def _needed(
+    metadata: list[MetadataObject], from_ms: int
+) -> tuple[list[MetadataObject], list[MetadataObject]]:
+    """What is needed of metadata in order of time: the newest from before `from_ms`, and all later ones."""
+    first = max((index for index, one in enumerate(metadata) if one.taken_ms <= from_ms), default=0)
+    return metadata[first:], metadata[:first]
+
+
+def expired_generations(head: Head, *, from_ms: int) -> tuple[Generation, ...]:
+    """Generations that were replaced before `from_ms`."""
+    return tuple(
+        one
+        for one, following in zip(head.generations, head.generations[1:], strict=False)
+        if following.began_ms <= from_ms
+    )
+
+
+def keys_of(reader: ArchiveReader, generation: Generation) -> list[str]:
+    """Keys of all objects of a generation. Raises ArchiveError."""
+    keys = [one.key for one in generation.objects] + [one.key for one in generation.metadata]
+    for page in generation.pages:
+        content = reader.page(page)
+        keys += [page.key, *(one.key for one in content.objects), *(one.key for one in content.metadata)]
+    return keys
+
+
+def unreferenced(reader: ArchiveReader, head: Head, keys: Iterable[str]) -> list[str]:
+    """Those of the keys that no generation of `head` refers to. Raises ArchiveError.
+
+    Only generations after the one in a key can refer to it, so most need no look at pages.
+    """
+    if not head.generations:
+        return list(keys)
+    newest = head.generations[-1].id
+    others: set[str] | None = None
+    result = []
+    for key in keys:
+        if key.split("/")[1] != newest:
+            if others is None:
+                others = {found for generation in head.generations for found in keys_of(reader, generation)}
+            if key in others:
+                continue
+        result.append(key)
+    return result
