@@ -176,13 +176,13 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, namele
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     directory = tmp_path / "commitlog"
     directory.mkdir()
-    reserve = mapped_file._reserve
+    reserve = mapped_file.reserve
 
     def look(fd, size):
         assert list(directory.iterdir()) == []
         reserve(fd, size)
 
-    monkeypatch.setattr(mapped_file, "_reserve", look)
+    monkeypatch.setattr(mapped_file, "reserve", look)
     file = close_after_test(MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES))
     assert (file.path.name, file.path.stat().st_size) == (f"{FILE_BYTES:020d}", FILE_BYTES)
     assert file.path.stat().st_mode & 0o777 == 0o644
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_reserved_is_not_left_on_disk(tmp_path, monkeypatc
     def full(fd, size):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mapped_file, "_reserve", full)
+    monkeypatch.setattr(mapped_file, "reserve", full)
     with pytest.raises(StoreError, match="no 65536 bytes could be reserved: No space left on device"):
         MappedFile.create(tmp_path, start_offset=0, size=FILE_BYTES)
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from trioha.archive.errors import ArchiveError
+from trioha.errors import RemoteProtocolError
+from trioha.remoting.fastjson import parse_json
 
 FOLDER: Final = "config"
 _ATTEMPTS: Final = 4
@@ -91,6 +93,15 @@ def _is_json(text: str) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
+        return _is_fastjson(text)
+    return True
+
+
+def _is_fastjson(text: str) -> bool:
+    """Whether it is JSON with bare integer keys, as RocketMQ writes maps of offsets (spec store 6)."""
+    try:
+        parse_json(text)
+    except RemoteProtocolError:
         return False
     return True
 

@@ -42,33 +42,35 @@ def frames(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def read_log_object(folder: ObjectFolder, one: LogObject) -> Iterator[bytes]:
-    """The bytes of the log that an object has, in pieces of about 1 MiB, without holding all of them.
+def read_log_object(
+    folder: ObjectFolder, one: LogObject, *, pieces: Iterator[bytes] | None = None
+) -> Iterator[bytes]:
+    """The bytes of the log that an object has, in pieces of some MiB, without holding all of them.
 
-    The last piece comes only after size and CRC of the whole were found right: whoever uses
-    pieces before must be ready to drop them. Raises ArchiveError.
+    `pieces` are those of the stored object, if the caller fetches them. The last piece comes only after size
+    and CRC of the whole were found right: whoever uses pieces before must be ready to drop them. Raises
+    ArchiveError.
     """
     crc32 = 0
     size = 0
     held = b""
-    for piece in _plain(folder, one):
+    for piece in _plain(folder, one, folder.stream(one.key) if pieces is None else pieces):
         size += len(piece)
         if size > one.log_bytes:
-            raise _damaged(folder, one, f"has more than {one.log_bytes} bytes of the log")
+            raise damaged(folder, one, f"has more than {one.log_bytes} bytes of the log")
         crc32 = zlib.crc32(piece, crc32)
         if held:
             yield held
         held = piece
     if size != one.log_bytes:
-        raise _damaged(folder, one, f"has {size} bytes of the log, {one.log_bytes} are listed")
+        raise damaged(folder, one, f"has {size} bytes of the log, {one.log_bytes} are listed")
     if crc32 != one.crc32:
-        raise _damaged(folder, one, f"has CRC {crc32:08x}, {one.crc32:08x} is listed")
+        raise damaged(folder, one, f"has CRC {crc32:08x}, {one.crc32:08x} is listed")
     if held:
         yield held
 
 
-def _plain(folder: ObjectFolder, one: LogObject) -> Iterator[bytes]:
-    pieces = folder.stream(one.key)
+def _plain(folder: ObjectFolder, one: LogObject, pieces: Iterator[bytes]) -> Iterator[bytes]:
     if one.codec == "none":
         yield from pieces
         return
@@ -80,7 +82,7 @@ def _plain(folder: ObjectFolder, one: LogObject) -> Iterator[bytes]:
             while piece := reader.read(_READ_BYTES):
                 yield piece
     except zstandard.ZstdError as error:
-        raise _damaged(folder, one, f"cannot be decompressed: {error}") from error
+        raise damaged(folder, one, f"cannot be decompressed: {error}") from error
 
 
 class _Pieces:
@@ -102,5 +104,6 @@ class _Pieces:
         return data
 
 
-def _damaged(folder: ObjectFolder, one: LogObject, reason: str) -> ArchiveError:
+def damaged(folder: ObjectFolder, one: LogObject, reason: str) -> ArchiveError:
+    """The error of a log object that is not what its statistics say."""
     return ArchiveError(reason, url=folder.url, key=one.key, hint="trioha verify checks the whole archive")

@@ -1,4 +1,4 @@
-"""The two files that mark a store as in use: `lock` and `abort` (spec store 1)."""
+"""Files that mark a store: as in use, `lock` and `abort` (spec store 1), and as not restored yet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from trioha.store.mapped_file import DISK_FULL
 from trioha.store.syncing import sync_directory, sync_whole
 
 LOCK_TEXT = b"lock"
+RESTORE_MARKER = "trioha-restore.json"
+"""In the commit log's folder while `trioha restore` writes the store. RocketMQ does not start with it."""
 
 
 class StoreLock:
@@ -36,7 +38,13 @@ class StoreLock:
                 path=self.path,
                 hint="stop the broker or node that uses it, or give this one another storePathRootDir",
             ) from error
-        os.pwrite(fd, LOCK_TEXT, 0)
+        try:
+            os.pwrite(fd, LOCK_TEXT, 0)
+        except BaseException as error:
+            os.close(fd)
+            if not isinstance(error, OSError):
+                raise
+            raise StoreError(f"cannot be written: {error.strerror}", path=self.path) from error
         self._fd = fd
 
     def release(self) -> None:

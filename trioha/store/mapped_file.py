@@ -121,7 +121,7 @@ class MappedFile:
                 )
             if not path.exists():
                 with suppress(FileExistsError):
-                    fd = create_atomically(path, lambda fd: _reserve(fd, size))
+                    fd = create_atomically(path, lambda fd: reserve(fd, size))
             # Also for a file that exists: its creator may have failed to do it.
             sync_whole(folder)
             if fd < 0:
@@ -330,7 +330,8 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
     return fd
 
 
-def _reserve(fd: int, size: int) -> None:
+def reserve(fd: int, size: int) -> None:
+    """Give the file its length, with the space on disk where the file system can do that. Raises OSError."""
     if not hasattr(os, "posix_fallocate"):
         os.ftruncate(fd, size)
         return

@@ -27,7 +27,7 @@ from trioha.store.dispatch import Dispatcher, start_position
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
-from trioha.store.lock import AbortFile, StoreLock
+from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
 from trioha.store.mapped_file import DISK_FULL
 from trioha.store.queue_manifest import load_queue_manifest, save_queue_manifest
 from trioha.store.reads import MessageReader
@@ -113,15 +113,26 @@ class MessageStore:
 
     @classmethod
     def open(
-        cls, settings: StoreSettings, *, on_progress: Callable[[str, int, int], None] | None = None
+        cls,
+        settings: StoreSettings,
+        *,
+        on_progress: Callable[[str, int, int], None] | None = None,
+        is_restoring: bool = False,
     ) -> MessageStore:
         """Lock the store (made if missing), find the log's end, and mark the store as in use.
 
         `on_progress(what, done, total)` gets the number of log files checked, then of the bytes dispatched,
         several times a second. An exception of it ends the opening: the lock is released, and the store stays
         marked as in need of recovery if anything in it was changed. Raises StoreError, with the lock
-        released, if the store is in use or cannot be opened.
+        released, if the store is in use or cannot be opened, or if a restore into it was interrupted
+        (`is_restoring` says that the caller is that restore).
         """
+        if not is_restoring and (settings.commit_log_directory / RESTORE_MARKER).exists():
+            raise StoreError(
+                "a restore into this store has not ended: its log is not whole",
+                path=settings.root,
+                hint="run the same trioha restore again",
+            )
         try:
             settings.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -1,0 +1,305 @@
+"""Archives made from a log, without an archiver: whole ones, and odd ones for tests of their readers."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from attrs import evolve, field, frozen
+
+from trioha.archive.heads import create_head, read_head
+from trioha.archive.layout import (
+    FRAME_BYTES,
+    OBJECT_BYTES_MAX,
+    TOPICS_MAX,
+    Codec,
+    Generation,
+    Head,
+    LogObject,
+    MetadataContent,
+    MetadataObject,
+    PageContent,
+    Writer,
+    encode,
+    log_key,
+    metadata_key,
+    page_key,
+    page_of,
+)
+from trioha.archive.log_bytes import compress
+from trioha.archive.objects import ObjectFolder
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import (
+    BLANK,
+    BLANK_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    body_crc,
+    is_blank,
+    scan_records,
+    store_timestamp_ms,
+    topic_of,
+)
+
+GENERATION = "0001-5f0c9a12"
+HOST = Host.parse("127.0.0.1", 10911)
+
+
+@frozen(kw_only=True)
+class Entry:
+    """A record or a blank of a log."""
+
+    offset: int
+    data: bytes
+    topic: str = ""
+    store_ms: int = 0
+    is_blank: bool = False
+
+    @property
+    def end_offset(self) -> int:
+        return self.offset + len(self.data)
+
+
+def entries_of(data: bytes, *, first_offset: int, file_bytes: int) -> Iterator[Entry]:
+    """The records and blanks of a log that begins with a file; ends where no record is."""
+    for start in range(0, len(data), file_bytes):
+        view = memoryview(data)[start : start + file_bytes]
+        found: list[tuple[int, int]] = []
+
+        def note(at: int, size: int, found: list[tuple[int, int]] = found) -> None:
+            found.append((at, size))
+
+        end = scan_records(view, 0, len(view), first_offset + start, on_record=note)
+        for at, size in found:
+            yield Entry(
+                offset=first_offset + start + at,
+                data=bytes(view[at : at + size]),
+                topic=topic_of(view, at).decode(),
+                store_ms=store_timestamp_ms(view, at),
+            )
+        if is_blank(view, end.at, len(view)):
+            yield Entry(offset=first_offset + start + end.at, data=bytes(view[end.at :]), is_blank=True)
+        elif end.at < len(view):
+            return
+
+
+@frozen(kw_only=True)
+class Moment:
+    """Config files to be archived."""
+
+    taken_ms: int
+    offset: int
+    files: dict[str, str] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Put:
+    """A message of a log that a test makes."""
+
+    body: bytes = b"hello"
+    topic: str = "Orders"
+    queue_id: int = 0
+    store_ms: int = 1_000_000
+    sys_flag: int = 0
+    properties: bytes = b""
+
+
+def made_log(puts: Sequence[Put], *, file_bytes: int, first_offset: int = 0, filler: int = 0) -> list[Entry]:
+    """The log that a broker makes of these messages, blanks with `filler` in them included."""
+    entries: list[Entry] = []
+    queue_offsets: Counter[tuple[str, int]] = Counter()
+    offset = first_offset
+    for put in puts:
+        queue = (put.topic, put.queue_id)
+        record = Record(
+            magic=MAGIC_V1,
+            body_crc=body_crc(put.body),
+            queue_id=put.queue_id,
+            flag=7,
+            queue_offset=queue_offsets[queue],
+            physical_offset=offset,
+            sys_flag=put.sys_flag,
+            born_timestamp_ms=put.store_ms - 5,
+            born_host=HOST,
+            store_timestamp_ms=put.store_ms,
+            store_host=HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body=put.body,
+            topic=put.topic,
+            properties_raw=put.properties,
+        )
+        left = file_bytes - offset % file_bytes
+        assert record.total_size + BLANK_BYTES <= file_bytes, "a record fits into an empty file"
+        if record.total_size + BLANK_BYTES > left:
+            blank = BLANK.pack(left, MAGIC_BLANK).ljust(left, bytes([filler]))
+            entries.append(Entry(offset=offset, data=blank, is_blank=True))
+            offset += left
+            record = evolve(record, physical_offset=offset)
+        entries.append(
+            Entry(offset=offset, data=encode_record(record), topic=put.topic, store_ms=put.store_ms)
+        )
+        offset += record.total_size
+        queue_offsets[queue] += 1
+    return entries
+
+
+def write_store(store: Path, entries: Sequence[Entry], *, file_bytes: int) -> Path:
+    """A store with this log, and nothing else."""
+    folder = store / "commitlog"
+    folder.mkdir(parents=True)
+    for start, data in files_of(entries, file_bytes=file_bytes).items():
+        (folder / f"{start:020d}").write_bytes(data)
+    return store
+
+
+def files_of(entries: Sequence[Entry], *, file_bytes: int) -> dict[int, bytes]:
+    """The files of a log by their start offsets."""
+    files: dict[int, bytes] = {}
+    for entry in entries:
+        start = entry.offset - entry.offset % file_bytes
+        files[start] = files.get(start, b"") + entry.data
+    return {start: data.ljust(file_bytes, b"\0") for start, data in files.items()}
+
+
+def log_data(store: Path) -> tuple[int, int, bytes]:
+    """Offset of the first byte of a store's log, the size of its files, and all their bytes."""
+    paths = sorted(path for path in (store / "commitlog").iterdir() if path.name.isdecimal())
+    return int(paths[0].name), paths[0].stat().st_size, b"".join(path.read_bytes() for path in paths)
+
+
+def build(
+    url: str,
+    store: Path,
+    *,
+    end_offset: int | None = None,
+    object_bytes: int = OBJECT_BYTES_MAX,
+    codec: Codec | Callable[[int], Codec] = "none",
+    metadata: Sequence[Moment] = (),
+    page_objects: int | None = None,
+    generation: str = GENERATION,
+) -> Head:
+    """Archive the log of `store` up to `end_offset`, a border of records, in objects of about `object_bytes`.
+
+    `codec` may be a function of an object's number. With `page_objects` objects go into pages of so many,
+    those of a rest stay in the head. An archive at `url` gets the log as a further generation.
+    """
+    first_offset, file_bytes, data = log_data(store)
+    return build_from(
+        url,
+        [
+            entry
+            for entry in entries_of(data, first_offset=first_offset, file_bytes=file_bytes)
+            if end_offset is None or entry.end_offset <= end_offset
+        ],
+        file_bytes=file_bytes,
+        object_bytes=object_bytes,
+        codec=codec,
+        metadata=metadata,
+        page_objects=page_objects,
+        generation=generation,
+    )
+
+
+def build_from(
+    url: str,
+    entries: Sequence[Entry],
+    *,
+    file_bytes: int,
+    object_bytes: int = OBJECT_BYTES_MAX,
+    codec: Codec | Callable[[int], Codec] = "none",
+    metadata: Sequence[Moment] = (),
+    page_objects: int | None = None,
+    generation: str = GENERATION,
+) -> Head:
+    """The same for the entries of a log, in order; at least one."""
+    folder = ObjectFolder.open(url, create=True)
+    groups: list[list[Entry]] = []
+    for entry in entries:
+        group = groups[-1] if groups else []
+        is_full = sum(len(one.data) for one in group) + len(entry.data) > object_bytes
+        if not group or is_full or entry.offset % file_bytes == 0:
+            groups.append([])
+        groups[-1].append(entry)
+    objects = [
+        put_object(folder, group, generation=generation, codec=codec(number) if callable(codec) else codec)
+        for number, group in enumerate(groups)
+    ]
+    moments = [put_metadata(folder, moment, generation=generation) for moment in metadata]
+    pages = []
+    while page_objects is not None and len(objects) >= page_objects:
+        listed, objects = objects[:page_objects], objects[page_objects:]
+        inside = [one for one in moments if one.offset <= listed[-1].end_offset]
+        moments = moments[len(inside) :]
+        key = page_key(generation, first_offset=listed[0].first_offset, token="x")
+        folder.put(key, encode(PageContent(objects=tuple(listed), metadata=tuple(inside))))
+        pages.append(page_of(key, listed))
+    old = read_head(folder)
+    head = Head(
+        number=1 if old is None else old.number + 1,
+        cluster_name="DefaultCluster",
+        broker_name="broker-a",
+        writer=Writer(id="host:/store", epoch=1, since_ms=1, renewed_ms=2),
+        generations=(
+            *(() if old is None else old.generations),
+            Generation(
+                id=generation,
+                began_ms=1,
+                reason="first archive",
+                file_bytes=file_bytes,
+                first_offset=entries[0].offset,
+                pages=tuple(pages),
+                objects=tuple(objects),
+                metadata=tuple(moments),
+            ),
+        ),
+    )
+    create_head(folder, head)
+    return head
+
+
+def put_object(
+    folder: ObjectFolder, entries: Sequence[Entry], *, generation: str = GENERATION, codec: Codec = "none"
+) -> LogObject:
+    """Store a log object; returns its statistics."""
+    data = b"".join(entry.data for entry in entries)
+    stored = data
+    if codec == "zstd":
+        stored = b"".join(compress(data[at : at + FRAME_BYTES] for at in range(0, len(data), FRAME_BYTES)))
+    records = [entry for entry in entries if not entry.is_blank]
+    topics = sorted({entry.topic for entry in records})
+    crc32 = zlib.crc32(data)
+    first_offset, end_offset = entries[0].offset, entries[-1].end_offset
+    one = LogObject(
+        key=log_key(generation, first_offset=first_offset, end_offset=end_offset, crc32=crc32, codec=codec),
+        first_offset=first_offset,
+        end_offset=end_offset,
+        records=len(records),
+        min_store_ms=min((entry.store_ms for entry in records), default=0),
+        max_store_ms=max((entry.store_ms for entry in records), default=0),
+        topics=tuple(topics) if len(topics) <= TOPICS_MAX else None,
+        crc32=crc32,
+        codec=codec,
+        object_bytes=len(stored),
+    )
+    folder.put(one.key, stored)
+    return one
+
+
+def put_metadata(folder: ObjectFolder, moment: Moment, *, generation: str = GENERATION) -> MetadataObject:
+    """Store the config files of a moment."""
+    data = encode(MetadataContent(taken_ms=moment.taken_ms, offset=moment.offset, files=moment.files))
+    key = metadata_key(generation, offset=moment.offset, taken_ms=moment.taken_ms, token="x")
+    folder.put(key, data)
+    return MetadataObject(key=key, taken_ms=moment.taken_ms, offset=moment.offset, bytes=len(data))
+
+
+def replace_generation(url: str, change: Callable[[Generation], Generation]) -> None:
+    """A new head, with the newest generation as `change` returns it."""
+    folder = ObjectFolder.open(url)
+    head = read_head(folder)
+    assert head is not None
+    generations = (*head.generations[:-1], change(head.generations[-1]))
+    create_head(folder, evolve(head, number=head.number + 1, generations=generations))
