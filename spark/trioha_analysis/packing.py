@@ -10,6 +10,7 @@ A segment is deleted only after its packed file has been read back and has given
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +78,27 @@ def pack_segment(session: Session, segment: Segment, *, keep: bool = False) -> P
             raise StoreError("not packed: its records have bytes that no field names", path=segment.path)
 
     return _convert(segment, segment.path.with_suffix(PACKED_SUFFIX), write, verb="packed", keep=keep)
+
+
+def pack_copy(session: Session, segment: Segment, target: Path) -> np.ndarray[Any, Any]:
+    """Write a segment's packed file to `target`, wherever that is; the segment stays. Returns its records.
+
+    A packed segment is copied. Raises StoreError if a record of it is damaged or the disk fails.
+    """
+    records = read_segment(session, segment, first=0, count=segment.records)
+    if records.damage:
+        raise StoreError(f"not packed: {records.damage[0].reason}", path=segment.path)
+    try:
+        if is_packed(segment.path):
+            shutil.copyfile(segment.path, target)
+        else:
+            _write_parquet(target, records.array, segment.base_ts_ns)
+            copy = evolve(segment, path=target)
+            if _unpacked_bytes(session, copy) != records.array.tobytes():
+                raise StoreError("not packed: its records have bytes that no field names", path=segment.path)
+    except OSError as error:
+        raise StoreError(f"cannot be packed: {error.strerror or error}", path=segment.path) from error
+    return records.array
 
 
 def unpack_segment(session: Session, segment: Segment) -> Packed:

@@ -42,6 +42,7 @@ from trioha.archive.layout import (
     MetadataObject,
     Page,
     PageContent,
+    RecordedSegment,
     Writer,
     encode,
     log_key,
@@ -62,9 +63,19 @@ from trioha.archive.merging import (
 )
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
+from trioha.archive.recordings import (
+    archived_session,
+    check_packer,
+    store_documents,
+    store_segments,
+    waiting_sessions,
+    with_session,
+    without_old,
+)
 from trioha.archive.retention import cut_of, expired_generations, keys_of, unreferenced
 from trioha.archive.settings import ArchiveSettings
 from trioha.archive.source import LogPart, LogSource
+from trioha.recording.reader import Session
 
 CLUSTER_DEFAULT: Final = "DefaultCluster"
 """RocketMQ's own default of brokerClusterName; that of brokerName is the host's name."""
@@ -75,6 +86,8 @@ _SAMPLE_BYTES: Final = 256 << 10
 _WATCH_POLL_S: Final = 5.0
 MERGED_OBJECTS_MAX: Final = 2
 """Large objects that one step makes of small ones: the next step is not to wait for more."""
+SEGMENTS_MAX: Final = 4
+"""Segments of recordings that one step packs."""
 METADATA_MAX: Final = 1024
 """Metadata in a head after which a page is sealed, although it has few objects."""
 _READS_MAX: Final = 3
@@ -111,7 +124,7 @@ class ArchiveStep:
     head: int
     """Number of the newest head."""
     is_more_waiting: bool
-    """Whether the log goes on after `archived_offset`: call `step` again at once."""
+    """Whether the log goes on after `archived_offset`, or segments are left: call `step` again at once."""
 
 
 @define(kw_only=True)
@@ -126,6 +139,7 @@ class _Draft:
     recorded: int = 0
     began: str | None = None
     is_more_waiting: bool = False
+    is_more_recorded: bool = False
     metadata_digest: bytes | None = None
     """Of the config files that the next head has and the one before it has not."""
     dropped: list[str] = field(factory=list)
@@ -158,13 +172,14 @@ class Archiver:
         settings: ArchiveSettings | None = None,
         take_over: bool = False,
         limit: Callable[[], int] | None = None,
+        recordings: Path | None = None,
         notify: Callable[[str], object] = lambda _text: None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """`take_over`: do not wait whether another writer is alive. `limit`: see `LogSource`. `notify` is
-        called with remarks for people.
+        """`take_over`: do not wait whether another writer is alive. `limit`: see `LogSource`.
+        `recordings`: a folder of recorded sessions. `notify` is called with remarks for people.
 
         Names that are None are those of the archive; of a new one `DefaultCluster` and the host's name.
         """
@@ -173,6 +188,11 @@ class Archiver:
         self.settings = ArchiveSettings() if settings is None else settings
         self._names = (cluster_name, broker_name)
         self._take_over = take_over
+        self._recordings = recordings
+        self._unpackable: set[Path] = set()
+        """Segments that cannot be packed: named once, and left out."""
+        self._sessions: dict[str, Session] = {}
+        """Sessions of the archive whose clocks are known, by name."""
         self._notify = notify
         self._wall_ms = wall_ms
         self._monotonic = monotonic
@@ -190,8 +210,8 @@ class Archiver:
         self._dropped: list[tuple[float, str]] = []
         """Keys to be deleted and since when (monotonic) no head refers to them."""
         self._published_s = 0.0
-        self._retain_s = self._sweep_s = 0.0
-        """When to look again what can be deleted (monotonic)."""
+        self._retain_s = self._sweep_s = self._recordings_s = 0.0
+        """When to look again what can be deleted, and for recordings (monotonic)."""
 
     @property
     def head(self) -> Head | None:
@@ -214,6 +234,8 @@ class Archiver:
         The same store on the same host takes over at once. Another writer is watched for
         `settings.watch_s`: raises FencedError if it creates a head. Raises ArchiveError.
         """
+        if self._recordings is not None:
+            check_packer(self.folder.url)
         before = read_head(self.folder)
         now_ms = self._wall_ms()
         writer = Writer(
@@ -239,7 +261,7 @@ class Archiver:
             head = evolve(before, number=before.number + 1, writer=writer)
         create_head(self.folder, head)
         self._head = head
-        self._published_s = self._retain_s = self._monotonic()
+        self._published_s = self._retain_s = self._recordings_s = self._monotonic()
         # Those that this writer's forerunner has dropped are still being read.
         self._sweep_s = self._published_s + self.settings.delete_after_s
         self._find_stored()
@@ -317,7 +339,9 @@ class Archiver:
                 self._store_metadata(draft, config, now_ms)
                 self._merge(draft)
             self._seal(draft, now_ms)
-            self._retain(draft, now_ms)
+        if not draft.is_more_waiting:
+            self._archive_recordings(draft)
+        self._retain(draft, now_ms)
         return draft, damage
 
     def _result(self, draft: _Draft, deleted: int) -> ArchiveStep:
@@ -337,7 +361,7 @@ class Archiver:
             deleted=deleted,
             recorded=draft.recorded,
             head=draft.head.number,
-            is_more_waiting=draft.is_more_waiting,
+            is_more_waiting=draft.is_more_waiting or draft.is_more_recorded,
         )
 
     def _continue(self, draft: _Draft, now_ms: int) -> bool:
@@ -591,7 +615,12 @@ class Archiver:
                 kept = evolve(kept, pages=(self._store_page(kept, cut.content), *kept.pages[1:]))
             draft.dropped += cut.dropped
             generations.append(kept)
-        draft.head = evolve(draft.head, generations=tuple(generations))
+        for one in draft.head.recordings:
+            if one.session not in self._sessions:
+                self._sessions[one.session] = archived_session(self.folder, one.session)
+        recordings, dropped = without_old(draft.head.recordings, self._sessions, from_ms=from_ms)
+        draft.dropped += dropped
+        draft.head = evolve(draft.head, generations=tuple(generations), recordings=recordings)
 
     def _sweep(self) -> int:
         """Delete objects that no head refers to and that are older than a day; how many."""
@@ -642,6 +671,38 @@ class Archiver:
             return digest_of(reader.metadata_files(newest).files)
         except MissingObjectError:
             return None
+
+    # -- recordings ----------------------------------------------------------------------------------------
+
+    def _archive_recordings(self, draft: _Draft) -> None:
+        """Archive complete segments of recorded sessions, up to `SEGMENTS_MAX` in a step."""
+        now_s = self._monotonic()
+        if self._recordings is None or now_s < self._recordings_s:
+            return
+        self._recordings_s = now_s + self.settings.recordings_s
+        left = SEGMENTS_MAX
+        for waiting in waiting_sessions(self._recordings, draft.head.recordings):
+            new = [path for path in waiting.segments if path not in self._unpackable]
+            if self._stopping.is_set():
+                return
+            added: list[RecordedSegment] = []
+            if new[:left]:
+                added, problems = store_segments(self.folder, waiting.session, new[:left])
+                self._unpackable.update(problems)
+                for path, reason in problems.items():
+                    self._notify(f"{path} is not archived: {reason}")
+            is_closed = waiting.is_ended and len(new) <= left
+            if len(new) > left:
+                self._recordings_s = now_s
+                draft.is_more_recorded = True
+            left -= min(left, len(new))
+            if not added and not is_closed:
+                continue
+            store_documents(self.folder, waiting.session)
+            segments = sorted((*waiting.archived.segments, *added), key=lambda one: one.first_seq)
+            one = evolve(waiting.archived, segments=tuple(segments), closed=is_closed)
+            draft.head = evolve(draft.head, recordings=with_session(draft.head.recordings, one))
+            draft.recorded += len(added)
 
     # -- heads ---------------------------------------------------------------------------------------------
 

@@ -216,6 +216,11 @@ def metadata_key(generation: str, *, offset: int, taken_ms: int, token: str) -> 
     return f"{METADATA}/{generation}/{offset:020d}-{taken_ms:013d}-{token}.json.zst"
 
 
+def is_key(text: str) -> bool:
+    """Whether it can be a key: of letters, digits, `_`, `.` and `-`, and of nothing that leads elsewhere."""
+    return bool(_KEY.fullmatch(text)) and not any(set(part) == {"."} for part in text.split("/"))
+
+
 def union_of_topics(parts: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
     """Topics of several objects together; None if one has None, or for more than `TOPICS_MAX`."""
     topics: set[str] = set()
@@ -333,7 +338,7 @@ def _bool(value: object) -> bool:
 def _key(value: object) -> str:
     """A key below the archive's URL: nothing that leads out of it."""
     text = _text(value)
-    if not _KEY.fullmatch(text) or any(set(part) == {"."} for part in text.split("/")):
+    if not is_key(text):
         raise ValueError(f"{text[:100]!r} is not a key of an archive")
     return text
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve, field, frozen
 
-from trioha.archive.layout import Generation, Head, LogObject, MetadataObject, Page, PageContent
+from trioha.archive.layout import RECORDINGS, Generation, Head, LogObject, MetadataObject, Page, PageContent
 from trioha.archive.reader import ArchiveReader
 
 
@@ -127,17 +127,22 @@ def keys_of(reader: ArchiveReader, generation: Generation) -> list[str]:
 
 
 def unreferenced(reader: ArchiveReader, head: Head, keys: Iterable[str]) -> list[str]:
-    """Those of the keys that no generation of `head` refers to. Raises ArchiveError.
+    """Those of the keys that `head` does not refer to. Raises ArchiveError.
 
     Only generations after the one in a key can refer to it, so most need no look at pages.
     """
     if not head.generations:
         return list(keys)
     newest = head.generations[-1].id
+    recorded = {segment.key for session in head.recordings for segment in session.segments}
     others: set[str] | None = None
     result = []
     for key in keys:
-        if key.split("/")[1] != newest:
+        kind, name, _ = key.split("/", 2)
+        if kind == RECORDINGS:
+            if key in recorded:
+                continue
+        elif name != newest:
             if others is None:
                 others = {found for generation in head.generations for found in keys_of(reader, generation)}
             if key in others:

@@ -36,5 +36,7 @@ class ArchiveSettings:
     """Between two searches for such objects."""
     retention_s: float = field(default=60.0, validator=ge(0))
     """Between two looks at what retention may delete."""
+    recordings_s: float = field(default=30.0, validator=ge(0))
+    """Between two looks for new segments of recordings."""
     metadata_bytes_max: int = field(default=16 << 20, validator=gt(0))
     """Of all config files together: larger ones are left out, the largest first."""

@@ -49,6 +49,7 @@ def archive(
     interval: str = "10s",
     keep: str | None = None,
     take_over: bool = False,
+    recordings: Path | None = None,
     cluster: str | None = None,
     broker: str | None = None,
     json: bool = False,
@@ -74,6 +75,8 @@ def archive(
         Delete what a restore to a time within the last 30d (12h, 4w) does not need. By default all is kept.
     take_over
         Replace another writer without waiting whether it is alive.
+    recordings
+        Also archive the recorded sessions in this folder (what trioha.recordDir names).
     cluster
         Cluster name of a new archive; DefaultCluster by default.
     broker
@@ -95,6 +98,7 @@ def archive(
         broker_name=broker,
         settings=settings,
         take_over=take_over,
+        recordings=recordings,
         notify=lambda text: err().print(text, soft_wrap=True, markup=False),
     )
     with _Screen.open(json=json) as screen:
