@@ -10,7 +10,7 @@ import structlog
 from hypothesis import settings
 
 from tests.descriptors import left_open, open_descriptors, resources_closed
-from tests.s3 import S3Bucket, S3Server, bucket_in_environment, s3_server, start_obstore
+from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled, s3_server, start_obstore
 
 # With the values of all variables, as structlog's own default has it, a traceback takes seconds.
 structlog.configure(
@@ -78,5 +78,5 @@ def s3_server_of_this_run() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_bucket(s3_server_of_this_run: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Bucket]:
     """An empty bucket of it; the environment of this process and of its children leads there."""
-    with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
+    with obstore_settled(), bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
         yield bucket

@@ -26,12 +26,13 @@ import pytest
 from attrs import field, frozen
 from obstore.store import MemoryStore
 
-from tests.descriptors import left_open, open_descriptors
+from tests.descriptors import open_descriptors
 
 ROOT = Path(__file__).parents[1]
 REGION = "us-east-1"
 END_WITHIN_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
+SETTLED_WITHIN_S = 10.0
 
 
 @frozen(kw_only=True)
@@ -127,8 +128,7 @@ def bucket_in_environment(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> 
     """The environment leads to `bucket` inside the block."""
     for name, value in bucket.environment.items():
         monkeypatch.setenv(name, value)
-    with obstore_settled():
-        yield bucket
+    yield bucket
 
 
 def start_obstore() -> None:
@@ -138,11 +138,14 @@ def start_obstore() -> None:
 
 @contextmanager
 def obstore_settled() -> Iterator[None]:
-    """Waits after the block until obstore has closed what it opened in it: threads of its own do that."""
+    """Waits after the block until obstore has closed what it opened in it: threads of its own do that.
+
+    It keeps connections to a server that would go on with them: the block has to end that server.
+    """
     before = open_descriptors()
     yield
-    deadline_s = time.monotonic() + END_WITHIN_S
-    while left_open(before) and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + SETTLED_WITHIN_S
+    while open_descriptors().items() - before.items() and time.monotonic() < deadline_s:
         time.sleep(0.01)
 
 

@@ -24,9 +24,9 @@ def archive_url(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[str]:
     """Where an archive can be: in a folder, which is to be made, and on an S3 server."""
-    if request.param == "file":
-        with obstore_settled():
+    with obstore_settled():
+        if request.param == "file":
             yield f"file://{tmp_path}/archive"
-        return
-    with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
-        yield bucket.url
+        else:
+            with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
+                yield bucket.url

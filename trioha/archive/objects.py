@@ -9,15 +9,17 @@ do options of the connection (`AWS_ALLOW_HTTP=true` for an endpoint without TLS,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 from attrs import frozen
 
 from trioha.archive.errors import ArchiveError, MissingObjectError
+from trioha.archive.failures import archive_error, was_repeated
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -27,10 +29,14 @@ REQUEST_TIMEOUT_S: Final = 60.0
 CONNECT_TIMEOUT_S: Final = 10.0
 RETRIES_MAX: Final = 4
 RETRY_FOR_S: Final = 60.0
-_REASON_MAX: Final = 300
+BACKOFF_S: Final = 0.1
+"""Before the first repetition of a request; twice as much before each further one."""
+T = TypeVar("T")
 _VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """What environment variables of a scheme begin with."""
 _CLIENT_OPTIONS: Final = (
+    "timeout",
+    "connect_timeout",
     "allow_http",
     "allow_invalid_certificates",
     "proxy_url",
@@ -52,9 +58,11 @@ class StoredObject:
 class ObjectFolder:
     """All objects below one URL. Keys are relative to it. Instances may be used by several threads."""
 
-    def __init__(self, store: ObjectStore, url: str) -> None:
+    def __init__(self, store: ObjectStore, url: str, *, root: Path | None = None) -> None:
+        """`root`: the folder of a `file://` URL."""
         self.url = url
         self._store = store
+        self._root = root
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> ObjectFolder:
@@ -81,17 +89,19 @@ class ObjectFolder:
             ) from error
         try:
             if parts.scheme == "file":
-                return cls(LocalStore(_folder(url, parts.path, create=create)), url)
+                root = _folder(url, parts.path, create=create)
+                return cls(LocalStore(root), url, root=root)
             store = from_url(
                 url,
                 client_options=_client_options(parts.scheme),
                 retry_config={
                     "max_retries": RETRIES_MAX,
+                    "backoff": {"init_backoff": timedelta(seconds=BACKOFF_S)},
                     "retry_timeout": timedelta(seconds=RETRY_FOR_S),
                 },
             )
         except (BaseError, OSError, ValueError) as error:
-            raise ArchiveError(_reason(error), url=url) from error
+            raise archive_error(error, url=url, key=None) or ArchiveError(str(error), url=url) from error
         return cls(store, url)
 
     def get(self, key: str) -> bytes:
@@ -116,15 +126,30 @@ class ObjectFolder:
             return bytes(_obstore().get_range(self._store, key, start=start, end=end))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Store an object under a key that has none yet; False if it has one, which then stays as it is."""
+        """Store an object under a key that has none yet; False if it has another one, which stays as it is.
+
+        An object with the same bytes is taken for this one: its answer may have been lost.
+        """
+        return self._repeat(lambda: self._create_once(key, data))
+
+    def _create_once(self, key: str, data: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415 (see above)
 
         with self._request(key):
             try:
                 _obstore().put(self._store, key, data, mode="create")
             except (AlreadyExistsError, PreconditionError):
-                return False
-            return True
+                pass
+            else:
+                self._sync(key)
+                return True
+        try:
+            return self.get(key) == data
+        except MissingObjectError as error:
+            # Deleted since, or a server that answers so to the second one of two requests at a time.
+            raise ArchiveError(
+                "cannot be created, and is not there", url=self.url, key=key, is_transient=True
+            ) from error
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
         """Store an object, in parts if it comes in pieces; the one that is there is replaced as a whole.
@@ -134,6 +159,7 @@ class ObjectFolder:
         if isinstance(data, bytes):
             with self._request(key):
                 _obstore().put(self._store, key, data)
+            self._sync(key)
             return
         pieces = _Pieces(iter(data))
         try:
@@ -143,30 +169,91 @@ class ObjectFolder:
             if pieces.error is not None and pieces.error is not error:
                 raise pieces.error from None
             raise
+        self._sync(key)
 
     def list(self, folder: str, *, after: str | None = None) -> Iterator[StoredObject]:
         """Objects below `folder`, in no particular order; with `after` only those with keys beyond it."""
+        pages = self._pages(folder, after)
+        attempts = _Attempts()
+        while True:
+            try:
+                page = next(pages, None)
+            except ArchiveError as error:
+                if self._root is not None:
+                    raise
+                attempts.wait_after(error)
+                pages = self._pages(folder, after)
+                continue
+            if page is None:
+                return
+            attempts = _Attempts()
+            yield from page
+            if page:
+                # All storages but folders list keys in their order.
+                after = page[-1].key
+
+    def _pages(self, folder: str, after: str | None) -> Iterator[Sequence[StoredObject]]:
         with self._request(folder):
-            for batch in _obstore().list(self._store, folder, offset=after, chunk_size=1000):
-                for one in batch:
-                    yield StoredObject(
-                        one["path"], one["size"], round(one["last_modified"].timestamp() * 1000)
-                    )
+            for page in _obstore().list(self._store, folder, offset=after, chunk_size=1000):
+                yield [
+                    StoredObject(one["path"], one["size"], round(one["last_modified"].timestamp() * 1000))
+                    for one in page
+                ]
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are none less."""
-        if not keys:
-            return
-        with self._request(keys[0]):
-            try:
+        if keys:
+            self._repeat(lambda: self._delete_once(keys))
+
+    def _delete_once(self, keys: Sequence[str]) -> None:
+        try:
+            with self._request(keys[0]):
                 _obstore().delete(self._store, list(keys))
-            except FileNotFoundError:
-                if len(keys) > 1:
-                    for key in keys:
-                        self.delete([key])
+        except MissingObjectError:
+            if len(keys) > 1:
+                for key in keys:
+                    self._delete_once([key])
+
+    def _repeat(self, request: Callable[[], T]) -> T:
+        """Repeat what obstore does not: requests whose connection ended, perhaps after they succeeded."""
+        attempts = _Attempts()
+        while True:
+            try:
+                return request()
+            except ArchiveError as error:
+                attempts.wait_after(error)
+
+    def _sync(self, key: str) -> None:
+        """Have a new object in a folder survive a loss of power, which obstore leaves to the system."""
+        if self._root is None:
+            return
+        path = self._root / key
+        with self._request(key):
+            for one in (path, *path.parents[: len(Path(key).parts)]):
+                descriptor = os.open(one, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def _request(self, key: str) -> _Request:
         return _Request(self.url, key)
+
+
+class _Attempts:
+    """How often one request was repeated."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._until_s = time.monotonic() + RETRY_FOR_S
+
+    def wait_after(self, error: ArchiveError) -> None:
+        """Wait before the next one. Raises `error` if there is to be none."""
+        is_over = self._number >= RETRIES_MAX or time.monotonic() >= self._until_s
+        if is_over or not error.is_transient or was_repeated(error):
+            raise error
+        time.sleep(BACKOFF_S * 2**self._number)
+        self._number += 1
 
 
 class _Pieces:
@@ -200,33 +287,10 @@ class _Request:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        from obstore.exceptions import (  # noqa: PLC0415 (see above)
-            BaseError,
-            GenericError,
-            JoinError,
-            NotSupportedError,
-            PermissionDeniedError,
-            UnauthenticatedError,
-        )
-
-        match error:
-            case None:
-                return
-            case FileNotFoundError():
-                raise MissingObjectError("there is no such object", url=self.url, key=self.key) from error
-            case PermissionDeniedError() | UnauthenticatedError() | PermissionError():
-                raise ArchiveError(
-                    f"access is denied: {_reason(error)}",
-                    url=self.url,
-                    key=self.key,
-                    hint="check the credentials and their permissions",
-                ) from error
-            case NotSupportedError():
-                raise ArchiveError(_reason(error), url=self.url, key=self.key) from error
-            case GenericError() | JoinError() | TimeoutError():
-                raise ArchiveError(_reason(error), url=self.url, key=self.key, is_transient=True) from error
-            case BaseError() | OSError():
-                raise ArchiveError(_reason(error), url=self.url, key=self.key) from error
+        if isinstance(error, Exception):
+            failure = archive_error(error, url=self.url, key=self.key)
+            if failure is not None:
+                raise failure from error
 
 
 def _obstore() -> Any:
@@ -253,9 +317,3 @@ def _folder(url: str, path: str, *, create: bool) -> Path:
     elif not folder.is_dir():
         raise ArchiveError("there is no such folder", url=url)
     return folder
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error's text: obstore adds a dump of the error's source."""
-    text = str(error).strip().split("\n", 1)[0]
-    return (text or type(error).__name__)[:_REASON_MAX]
