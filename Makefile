@@ -13,9 +13,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Tests start trioha some thousand times: without bytecode each time compiles all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel demo test test-pure test-pythons test-interop lint bench bench-report faults hostile model screenshots java
+.PHONY: help setup kernel demo test test-pure test-pythons test-all test-interop lint bench bench-report faults hostile model screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +40,10 @@ test-pure: kernel ## run the suites that use the compiled kernel without it
 	@TRIOHA_PURE=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(PURE_SUITES) $(ARGS)
 
 test-pythons: kernel ## run the fast suites on each Python from 3.11 on that this machine has
-	@$(BIN)/python -m tests.pythons $(ARGS)
+	@$(BIN)/python -m tests.suites $(ARGS)
+
+test-all: java kernel ## run all tests, the fast suites on each Python: as CI does
+	@$(BIN)/python -m tests.suites --all $(ARGS)
 
 test-interop: java kernel ## run the tests against every version of RocketMQ, not just the newest of each line
 	@ROCKETMQ_VERSIONS=all $(BIN)/pytest tests/interop $(ARGS)

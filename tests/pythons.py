@@ -1,16 +1,7 @@
-"""Run the fast suites on every Python of this machine: `make test-pythons`.
+"""The Pythons of this machine, and a virtual environment for each with what the tests need.
 
-Looks for CPython 3.11 and newer on PATH and among the versions of pyenv and uv, takes the newest of each
-minor version, and gives each a virtual environment of its own (`.venv-3.12`) with the locked dependencies. A
-command that does not run, as a shim of pyenv for a version that is not active, does not count. The suites run
-with a soft limit of 256 open files, as macOS has; nodes that they start may raise it. They need no Java.
-
-`make test` runs everything with the compiled kernel, on the Python of `.venv`. So that Python (if it is not
-among them, the oldest) runs without it here, with `TRIOHA_PURE=1`: both together run the suites both ways.
-The other Pythons compile the kernel if they find a compiler. Each Python's line says how its kernel ran.
-
-Left out: interop and spark, whose time is the JVM's, faults and hostile, which break live nodes for minutes,
-and benchmarks.
+CPython 3.11 and newer, wherever PATH, pyenv and uv have them, the newest of each minor version. A command
+that does not run, as a shim of pyenv for a version that is not active, does not count.
 """
 
 from __future__ import annotations
@@ -18,25 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attrs import frozen
 
-from trioha.store.compiled import PURE_VARIABLE
-
 ROOT = Path(__file__).parents[1]
 USUAL = ROOT / ".venv"
 """The environment of `make test`."""
-SLOW = ("benchmarks", "faults", "hostile", "interop", "spark")
-"""Folders that do not belong to the fast suites."""
 OLDEST = (3, 11)
-OPEN_FILES = 256
-KERNEL = "from trioha.store import compiled; print(compiled.DESCRIPTION)"
 PROBE = """
 import ensurepip, json, platform, sys, sysconfig, venv
 print(json.dumps({
@@ -49,7 +31,8 @@ print(json.dumps({
 }))
 """
 COMMAND = re.compile(r"python3\.\d+")
-PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-compile")
+"""Bytecode is compiled where tests import it: most of the largest packages they do not."""
 
 
 @frozen
@@ -65,24 +48,6 @@ class Python:
     def minor(self) -> str:
         """As a virtual environment's name has it: `3.12`."""
         return f"{self.version[0]}.{self.version[1]}"
-
-
-@frozen
-class Result:
-    """What became of one Python's run."""
-
-    python: Python
-    passed: bool
-    summary: str
-    """Pytest's last line, or what failed before it ran."""
-    seconds: float
-    kernel: str = "not run"
-    """How the loops over records ran, as `trioha --version` says it."""
-
-    def __str__(self) -> str:
-        version = ".".join(map(str, self.python.version))
-        verdict = "passed" if self.passed else "FAILED"
-        return f"Python {version:8} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
 
 
 def folders(env: Mapping[str, str]) -> Iterator[Path]:
@@ -135,16 +100,14 @@ def find_pythons(env: Mapping[str, str]) -> list[Python]:
     return sorted(newest.values(), key=lambda python: python.version)
 
 
-def choose_pure(found: list[Python]) -> Python | None:
-    """Which Python's run is in plain Python: that of `make test`, else the oldest; None without any."""
-    usual = probe(USUAL / "bin/python")
-    same = [python for python in found if usual is not None and python.minor == usual.minor]
-    return next(iter(same + found), None)
+def usual_python() -> Python | None:
+    """That of `.venv`; None if there is none."""
+    return probe(USUAL / "bin/python")
 
 
 def environment_of(python: Python) -> Path:
     """Where its virtual environment is, or will be: `.venv` if that is of this version."""
-    usual = probe(USUAL / "bin/python")
+    usual = usual_python()
     is_usual = usual is not None and usual.version == python.version
     return USUAL if is_usual else ROOT / f".venv-{python.minor}"
 
@@ -168,59 +131,3 @@ def make_environment(python: Python, folder: Path) -> None:
     subprocess.run([inside, *PIP, "--require-hashes", "-r", "requirements.lock"], cwd=ROOT, check=True)
     subprocess.run([inside, *PIP, "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT, check=True)
     marker.touch()
-
-
-def run(python: Python, arguments: Iterable[str], *, is_pure: bool) -> Result:
-    """Run the fast suites on `python`, their output going through; `is_pure`: without the compiled kernel."""
-    started_s = time.monotonic()
-    folder = environment_of(python)
-    try:
-        make_environment(python, folder)
-    except subprocess.CalledProcessError as error:
-        summary = f"no environment: {error}"
-        return Result(python, passed=False, summary=summary, seconds=time.monotonic() - started_s)
-    env = os.environ | ({PURE_VARIABLE: "1"} if is_pure else {})
-    kernel = subprocess.check_output(
-        [folder / "bin/python", "-c", KERNEL], cwd=ROOT, env=env, text=True
-    ).strip()
-    print(f"Kernel: {kernel}", flush=True)
-    command = [folder / "bin/python", "-m", "pytest", "-q", "--color=no"]
-    command += ["-m", "not spark and not interop"]
-    command += [f"--ignore=tests/{name}" for name in SLOW]
-    command += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", *arguments]
-    last = ""
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as pytest:
-        assert pytest.stdout is not None
-        for line in pytest.stdout:
-            print(line, end="", flush=True)
-            last = line.strip() or last
-    summary = last.strip("= ") or "no output"
-    return Result(
-        python,
-        passed=pytest.returncode == 0,
-        summary=summary,
-        seconds=time.monotonic() - started_s,
-        kernel=kernel,
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Run them all; 1 if one failed or none was found."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
-    found = find_pythons(os.environ)
-    pure = choose_pure(found)
-    results = []
-    for python in found:
-        print(f"== Python {'.'.join(map(str, python.version))}: {python.path}", flush=True)
-        results.append(run(python, arguments, is_pure=python is pure))
-    print("== Fast suites: all tests but " + ", ".join(SLOW))
-    for result in results:
-        print(result)
-    if not results:
-        print("no Python 3.11 or newer was found", file=sys.stderr)
-    return 0 if results and all(result.passed for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

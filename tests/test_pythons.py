@@ -1,4 +1,4 @@
-"""Which Pythons the fast suites run on, and what is said about them."""
+"""Which Pythons the fast suites run on, and in which environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import pythons
-from tests.pythons import Python, Result, find_pythons
+from tests.pythons import Python, find_pythons
 
 
 def interpreter(path: Path, version: tuple[int, int, int], **facts: object) -> Path:
@@ -80,40 +80,15 @@ def test_this_python_is_one_that_can_be_used() -> None:
     assert found.version == sys.version_info[:3]
 
 
-@pytest.mark.parametrize(("passed", "code"), [([True, True], 0), ([True, False], 1), ([], 1)])
-def test_there_is_one_line_for_each_python_and_one_that_failed_fails_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], passed: list[bool], code: int
-) -> None:
-    found = [Python((3, 11 + number, 1), Path("python"), is_virtual=False) for number in range(len(passed))]
-    monkeypatch.setattr(pythons, "find_pythons", lambda _env: found)
-    monkeypatch.setattr(
-        pythons,
-        "run",
-        lambda python, _arguments, *, is_pure: Result(
-            python,
-            passed=passed[python.version[1] - 11],
-            summary="7 of them",
-            seconds=5.2,
-            kernel="pure" if is_pure else "compiled",
-        ),
-    )
-    monkeypatch.setattr(pythons, "choose_pure", lambda found: found[-1] if found else None)
-    monkeypatch.setattr(pythons.resource, "setrlimit", lambda _which, _limits: None)
-    assert pythons.main([]) == code
-    said = capsys.readouterr().out.splitlines()
-    assert said[len(passed) + 1 :] == [
-        f"Python 3.{11 + number}.1   {'passed' if held else 'FAILED'}  7 of them "
-        f"(5 s, kernel: {'pure' if number == len(passed) - 1 else 'compiled'})"
-        for number, held in enumerate(passed)
-    ]
-
-
-def test_the_python_of_make_test_is_the_one_that_runs_without_the_compiled_kernel(
+def test_the_environment_of_make_test_is_that_of_its_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = [Python((3, minor, 1), Path("python"), is_virtual=False) for minor in (11, 12, 13)]
     monkeypatch.setattr(pythons, "USUAL", tmp_path)
-    assert pythons.choose_pure([]) is None
-    assert pythons.choose_pure(found) is found[0]
-    interpreter(tmp_path / "bin/python", (3, 12, 4))
-    assert pythons.choose_pure(found) is found[1]
+    assert pythons.usual_python() is None
+    interpreter(tmp_path / "bin/python", (3, 12, 4), is_virtual=True)
+    usual = pythons.usual_python()
+    assert usual is not None
+    assert usual.minor == "3.12"
+    assert pythons.environment_of(usual) == tmp_path
+    other = Python((3, 12, 5), tmp_path / "python3.12", is_virtual=False)
+    assert pythons.environment_of(other).name == ".venv-3.12"
