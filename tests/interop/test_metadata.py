@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 GROUP = {"groupName": "group", "retryMaxTimes": 7}
 WITHIN_S = 180.0
-"""A slave of 5.x copies for the first time 63 s after its start, one of 4.9 after 3 s and then every 10 s."""
+"""A slave of 4.9 copies 3 s after its start, and then every 10 s."""
 
 
 def create(address: str) -> None:
@@ -84,15 +84,20 @@ def test_a_real_slave_has_the_tables_of_a_trioha_master(
         )
         create(master.listen_address)
         slave = java.open_broker(tmp_path / "slave", role="SLAVE", namesrvAddr=address)
-        wait_until(lambda: "Copied" in compared(slave.listen_address)[0], within_s=WITHIN_S)
-        wait_until(
-            lambda: compared(slave.listen_address) == compared(master.listen_address), within_s=WITHIN_S
-        )
+
+        def copied() -> list[Any]:
+            """The slave's tables; one of 5.x begins a copy now, one of 4.9 by itself."""
+            if is_5(java.version):
+                slave.register()
+                slave.sync_metadata()
+            return compared(slave.listen_address)
+
+        assert "Copied" in compared(master.listen_address)[0]
+        wait_until(lambda: copied() == compared(master.listen_address), within_s=WITHIN_S)
         assert compared(slave.listen_address)[2:4] == [7, {"1": 5}]
-        if not is_5(java.version):
-            # An administrator's change follows with the next copy.
-            ask(
-                master.listen_address,
-                request(RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": "Copied"}),
-            )
-            wait_until(lambda: "Copied" not in compared(slave.listen_address)[0], within_s=WITHIN_S)
+        # An administrator's change follows with the next copy.
+        ask(
+            master.listen_address,
+            request(RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": "Copied"}),
+        )
+        wait_until(lambda: "Copied" not in copied()[0], within_s=WITHIN_S)

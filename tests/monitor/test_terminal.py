@@ -95,6 +95,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     played.close()
 
 
+@pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java: the demo does not start without it")
 def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("1 Replicas", "SYNC_MASTER", "TRANSFER", "● OK")
