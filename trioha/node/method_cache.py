@@ -6,6 +6,9 @@ them. Python keeps compiled modules in `__pycache__`; this keeps compiled method
 rules: it is written where modules may be written (`PYTHONDONTWRITEBYTECODE`, `PYTHONPYCACHEPREFIX`, rights
 of the folder), each Python has a file of its own, and what does not fit the source text is compiled anew.
 
+`python -m trioha.node.method_cache` writes the file for all kinds of nodes, for an installation whose folder
+nodes may not write.
+
 The file: Python's magic number, the hash of the rest, and a marshalled dict of code objects by file name and
 hash of the source text.
 """
@@ -19,6 +22,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -29,6 +33,16 @@ ENTRIES_MAX: Final = 1000
 """How many classes a file has at most: what no start used goes when there are more."""
 
 HASH_BYTES: Final = 8
+PARTS: Final = (
+    "trioha.node.process",
+    "trioha.broker.acl_file",
+    "trioha.broker.registration",
+    "trioha.ha.slave",
+    "trioha.metrics.collector",
+    "trioha.namesrv.processor",
+    "trioha.recording.recorder",
+)
+"""What a node imports before it is ready: always, and with one setting or another."""
 
 Key = tuple[str, bytes]
 """File name of a source text, as tracebacks show it, and its hash."""
@@ -112,3 +126,14 @@ def _load(path: Path) -> dict[Key, CodeType]:
         return {}
     found: dict[Key, CodeType] = marshal.loads(codes)  # noqa: S302 - as bytecode beside it
     return found
+
+
+def main() -> None:
+    """Write the file for all kinds of nodes."""
+    with methods_kept():
+        for name in PARTS:
+            import_module(name)
+
+
+if __name__ == "__main__":
+    main()
