@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -50,6 +50,14 @@ REWOUND: Final = WaitResult.REWOUND
 GIVEN_UP: Final = WaitResult.GIVEN_UP
 
 
+class Listener(Protocol):
+    """What a wait tells of its end, as it sets an event."""
+
+    def set(self) -> object:
+        """The wait has ended. Called amid the work of another task: must not raise."""
+        ...
+
+
 class Wait:
     """One task's wait for an offset. It ends once: by the mark, by a rewind, or given up."""
 
@@ -62,8 +70,8 @@ class Wait:
         """For the task that gives it up (`ha.timeouts`): when, in s of trio's clock."""
         self.result: WaitResult | None = None
         """How the wait ended; None before."""
-        self._event: trio.Event | None = None
-        """The waiting task's event; None before it waits."""
+        self._event: trio.Event | Listener | None = None
+        """The waiting task's event, or the listener; None before there is one."""
 
     def end(self, result: WaitResult = GIVEN_UP) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
@@ -79,6 +87,10 @@ class Wait:
         """
         self._event = event = trio.Event()
         return event
+
+    def listen(self, listener: Listener) -> None:
+        """Have the end of the wait, which must not have ended, call `listener.set` in place of a task."""
+        self._event = listener
 
     async def wait(self) -> WaitResult:
         """Wait for the result, without a checkpoint if there is one. Cancelling gives the wait up."""

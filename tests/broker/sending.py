@@ -10,7 +10,7 @@ from tests.ha.support import Events, make_master
 from tests.store.support import message, open_store
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.processor import BrokerProcessor
-from trioha.broker.puts import PutResult, PutService
+from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
@@ -67,11 +67,11 @@ class Puts(PutService):
 
     refusal: PutStatus | None = None
 
-    def put_and_answer(self, message, *, wait_store_ok, answer):
+    def _append(self, message):
         if self.refusal is not None:
-            return answer(PutResult(self.refusal, AppendResult(self.refusal, reason="as the test wants it")))
+            return AppendResult(self.refusal, reason="as the test wants it"), 0
         self.seen.append((trio.current_time(), message))
-        return super().put_and_answer(message, wait_store_ok=wait_store_ok, answer=answer)
+        return super()._append(message)
 
 
 class Sending:

@@ -1,5 +1,6 @@
 """Group commit: what puts wait for and how they are answered (design section 4)."""
 
+import sys
 from functools import partial
 from random import Random
 
@@ -49,12 +50,28 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
     )
 
 
+@pytest.fixture(params=["in a task", "deferred"], autouse=True)
+def way(request, monkeypatch):
+    """How puts wait in the tests of this module."""
+    monkeypatch.setattr(sys.modules[__name__], "begin", BEGIN[request.param])
+
+
+def begin_deferred(commit, appended, **options):
+    deferred = commit.begin(appended, **options)
+    commit.end_turn()
+    return deferred
+
+
+BEGIN = {"in a task": GroupCommit.wait, "deferred": begin_deferred}
+begin = GroupCommit.wait
+
+
 async def outcome(commit, end_offset, *, request_id=1, start_offset=None):
     started = trio.current_time()
     start = end_offset - 10 if start_offset is None else start_offset
     appended = AppendResult(PutStatus.PUT_OK, physical_offset=start, size=end_offset - start)
-    status, now_s = await commit.wait(
-        appended, request_id=request_id, answer=lambda status, _appended, now_s: (status, now_s)
+    status, now_s = await begin(
+        commit, appended, request_id=request_id, answer=lambda status, _appended, now_s: (status, now_s)
     )
     assert now_s == trio.current_time()
     return status, now_s - started
@@ -565,3 +582,99 @@ async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_c
         await slave.next_frame()
         nursery.start_soon(after, 1, partial(nursery.start_soon, slave.report, stored.end_offset))
         assert await outcome(commit, stored.end_offset) == (PutStatus.PUT_OK, 1.0)
+
+
+# -- puts without a task -------------------------------------------------------------------------------------
+
+
+def begun(commit, end_offset):
+    appended = AppendResult(PutStatus.PUT_OK, physical_offset=end_offset - 10, size=10)
+    return commit.begin(appended, request_id=end_offset, answer=lambda status, *_: status)
+
+
+async def test_an_abandoned_put_waits_no_more(make, autojump_clock):
+    commit, replicas, flushed, events = make(sync_flush=True)
+    acknowledge(replicas, "a", 50)
+    deferred, called = begun(commit, 100), []
+    deferred.attach(called.append)
+    deferred.abandon()
+    assert (replicas.copies(1).waiting, flushed.waiting, called, commit._waiting) == (0, 0, [], 0)
+    assert [kind for kind, *_ in events.of(Kind.WAIT_END)] == []
+
+
+async def test_a_put_that_nobody_waits_for_ends_with_its_deadlines(make, autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 50)
+    begun(commit, 100)
+    assert commit._waiting == 1
+    await trio.sleep(3.5)
+    assert (replicas.copies(1).waiting, commit._waiting) == (0, 0)
+
+
+class Slaves:
+    """Counts pushes and polls; a poll acknowledges."""
+
+    def __init__(self, replicas):
+        self.replicas = replicas
+        self.pushes = 0
+        self.polled = []
+
+    def push(self):
+        self.pushes += 1
+
+    def poll_acks(self, wait):
+        self.polled.append(wait)
+        acknowledge(self.replicas, "a", 100)
+
+
+@pytest.fixture
+def pushing(nursery):
+    replicas = Replicas(gap_bytes_max=1000)
+    slaves = Slaves(replicas)
+    settings = GroupCommitSettings(
+        copies_needed=1, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
+    )
+    commit = GroupCommit(
+        settings,
+        replicas=replicas,
+        flushed=Watermark(),
+        sink=Events(),
+        push=slaves.push,
+        poll_acks=slaves.poll_acks,
+    )
+    nursery.start_soon(commit.run)
+    acknowledge(replicas, "a", 50)
+    return commit, slaves
+
+
+async def test_a_lone_put_is_pushed_at_the_end_of_its_turn_and_its_ack_polled_for(pushing, autojump_clock):
+    commit, slaves = pushing
+    deferred = begun(commit, 100)
+    assert slaves.pushes == 0
+    commit.end_turn()
+    assert (slaves.pushes, slaves.polled) == (1, [])
+    assert await deferred is PutStatus.PUT_OK
+    assert (len(slaves.polled), trio.current_time()) == (1, 0.0)
+
+
+async def test_puts_of_one_turn_are_pushed_once_and_not_polled_for(pushing, autojump_clock):
+    commit, slaves = pushing
+    puts = [begun(commit, end_offset) for end_offset in (80, 90, 100)]
+    commit.end_turn()
+    commit.end_turn()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (slaves.pushes, slaves.polled) == (1, [])
+    slaves.poll_acks(None)
+    assert [await put for put in puts] == [PutStatus.PUT_OK] * 3
+
+
+async def test_a_put_that_another_one_follows_is_not_polled_for(pushing, autojump_clock):
+    commit, slaves = pushing
+    first = begun(commit, 90)
+    commit.end_turn()
+    second = begun(commit, 100)
+    commit.end_turn()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (slaves.pushes, slaves.polled) == (1, [])
+    for put in (first, second):
+        put.abandon()

@@ -431,12 +431,6 @@ async def test_requests_hold_memory_beside_their_bytes(
     async with serving(wait) as server:
         streams = [server.connect() for _ in range(10)]
         tiny = encode(request(310))
-        for stream in streams:
-            await stream.send_all(tiny * 1000)
-        await trio.testing.wait_all_tasks_blocked()
-        # Their bytes alone would all fit.
-        assert len(tiny) * 10_000 < TOTAL_BYTES_MAX // 2
-        assert server.statistics.requests <= TOTAL_BYTES_MAX // REQUEST_BYTES
         answered: list[int] = []
 
         async def read_answers(stream: MemoryTransport) -> None:
@@ -447,6 +441,12 @@ async def test_requests_hold_memory_beside_their_bytes(
                 answered.append(number)
 
         async with trio.open_nursery() as peers:
+            for stream in streams:
+                peers.start_soon(stream.send_all, tiny * 1000)
+            await trio.testing.wait_all_tasks_blocked()
+            # Their bytes alone would all fit.
+            assert len(tiny) * 10_000 < TOTAL_BYTES_MAX // 2
+            assert 0 < server.statistics.requests <= TOTAL_BYTES_MAX // REQUEST_BYTES
             for stream in streams:
                 peers.start_soon(read_answers, stream)
         assert len(answered) == 10_000

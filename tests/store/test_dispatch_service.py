@@ -5,12 +5,14 @@ import os
 
 import pytest
 import trio
+import trio.testing
 
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
 from trioha.store import compiled, message_store
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_service import (
+    AWAITED_GATHER_S,
     BESIDE_RECORDS,
     BESIDE_RECORDS_COMPILED,
     GATHER_S,
@@ -52,6 +54,26 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
     # Not for every record, but finally for the last one.
     assert (reports[-1][0], sum(records for _, records in reports), len(reports)) == (result.end_offset, 5, 2)
     assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_a_lone_record_is_dispatched_at_once_and_those_after_it_together(
+    store, nursery, autojump_clock, is_awaited
+):
+    store.dispatcher.is_awaited = lambda: is_awaited
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    first = store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.dispatcher.position == first.end_offset
+    store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    last = store.commit_log.append(message())
+    gather_s = AWAITED_GATHER_S if is_awaited else GATHER_S
+    await trio.sleep(gather_s * 0.9)
+    assert store.dispatcher.position == first.end_offset
+    await trio.sleep(gather_s * 0.2)
+    assert store.dispatcher.position == last.end_offset
 
 
 async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(store, nursery, autojump_clock):

@@ -1,12 +1,16 @@
 """Reads by queue offset, physical offset, time and key, on real stores and against brute force."""
 
+from unittest.mock import patch
+
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
 from tests.store.dispatching import RECORDED_INDEX, batch_topics, parts_of, recorded_settings
 from tests.store.support import STORES, copy_store, expected, message, offsets_of, open_log
+from trioha.store import compiled
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, has_key
@@ -14,6 +18,7 @@ from trioha.store.record import decode_record
 from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.tags import java_hash
 
+needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
 ALL = ReadLimits(messages_max=1000, bytes_max=1 << 30)
 
 
@@ -160,6 +165,70 @@ def test_entries_with_deleted_or_other_records_return_no_wrong_record(tmp_path):
     assert (found.status, found.messages, found.next_begin_offset) == (GetStatus.FOUND, 5, 8)
     found = reader.get("Orders", 0, 6)
     assert (found.status, found.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 8)
+
+
+def joined_as_apart(reader, offset, **options):
+    """A read with records joined, which gives the bytes and offsets of one without."""
+    apart = reader.get("Orders", 0, offset, **options)
+    joined = reader.get("Orders", 0, offset, joined=True, **options)
+    assert b"".join(joined.records) == b"".join(apart.records)
+    assert joined.queue_offsets == ()
+    same = evolve(apart, records=(), queue_offsets=())
+    assert evolve(joined, records=()) == same
+    return joined
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+def test_records_that_are_neighbours_are_joined(tmp_path, monkeypatch, is_compiled):
+    monkeypatch.setattr(compiled, "IS_COMPILED", is_compiled)
+    reader, parts, results = small(tmp_path, ["t"] * 40)
+    size = results[0].size
+    assert len(joined_as_apart(reader, 3).records) == 1
+    assert joined_as_apart(reader, 3, limits=ReadLimits(bytes_max=size * 5 + 1)).messages == 5
+    assert joined_as_apart(reader, 3, limits=ReadLimits(bytes_max=1)).messages == 1
+    assert joined_as_apart(reader, 0, limits=ALL, log_end=results[20].end_offset).messages == 21
+    assert joined_as_apart(reader, 0, limits=ALL, tag_codes=[java_hash("t")]).messages == 40
+    assert joined_as_apart(reader, 0, limits=ALL, tag_codes=[java_hash("u")]).messages == 0
+    # Another queue's records between them.
+    other = parts.log.append(message(queue_id=1))
+    last = parts.log.append(message())
+    parts.dispatch_all()
+    found = joined_as_apart(reader, 0, limits=ALL)
+    assert [len(record) for record in found.records] == [other.physical_offset, last.size]
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+@given(
+    tags=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=30),
+    queues=st.lists(st.integers(0, 1), min_size=30, max_size=30),
+    offset=st.integers(0, 31),
+    messages_max=st.integers(1, 40),
+    bytes_max=st.integers(1, 6000),
+    wanted=st.sampled_from([None, ["a"]]),
+    damaged=st.sampled_from([None, 0, 3, 11]),
+)
+@settings(max_examples=40, deadline=None)
+@resources_closed()
+def test_a_joined_read_gives_what_one_of_single_records_gives(
+    tmp_path_factory, *, is_compiled, tags, queues, offset, messages_max, bytes_max, wanted, damaged
+):
+    with patch.object(compiled, "IS_COMPILED", is_compiled):
+        folder = tmp_path_factory.mktemp("joined")
+        log, _ = open_log(folder / "log")
+        results = [
+            log.append(message(bytes(100), queue_id=queue, properties=f"TAGS\x01{tag}".encode()))
+            for tag, queue in zip(tags, queues, strict=False)
+        ]
+        parts = parts_of(log, folder / "store", queue_settings=ConsumeQueueSettings(file_bytes=400))
+        parts.dispatch_all()
+        if damaged is not None and damaged < len(results):
+            log.files[0].view[results[damaged].physical_offset + 3] ^= 0x01
+        joined_as_apart(
+            MessageReader(log, parts.queues, parts.index),
+            offset,
+            limits=ReadLimits(messages_max=messages_max, bytes_max=bytes_max),
+            tag_codes=None if wanted is None else [java_hash(tag) for tag in wanted],
+        )
 
 
 def test_a_pull_inside_of_a_batch_gives_the_whole_record(tmp_path):

@@ -335,6 +335,7 @@ class PullProcessor:
                 limits=pull.limits,
                 tag_codes=pull.tag_codes,
                 log_end=self.log_end(),
+                joined=True,
             )
         except StoreError as error:
             raise BadRequestError(str(error), code=ResponseCode.SYSTEM_ERROR) from error

@@ -10,6 +10,7 @@ import trio
 from attrs import define, field, frozen
 
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
+from trioha.deferred import Deferred
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog
@@ -59,10 +60,6 @@ class PutResult:
     append: AppendResult
 
 
-def _unchanged(result: PutResult) -> PutResult:
-    return result
-
-
 class PutService:
     """Stores messages on a master; a slave refuses them."""
 
@@ -97,12 +94,27 @@ class PutService:
         A batch is one put. Every result is a status. If the awaitable is dropped, the message stays stored
         and unanswered.
         """
-        return self.put_and_answer(message, wait_store_ok=wait_store_ok, answer=_unchanged)
+        appended, request_id = self._append(message)
+        if not (request_id and wait_store_ok and self._group_commit.waits):
+            return self._counted(appended.status, appended, trio.current_time())
+        return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
 
     def put_and_answer(
         self, message: Message | MessageBatch, *, wait_store_ok: bool, answer: Callable[[PutResult], T]
-    ) -> T | Awaitable[T]:
-        """As `put`, with what `answer` makes of the result: a put that waits needs no coroutine for that."""
+    ) -> T | Deferred[T]:
+        """As `put`, with what `answer` makes of the result: a put that waits needs no task."""
+        appended, request_id = self._append(message)
+        if not (request_id and wait_store_ok and self._group_commit.waits):
+            return answer(self._counted(appended.status, appended, trio.current_time()))
+        counted = self._counted
+        return self._group_commit.begin(
+            appended,
+            request_id=request_id,
+            answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
+        )
+
+    def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:
+        """The result of the append, and the number of the put; 0 if nothing was stored."""
         if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
@@ -113,21 +125,14 @@ class PutService:
             appended = self._log.append(message)
         if appended.status is not PutStatus.PUT_OK:
             self._refused += 1
-            return answer(self._counted(appended.status, appended, trio.current_time()))
+            return appended, 0
         request_id = next(self._request_ids)
-        size = appended.size
-        self._stored += appended.messages
+        size, messages = appended.size, appended.messages
+        self._stored += messages
         self._bytes += size
-        self.on_stored(message.topic, appended.messages, size)
+        self.on_stored(message.topic, messages, size)
         self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
-        if not (wait_store_ok and self._group_commit.waits):
-            return answer(self._counted(PutStatus.PUT_OK, appended, trio.current_time()))
-        counted = self._counted
-        return self._group_commit.wait(
-            appended,
-            request_id=request_id,
-            answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
-        )
+        return appended, request_id
 
     def _counted(self, status: PutStatus, appended: AppendResult, now_s: float) -> PutResult:
         self._statuses[status] += 1

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import trio
 from attrs import frozen
 
+from trioha.deferred import Deferred
 from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind
@@ -79,6 +80,12 @@ class GroupCommit:
         self._poll_acks = poll_acks
         self._waiting = 0
         """Waiting puts, including released ones whose task has not run yet."""
+        self._lone: Wait | None = None
+        """Wait of the put that `begin` found alone, until `end_turn`."""
+        self._polled: Wait | None = None
+        """What `_poll` polls for next."""
+        self._is_pushed = trio.Event()
+        """Set when `_polled` is."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
@@ -117,29 +124,8 @@ class GroupCommit:
         events of its waits itself, reads the clock once at its begin and once at its end, and asks for
         nothing that holds for all puts between two acks.
         """
-        settings = self._settings
-        start_offset = appended.physical_offset
-        end_offset = start_offset + appended.size
         started_s = trio.current_time()
-        need = settings.copies_needed
-        eligible = 0
-        if need:
-            eligible = self._replicas.eligible_count(end_offset, started_s)
-            if self._depends_on_sync:
-                need = self._copies_needed(end_offset, started_s)
-        emit = self._sink.emit
-        emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
-        status = PUT_OK
-        # Both waits begin before either is awaited: they run side by side.
-        copies = disk = None
-        if need > eligible:
-            status = PutStatus.SLAVE_NOT_AVAILABLE
-        elif need:
-            copies = self._replicas.current.copies(need).wait_for(end_offset, start_offset=start_offset)
-            self._replica_timeouts.add(copies, started_s)
-        if settings.sync_flush:
-            disk = self._flushed.wait_for(end_offset)
-            self._disk_timeouts.add(disk, started_s)
+        status, copies, disk = self._begin_waits(appended, request_id, started_s)
         # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
         # nothing to batch: it is sent at once.
         is_alone = copies is not None and not self._waiting
@@ -173,12 +159,171 @@ class GroupCommit:
         finally:
             self._waiting -= 1
         now_s = trio.current_time()
-        waited_us = min(round((now_s - started_s) * 1e6), _I32_MAX)
-        emit(_WAIT_END, offset=end_offset, aux=request_id, size=waited_us, flags=status)
+        self._record_end(appended, request_id, started_s, now_s, status)
         return answer(status, appended, now_s)
+
+    def begin(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Deferred[T]:
+        """As `wait`, without a task: the result comes from the `Deferred`.
+
+        Call `end_turn` after all puts that come together: they are sent to the slaves in one frame.
+        """
+        started_s = trio.current_time()
+        status, copies, disk = self._begin_waits(appended, request_id, started_s)
+        if copies is not None and not self._waiting:
+            self._lone = copies
+        return _WaitingPut(
+            self,
+            appended,
+            request_id=request_id,
+            started_s=started_s,
+            status=status,
+            copies=copies,
+            disk=disk,
+            answer=answer,
+        )
+
+    def end_turn(self) -> None:
+        """If the first put that waits was begun since the last call, send to slaves what was appended.
+
+        If it is the only one, the acks are polled for as soon as the other tasks have run that are ready now.
+        """
+        if self._lone is None:
+            return
+        lone, self._lone = self._lone, None
+        if self._push is None:
+            return
+        self._push()
+        if self._poll_acks is not None and self._waiting == 1:
+            self._polled = lone
+            self._is_pushed.set()
+
+    async def _poll(self) -> None:
+        while True:
+            await self._is_pushed.wait()
+            self._is_pushed = trio.Event()
+            lone, self._polled = self._polled, None
+            # If another task has put meanwhile, polling would delay that put.
+            if (
+                lone is not None
+                and lone.result is None
+                and self._waiting == 1
+                and self._poll_acks is not None
+            ):
+                self._poll_acks(lone)
+
+    def _begin_waits(
+        self, appended: AppendResult, request_id: int, started_s: float
+    ) -> tuple[PutStatus, Wait | None, Wait | None]:
+        """What a put waits for, copies and disk, each None if it need not; the status if nothing fails."""
+        settings = self._settings
+        start_offset = appended.physical_offset
+        end_offset = start_offset + appended.size
+        need = settings.copies_needed
+        eligible = 0
+        if need:
+            eligible = self._replicas.eligible_count(end_offset, started_s)
+            if self._depends_on_sync:
+                need = self._copies_needed(end_offset, started_s)
+        self._sink.emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
+        status = PUT_OK
+        # Both waits begin before either is awaited: they run side by side.
+        copies = disk = None
+        if need > eligible:
+            status = PutStatus.SLAVE_NOT_AVAILABLE
+        elif need:
+            copies = self._replicas.current.copies(need).wait_for(end_offset, start_offset=start_offset)
+            self._replica_timeouts.add(copies, started_s)
+        if settings.sync_flush:
+            disk = self._flushed.wait_for(end_offset)
+            self._disk_timeouts.add(disk, started_s)
+        return status, copies, disk
+
+    def _record_end(
+        self, appended: AppendResult, request_id: int, started_s: float, now_s: float, status: PutStatus
+    ) -> None:
+        waited_us = min(round((now_s - started_s) * 1e6), _I32_MAX)
+        self._sink.emit(
+            _WAIT_END,
+            offset=appended.physical_offset + appended.size,
+            aux=request_id,
+            size=waited_us,
+            flags=status,
+        )
 
     async def run(self) -> None:
         """End waits at their deadlines, until cancelled: without it no put times out."""
-        async with trio.open_nursery() as deadlines:
-            deadlines.start_soon(self._replica_timeouts.run)
-            deadlines.start_soon(self._disk_timeouts.run)
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(self._replica_timeouts.run)
+            tasks.start_soon(self._disk_timeouts.run)
+            tasks.start_soon(self._poll)
+
+
+class _WaitingPut(Deferred[T]):
+    """A put that `GroupCommit.begin` has begun. Its waits tell it of their ends."""
+
+    __slots__ = (
+        "_answer",
+        "_appended",
+        "_commit",
+        "_copies",
+        "_disk",
+        "_request_id",
+        "_started_s",
+        "_status",
+    )
+
+    def __init__(
+        self,
+        commit: GroupCommit,
+        appended: AppendResult,
+        *,
+        request_id: int,
+        started_s: float,
+        status: PutStatus,
+        copies: Wait | None,
+        disk: Wait | None,
+        answer: Answer[T],
+    ) -> None:
+        self.is_ready = False
+        self._on_ready = None
+        self._commit = commit
+        self._appended = appended
+        self._request_id = request_id
+        self._started_s = started_s
+        self._status = status
+        self._copies = copies
+        self._disk = disk
+        self._answer = answer
+        commit._waiting += 1
+        if copies is not None and copies.result is None:
+            copies.listen(self)
+        if disk is not None and disk.result is None:
+            disk.listen(self)
+        self.set()
+
+    def set(self) -> None:
+        """A wait has ended."""
+        copies, disk = self._copies, self._disk
+        if (copies is None or copies.result is not None) and (disk is None or disk.result is not None):
+            self._commit._waiting -= 1
+            self._ready()
+
+    def result(self) -> T:
+        """The answer to the put."""
+        status, copies, disk = self._status, self._copies, self._disk
+        if copies is not None and copies.result is not REACHED:
+            status = PutStatus.FLUSH_SLAVE_TIMEOUT
+        # After a cut the log does not hold the record any more: it will not be flushed.
+        if disk is not None and disk.result is not REACHED and status is PUT_OK:
+            status = PutStatus.FLUSH_DISK_TIMEOUT
+        now_s = trio.current_time()
+        self._commit._record_end(self._appended, self._request_id, self._started_s, now_s, status)
+        return self._answer(status, self._appended, now_s)
+
+    def abandon(self) -> None:
+        """End the waits."""
+        self._on_ready = None
+        if self._copies is not None:
+            self._copies.end()
+        if self._disk is not None:
+            self._disk.end()

@@ -142,6 +142,7 @@ class BrokerRoom:
             handler = control
             info.acl_refusals = lambda: control.refused
         server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
+        server.after_turn = ha.group_commit.end_turn
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

@@ -88,6 +88,7 @@ class ConsumerRoom:
             polls_max=config.long_polls_max,
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
         )
+        store.dispatcher.is_awaited = lambda: polls.open_polls > 0
         pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
         offsets = OffsetProcessor(store, metadata, settings=settings)
         if confirm is None:

@@ -66,7 +66,8 @@ class PullRequest:
 
     def has(self, flag: PullFlag) -> bool:
         """Whether a bit of sysFlag is set."""
-        return self.flags & flag != 0
+        # Not `&`: the operator of IntFlag makes a new member.
+        return int.__and__(self.flags, flag) != 0
 
 
 @frozen

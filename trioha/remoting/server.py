@@ -79,6 +79,8 @@ class RemotingServer:
         """Set when a connection has ended."""
         self.on_closed: Callable[[Peer], None] | None = None
         """Called once for each connection after its end; must not block."""
+        self.after_turn: Callable[[], None] = lambda: None
+        """Called when the requests of a connection that came together were handled; must not raise."""
 
     def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -232,6 +234,7 @@ class RemotingServer:
                 counters=self._counters,
                 border=self.border,
                 closures=self._closures,
+                after_turn=self.after_turn,
             )
             try:
                 await connection.run()

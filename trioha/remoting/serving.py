@@ -65,8 +65,8 @@ class Peer:
 Handler: TypeAlias = Callable[
     [RemotingCommand, Peer], "RemotingCommand | Awaitable[RemotingCommand | None] | None"
 ]
-"""Handles a request. Returns the answer if it is known at once (much cheaper), else an awaitable of it, or
-None for no answer, which is right for one-way requests only."""
+"""Handles a request. Returns the answer if it is known at once (cheapest), a `Deferred` of it, which needs no
+task, any other awaitable of it, or None for no answer, which is right for one-way requests only."""
 
 
 @define

@@ -112,6 +112,10 @@ class ConsumeQueue(EntryQueue):
             self.pending += _blanks(missing)
             self.next_offset = queue_offset
 
+    def fields(self, queue_offset: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Physical offset, size and tags code of `count` entries at most, with blanks. Raises StoreError."""
+        return _ENTRY.iter_unpack(self._read(max(queue_offset, self._min_offset), count))
+
     def _decode(self, data: bytes, number: int) -> Iterator[Entry]:
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(data), number):
             yield Entry(queue_offset, physical_offset, size, code)

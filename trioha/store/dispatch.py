@@ -61,6 +61,8 @@ class Dispatcher:
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
+        self.is_awaited: Callable[[], bool] = lambda: False
+        """Whether consumers wait for messages."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
         are on disk."""

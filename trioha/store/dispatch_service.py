@@ -1,9 +1,10 @@
 """The tasks that keep queues and index at the log's end, and on disk (spec store 5.6, 8).
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
-yet. It runs in short slices, since it shares its thread with replication. Records of one millisecond are
-dispatched together: alone a record costs ten times as much. A slave that copies a long log makes the slices
-shorter still: up to a megabyte is received between two of them; without traffic they follow each other.
+yet. It runs in short slices, since it shares its thread with replication. A record that comes alone is
+dispatched at once; those of the next millisecond are dispatched together, since alone a record costs ten
+times as much. A slave that copies a long log makes the slices shorter still: up to a megabyte is received
+between two of them; without traffic they follow each other.
 
 A full disk stops dispatch until there is space again; the node goes on. A failed sync ends the node, as a
 failed sync of the log does.
@@ -27,7 +28,9 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 GATHER_S = 0.001
-"""After a new record, dispatch waits so long for more."""
+"""Time between two dispatches of new records: those that come meanwhile are dispatched together."""
+AWAITED_GATHER_S = 0.0002
+"""The same while consumers wait for messages."""
 RECHECK_S = 1.0
 """Between two tries while a bad record or a full disk stops dispatch."""
 PROGRESS_INTERVAL_S = 0.05
@@ -77,7 +80,7 @@ class DispatchService:
         source = commit_log.flushed if self._sync_flush else commit_log.appended
         beside_records = BESIDE_RECORDS_COMPILED if compiled.IS_COMPILED else BESIDE_RECORDS
         records_max = BATCH_RECORDS
-        grown_s = -math.inf
+        grown_s = dispatched_s = -math.inf
         while True:
             if source.offset <= dispatcher.position:
                 if commit_log.puts_blocked:
@@ -86,7 +89,9 @@ class DispatchService:
                     self._store.enable_puts()
                     continue
                 if await self._more(source):
-                    await trio.sleep(GATHER_S)
+                    gather_s = AWAITED_GATHER_S if dispatcher.is_awaited() else GATHER_S
+                    if trio.current_time() < dispatched_s + gather_s:
+                        await trio.sleep_until(dispatched_s + gather_s)
                 continue
             end_offset, position = commit_log.max_offset, dispatcher.position
             if self._slice(source.offset, records_max) == 0:
@@ -95,6 +100,7 @@ class DispatchService:
                 continue
             if trio.current_time() >= self._reported_s + PROGRESS_INTERVAL_S:
                 self._report()
+            dispatched_s = trio.current_time()
             await trio.lowlevel.checkpoint()
             if commit_log.max_offset != end_offset:
                 grown_s = trio.current_time()

@@ -1,0 +1,319 @@
+"""Answers that come later without a task: when they are sent, together with which, and what ends them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from tests.remoting.streams import transport_pair
+from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream, serving
+from trioha.deferred import Deferred
+from trioha.net.transport import SocketTransport
+from trioha.remoting.client import open_client
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server_connection import REQUESTS_PER_TURN
+
+
+class Answer(Deferred[RemotingCommand]):
+    """Comes when the test says so."""
+
+    def __init__(self, asked: RemotingCommand) -> None:
+        super().__init__()
+        self.asked = asked
+        self.error: Exception | None = None
+        self.is_abandoned = False
+
+    def come(self) -> None:
+        self._ready()
+
+    def result(self) -> RemotingCommand:
+        if self.error is not None:
+            raise self.error
+        return response_to(self.asked, 0, body=self.asked.body)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.is_abandoned = True
+
+
+class Answers(list[Answer]):
+    """A handler that answers later, and the answers that it has begun."""
+
+    def __call__(self, asked: RemotingCommand, peer: Peer) -> Answer:
+        self.append(Answer(asked))
+        return self[-1]
+
+
+def ask(number: int, *, oneway: bool = False) -> bytes:
+    return encode(request(1, body=b"%d" % number, oneway=oneway), opaque=number)
+
+
+@asynccontextmanager
+async def connected(server: RemotingServer) -> AsyncIterator[tuple[trio.SocketStream, FrameDecoder]]:
+    """Our end of a connection over loopback."""
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, server.serve_connection, listeners)
+        async with await trio.open_tcp_stream(*listeners[0].socket.getsockname()) as stream:
+            with trio.fail_after(60):
+                yield stream, FrameDecoder()
+        nursery.cancel_scope.cancel()
+
+
+async def until_asked(answers: Answers, count: int) -> None:
+    while len(answers) < count:  # noqa: ASYNC110 - a handler has no event
+        await trio.sleep(0.001)
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each send of a server."""
+    sent: list[int] = []
+    send_now, send_parts_now = SocketTransport.send_now, SocketTransport.send_parts_now
+
+    def note(self, data):
+        sent.append(send_now(self, data))
+        return sent[-1]
+
+    def note_parts(self, parts):
+        sent.append(send_parts_now(self, parts))
+        return sent[-1]
+
+    monkeypatch.setattr(SocketTransport, "send_now", note)
+    monkeypatch.setattr(SocketTransport, "send_parts_now", note_parts)
+    return sent
+
+
+async def test_the_answer_to_the_only_request_is_sent_before_another_task_runs(sends: list[int]) -> None:
+    answers = Answers()
+    async with connected(RemotingServer(answers)) as (stream, decoder):
+        await stream.send_all(ask(1))
+        await until_asked(answers, 1)
+        assert sends == []
+        answers[0].come()
+        assert len(sends) == 1
+        answer = await read_command(stream, decoder)
+        assert answer is not None
+        assert (answer.opaque, answer.body) == (1, b"1")
+
+
+async def test_answers_that_come_together_are_sent_together(sends: list[int]) -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(b"".join(map(ask, range(10))))
+        await until_asked(answers, 10)
+        for answer in (answers[4], *answers[:4], *answers[5:8]):
+            answer.come()
+        assert sends == []
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(sends) == 1
+        found = [await read_command(stream, decoder) for _ in range(8)]
+        assert [one.opaque for one in found if one] == [4, 0, 1, 2, 3, 5, 6, 7]
+        for answer in answers[8:]:
+            answer.come()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(sends) == 2
+    assert (server.statistics.requests, server.statistics.responses) == (10, 10)
+    assert server.statistics.held_bytes == 0
+
+
+async def test_a_stream_that_is_no_socket_gets_its_answers_from_the_writer() -> None:
+    answers = Answers()
+    with trio.fail_after(60):
+        async with served_stream(RemotingServer(answers)) as stream:
+            await stream.send_all(ask(1) + ask(2))
+            await until_asked(answers, 2)
+            decoder = FrameDecoder()
+            for answer in reversed(answers):
+                answer.come()
+            assert [(await read_command(stream, decoder)).opaque for _ in range(2)] == [2, 1]  # type: ignore[union-attr]
+
+
+async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends: list[int]) -> None:
+    def at_once(asked: RemotingCommand, peer: Peer) -> Answer:
+        answer = Answer(asked)
+        answer.come()
+        return answer
+
+    async with connected(RemotingServer(at_once)) as (stream, decoder):
+        await stream.send_all(ask(1) + ask(2))
+        found = [await read_command(stream, decoder) for _ in range(2)]
+        assert [one.opaque for one in found if one] == [1, 2]
+        assert len(sends) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "remark"),
+    [
+        (BadRequestError("refused", code=ResponseCode.NO_PERMISSION), ResponseCode.NO_PERMISSION, "refused"),
+        (ZeroDivisionError("planted"), ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: planted"),
+    ],
+    ids=["refusal", "bug"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_error_of_a_result_is_its_answer_and_the_next_request_is_served(
+    error: Exception, code: int, remark: str, count: int
+) -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, decoder):
+        with capture_logs():
+            await stream.send_all(b"".join(map(ask, range(count))))
+            await until_asked(answers, count)
+            for answer in answers:
+                answer.error = error
+                answer.come()
+            for _ in range(count):
+                found = await read_command(stream, decoder)
+                assert found is not None
+                assert (found.code, found.remark) == (code, remark)
+        await stream.send_all(ask(7))
+        await until_asked(answers, count + 1)
+        answers[-1].come()
+        found = await read_command(stream, decoder)
+        assert found is not None
+        assert (found.opaque, found.code) == (7, 0)
+    assert server.statistics.handler_errors == (count if code == ResponseCode.SYSTEM_ERROR else 0)
+
+
+async def test_a_connection_that_ends_abandons_its_answers() -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    ours, theirs = transport_pair()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
+            await ours.send_all(ask(1) + ask(2) + ask(3))
+            await until_asked(answers, 3)
+            answers[0].come()
+            await ours.aclose()
+    assert [answer.is_abandoned for answer in answers[1:]] == [True, True]
+    answers[1].come()
+    assert server.statistics.held_bytes == 0
+
+
+async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody() -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, _):
+        await stream.send_all(ask(1))
+        await until_asked(answers, 1)
+        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        stream.socket.close()
+        # The server's task has not run since: its socket has been reset, and the send fails.
+        answers[0].come()
+        while server.statistics.connections_open:  # noqa: ASYNC110 - counters have no event
+            await trio.sleep(0.001)
+    assert server.statistics.broken_connections == 1
+    assert server.statistics.bugs == 0
+
+
+async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_other_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1))
+        await until_asked(answers, 1)
+        with capture_logs() as logs, monkeypatch.context() as patched:
+
+            def planted(*_: object) -> None:
+                raise ZeroDivisionError("planted")
+
+            patched.setattr(SocketTransport, "send_now", planted)
+            answers[0].come()
+            assert await read_command(stream, decoder) is None
+        assert [entry["log_level"] for entry in logs] == ["error"]
+    assert server.statistics.bugs == 1
+
+
+async def test_a_oneway_request_is_not_answered_later_either() -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1, oneway=True))
+        await until_asked(answers, 1)
+        answers[0].come()
+        await stream.send_all(ask(2))
+        await until_asked(answers, 2)
+        answers[1].come()
+        found = await read_command(stream, decoder)
+        assert found is not None
+        assert found.opaque == 2
+    assert (server.statistics.oneway_requests, server.statistics.responses) == (1, 1)
+
+
+async def test_draining_waits_for_answers_that_come_later(autojump_clock: trio.testing.MockClock) -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with served_stream(server) as stream:
+        await stream.send_all(ask(1))
+        await until_asked(answers, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.drain)
+            await trio.sleep(1)
+            assert server.statistics.connections_open == 1
+            answers[0].come()
+            decoder = FrameDecoder()
+            found = await read_command(stream, decoder)
+            assert found is not None
+            assert found.opaque == 1
+            assert await read_command(stream, decoder) is None
+    assert server.statistics.cut_connections == 0
+
+
+async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together() -> None:
+    handled: list[int | str] = []
+
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        handled.append(asked.opaque)
+        return response_to(asked, 0)
+
+    server = RemotingServer(handler)
+    server.after_turn = lambda: handled.append("end")
+    count = REQUESTS_PER_TURN + 2
+    async with served_stream(server) as stream:
+        await stream.send_all(b"".join(map(ask, range(count))))
+        await trio.testing.wait_all_tasks_blocked()
+    assert handled == [*range(REQUESTS_PER_TURN), "end", *range(REQUESTS_PER_TURN, count), "end"]
+
+
+async def test_many_answers_in_any_order_reach_their_requests() -> None:
+    waiting: list[Answer] = []
+
+    def handler(asked: RemotingCommand, peer: Peer) -> Answer:
+        waiting.append(Answer(asked))
+        return waiting[-1]
+
+    async def answer_all() -> None:
+        for _ in range(10_000):
+            await trio.lowlevel.checkpoint()
+            if waiting:
+                waiting.pop(len(waiting) // 2).come()
+
+    async with serving(handler) as (server, address), open_client(address) as client:
+        found: dict[int, bytes] = {}
+
+        async def one(number: int) -> None:
+            answer = await client.request(request(1, body=b"%d" % number))
+            found[number] = bytes(answer.body)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_all)
+            async with trio.open_nursery() as clients:
+                for number in range(300):
+                    clients.start_soon(one, number)
+            nursery.cancel_scope.cancel()
+        assert found == {number: b"%d" % number for number in range(300)}
+        assert server.statistics.responses == 300
