@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from attrs import Factory, field, frozen
+from attrs import Factory, define, field
 
 from trioha.errors import TriohaError
 from trioha.remoting.codes import OUR_VERSION, LanguageCode, ResponseCode
 
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
+# Looking up a member of an enum costs more than setting a field.
+_OTHER = LanguageCode.OTHER
+_VERSION = int(OUR_VERSION)
 
 
 class SerializeType(IntEnum):
@@ -29,9 +32,12 @@ def _number(slices: tuple[memoryview, ...]) -> str:
     return f"<{len(slices)} slices>"
 
 
-@frozen
+@define
 class RemotingCommand:
-    """A request or a response."""
+    """A request or a response. Never changed.
+
+    Not frozen: attrs would set each field by a call, and there are two of these for each request.
+    """
 
     code: int
     """Request code, or response code in a response."""
@@ -117,8 +123,8 @@ def response_to(
         remark,
         {} if ext_fields is None else ext_fields,
         body,
-        LanguageCode.OTHER,
-        int(OUR_VERSION),
+        _OTHER,
+        _VERSION,
         asked.serialize_type,
         slices,
     )
