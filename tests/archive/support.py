@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,12 @@ class Log:
     first_offset: int = 0
     end_offset: int = field(init=False)
     clock: Clock = field(factory=Clock)
+    is_new: bool = True
 
     def __attrs_post_init__(self) -> None:
         self.end_offset = self.first_offset
+        if not self.is_new:
+            return
         (self.store / "commitlog").mkdir(parents=True, exist_ok=True)
         (self.store / "abort").touch()
         self._file(self.first_offset)
@@ -95,7 +99,7 @@ class Log:
 
     def write(self, offset: int, data: bytes) -> None:
         """Put bytes into the files."""
-        path = self._path(offset)
+        path = self.path(offset)
         with path.open("r+b") as file:
             file.seek(offset % self.file_bytes)
             file.write(data)
@@ -107,13 +111,28 @@ class Log:
     def bytes_of(self, first: int, end: int) -> bytes:
         """These bytes."""
         start = first - first % self.file_bytes
-        data = b"".join(self._path(at).read_bytes() for at in range(start, end, self.file_bytes))
+        data = b"".join(self.path(at).read_bytes() for at in range(start, end, self.file_bytes))
         return data[first - start : end - start]
 
     def delete_first_file(self) -> None:
         """As retention does."""
-        self._path(self.first_offset).unlink()
+        self.path(self.first_offset).unlink()
         self.first_offset += self.file_bytes
+
+    def fork(self, store: Path) -> Log:
+        """A copy that goes on by itself."""
+        shutil.copytree(self.store, store)
+        log = Log(store, self.file_bytes, self.first_offset, clock=self.clock, is_new=False)
+        log.end_offset = self.end_offset
+        return log
+
+    def cut(self, end: int) -> None:
+        """Cut it as a broker that lost its tail: zeros from `end` on, and no later files."""
+        first_later = end - end % self.file_bytes + self.file_bytes
+        for start in range(first_later, self.end_offset + 1, self.file_bytes):
+            self.path(start).unlink(missing_ok=True)
+        self.write(end, bytes(first_later - end))
+        self.end_offset = end
 
     def config(self, **files: str) -> None:
         """Write config files; names without .json."""
@@ -121,11 +140,11 @@ class Log:
         for name, text in files.items():
             (self.store / "config" / f"{name}.json").write_text(text)
 
-    def _path(self, offset: int) -> Path:
+    def path(self, offset: int) -> Path:
         return self.store / "commitlog" / f"{offset - offset % self.file_bytes:020d}"
 
     def _file(self, start: int) -> None:
-        with self._path(start).open("xb") as file:
+        with self.path(start).open("xb") as file:
             file.truncate(self.file_bytes)
 
 

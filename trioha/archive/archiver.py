@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from attrs import define, evolve, field, frozen
@@ -140,8 +141,8 @@ class _Draft:
     began: str | None = None
     is_more_waiting: bool = False
     is_more_recorded: bool = False
-    metadata_digest: bytes | None = None
-    """Of the config files that the next head has and the one before it has not."""
+    metadata_digest: bytes | None
+    """Of the newest config files in the archive; None if it is not known, empty without any."""
     dropped: list[str] = field(factory=list)
     """Keys that the next head does not refer to any more."""
 
@@ -202,6 +203,8 @@ class Archiver:
         self._head: Head | None = None
         self._continues = False
         """Whether the store is known to continue the newest generation."""
+        self._checked_s = 0.0
+        """When that was found out (monotonic)."""
         self._has_failed = False
         """Whether the last step raised an error: what its requests have done is not known."""
         self._metadata_digest: bytes | None = None
@@ -314,6 +317,7 @@ class Archiver:
             # What a failed request has done is not known.
             self._settle_head()
             self._find_stored()
+            self._continues = False
         self._has_failed = True
         draft, damage = self._draft()
         deleted = self._publish(draft)
@@ -325,16 +329,13 @@ class Archiver:
     def _draft(self) -> tuple[_Draft, DamagedSourceError | None]:
         """The next head, its objects stored, and the damage that ends it early."""
         assert self._head is not None, "begin is called first"
-        draft = _Draft(head=self._head)
+        draft = _Draft(head=self._head, metadata_digest=self._metadata_digest)
         now_ms = self._wall_ms()
         config = read_config_files(self.store, bytes_max=self.settings.metadata_bytes_max)
         self._source.refresh()
         damage = None
         if self._continue(draft, now_ms):
-            try:
-                self._archive_log(draft)
-            except DamagedSourceError as error:
-                damage = error
+            damage = self._archive_log(draft, now_ms)
             if not draft.is_more_waiting and damage is None:
                 self._store_metadata(draft, config, now_ms)
                 self._merge(draft)
@@ -369,13 +370,16 @@ class Archiver:
         first = self._source.first_offset
         if first is None:
             return False
-        if draft.head.generations and self._continues and first <= draft.generation.end_offset:
-            return True
+        if draft.head.generations and self._continues:
+            end = draft.generation.end_offset
+            # Any log of this file size has a record where a file begins.
+            if first <= end and end % draft.generation.file_bytes:
+                return True
         found = continuation_of(ArchiveReader(self.folder, draft.head), self._source)
-        if found is None:
-            self._continues = True
-            return True
-        self._begin_generation(draft, found, now_ms)
+        self._continues = True
+        self._checked_s = self._monotonic()
+        if found is not None:
+            self._begin_generation(draft, found, now_ms)
         return True
 
     def _begin_generation(self, draft: _Draft, found: Continuation, now_ms: int) -> None:
@@ -392,36 +396,46 @@ class Archiver:
         )
         draft.head = evolve(draft.head, generations=(*draft.head.generations, generation))
         draft.began = found.reason
-        self._metadata_digest = None
-        self._continues = True
+        draft.metadata_digest = None
 
     # -- the log -------------------------------------------------------------------------------------------
 
-    def _archive_log(self, draft: _Draft) -> None:
+    def _archive_log(self, draft: _Draft, now_ms: int) -> DamagedSourceError | None:
+        """Archive the log up to its present end, or to damage, which is returned."""
+        damage = self._archive_parts(draft)
+        is_idle = not draft.objects and self._monotonic() - self._checked_s >= self.settings.renew_s
+        if damage is None and not is_idle:
+            return None
+        # Where the archive ends the log has nothing, or no record: perhaps it was cut and written again.
+        self._continues = False
+        self._continue(draft, now_ms)
+        return damage if draft.began is None else self._archive_parts(draft)
+
+    def _archive_parts(self, draft: _Draft) -> DamagedSourceError | None:
         bytes_max = self.settings.object_bytes_max
         changed = 0
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and draft.log_bytes < self.settings.step_bytes_max:
             generation = draft.generation
-            if draft.log_bytes >= self.settings.step_bytes_max:
-                draft.is_more_waiting = True
-                return
             try:
                 part = self._source.next_part(generation.end_offset, bytes_max=bytes_max)
                 if part is None:
-                    return
+                    return None
                 one = self._store_part(draft, part)
+                draft.generation = evolve(generation, objects=(*generation.objects, one))
+                draft.objects += 1
+                draft.log_bytes += part.log_bytes
+                if part.reaches_end:
+                    self._source.check_end(part.end_offset, bytes_max=bytes_max)
+                    return None
+            except DamagedSourceError as error:
+                return error
             except ChangedSourceError:
                 # The broker was writing it, or has cut its log.
                 changed += 1
                 if changed == _READS_MAX:
                     raise
-                continue
-            draft.generation = evolve(generation, objects=(*generation.objects, one))
-            draft.objects += 1
-            draft.log_bytes += part.log_bytes
-            if part.reaches_end:
-                return
         draft.is_more_waiting = True
+        return None
 
     def _store_part(self, draft: _Draft, part: LogPart) -> LogObject:
         """Store a part of the log, unless it is there. Raises ChangedSourceError if its bytes change."""
@@ -544,7 +558,13 @@ class Archiver:
             except ChangedSourceError:
                 # The archive has what was checked. Look at the next step whether the store continues it.
                 self._continues = False
-        return self._put(draft, one, frames(self._archived_bytes(run)))
+        # obstore cannot receive one object within the upload of another.
+        with TemporaryFile(prefix="trioha-archive-") as file:
+            for part in run:
+                for piece in read_log_object(self.folder, part):
+                    file.write(piece)
+            file.seek(0)
+            return self._put(draft, one, iter(lambda: file.read(FRAME_BYTES), b""))
 
     def _source_bytes(self, run: Sequence[LogObject]) -> Iterator[bytes]:
         for one in run:
@@ -554,10 +574,6 @@ class Archiver:
                 yield piece
             if result != one.crc32:
                 raise self._changed(one.first_offset)
-
-    def _archived_bytes(self, run: Sequence[LogObject]) -> Iterator[bytes]:
-        for one in run:
-            yield from read_log_object(self.folder, one)
 
     def _seal(self, draft: _Draft, now_ms: int) -> None:
         """Thin metadata out, and move merged objects and old metadata from the head to pages."""
@@ -646,9 +662,9 @@ class Archiver:
         if not files:
             return
         digest = digest_of(files)
-        if self._metadata_digest is None:
-            self._metadata_digest = self._digest_of_newest(generation)
-        if digest == self._metadata_digest:
+        if draft.metadata_digest is None:
+            draft.metadata_digest = self._digest_of_newest(generation)
+        if digest == draft.metadata_digest:
             return
         offset = generation.end_offset
         newest_ms = generation.metadata[-1].taken_ms if generation.metadata else 0
@@ -660,17 +676,15 @@ class Archiver:
         draft.generation = evolve(generation, metadata=(*generation.metadata, one))
         draft.metadata_digest = digest
 
-    def _digest_of_newest(self, generation: Generation) -> bytes | None:
-        """Digest of the newest files in the archive."""
+    def _digest_of_newest(self, generation: Generation) -> bytes:
+        """Digest of the newest files in the archive; empty without any."""
         assert self._head is not None
         reader = ArchiveReader(self.folder, self._head)
         newest = next(reader.metadata(generation), None)
-        if newest is None:
-            return None
         try:
-            return digest_of(reader.metadata_files(newest).files)
+            return b"" if newest is None else digest_of(reader.metadata_files(newest).files)
         except MissingObjectError:
-            return None
+            return b""
 
     # -- recordings ----------------------------------------------------------------------------------------
 
@@ -723,6 +737,7 @@ class Archiver:
         """Create the new head, if anything is new or the last one is old. Returns the objects deleted."""
         assert self._head is not None
         now_s = self._monotonic()
+        self._metadata_digest = draft.metadata_digest
         if draft.head == self._head and now_s - self._published_s < self.settings.renew_s:
             return 0
         draft.head = evolve(
@@ -742,8 +757,6 @@ class Archiver:
             ) from None
         self._head = draft.head
         self._published_s = now_s
-        if draft.metadata_digest is not None:
-            self._metadata_digest = draft.metadata_digest
         self._stored.clear()
         self._dropped += [(now_s, key) for key in draft.dropped]
         return self._delete(now_s)

@@ -115,8 +115,10 @@ def _difference(reader: ArchiveReader, source: LogSource, one: LogObject) -> str
         if current != archived:
             at = next(index for index in range(len(archived)) if current[index] != archived[index])
             if not any(current[at:]):
-                end_offset = reader.generation().end_offset
-                return f"the log ends at offset {offset + at}, before the archived end {end_offset}"
+                part = source.next_part(one.first_offset, bytes_max=one.log_bytes)
+                end_offset = one.first_offset if part is None else part.end_offset
+                archived_end = reader.generation().end_offset
+                return f"the log ends at offset {end_offset}, before the archived end {archived_end}"
             return f"the log differs from offset {offset + at} on"
         offset = end
     return f"the log differs in the bytes from offset {one.first_offset} to {one.end_offset}"

@@ -30,10 +30,14 @@ from trioha.store.mapped_file import FILE_NAME_DIGITS
 from trioha.store.record_layout import (
     BLANK,
     BLANK_BYTES,
+    BODY_AT_V4,
     HEAD,
     HEAD_BYTES,
+    IPV6_EXTRA_BYTES,
     MAGICS,
     RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX_V2,
+    body_start,
     claimed_bytes,
     find_fault,
     starts_blank,
@@ -48,6 +52,9 @@ SETTLE_S: Final = 0.1
 """Time that a record at the log's end has to be completed, before its bytes are read again."""
 ABORT_FILE: Final = "abort"
 """In a store while its broker runs, and after it was killed."""
+_HEAD_READ_BYTES: Final = BODY_AT_V4 + 2 * IPV6_EXTRA_BYTES
+_BESIDE_BODY_MAX: Final = TOPIC_BYTES_MAX_V2 + 0x7FFF + 2 * IPV6_EXTRA_BYTES + 1
+"""Of a record: everything but its body and `RECORD_BYTES_MIN`."""
 _MAGIC_BYTES: Final = tuple(magic.to_bytes(4, "big") for magic in sorted(MAGICS))
 
 
@@ -191,14 +198,24 @@ class LogSource:
         DamagedSourceError for damage at `offset`.
         """
         part = self._walk(offset, bytes_max=bytes_max)
-        if part is None and (reason := self._damage(offset)) is not None:
-            # What follows was written after it: look once more at bytes that may have been unfinished.
-            self._sleep(SETTLE_S)
-            part = self._walk(offset, bytes_max=bytes_max)
-            if part is None and (reason := self._damage(offset)) is not None:
-                raise DamagedSourceError(reason, url=str(self.folder), offset=offset)
+        if part is None:
+            part = self.check_end(offset, bytes_max=bytes_max)
         if part is not None and not self._goes_on(part.end_offset):
             self._sleep(SETTLE_S)
+        return part
+
+    def check_end(self, offset: int, *, bytes_max: int) -> LogPart | None:
+        """Raise DamagedSourceError if the log cannot go on at `offset`, where no whole record was found.
+
+        Returns the part that starts there if one has been written in the meantime.
+        """
+        if self._damage(offset) is None:
+            return None
+        # What follows was written after it: look once more at bytes that may have been unfinished.
+        self._sleep(SETTLE_S)
+        part = self._walk(offset, bytes_max=bytes_max)
+        if part is None and (reason := self._damage(offset)) is not None:
+            raise DamagedSourceError(reason, url=str(self.folder), offset=offset)
         return part
 
     def _walk(self, offset: int, *, bytes_max: int) -> LogPart | None:
@@ -251,16 +268,21 @@ class LogSource:
 
     def _claimed(self, fd: int, start: int, at: int, limit: int) -> int:
         """Size of the record or blank at `at`, by its header; 0 if it cannot end before `limit`."""
-        head = os.pread(fd, HEAD_BYTES, at - start)
+        head = os.pread(fd, _HEAD_READ_BYTES, at - start)
         size = claimed_bytes(head, 0, len(head))
         if size < BLANK_BYTES or size > limit - at:
             return 0
         if starts_blank(head, 0, len(head)):
             return size
-        if len(head) < HEAD_BYTES or size < RECORD_BYTES_MIN:
+        if size < RECORD_BYTES_MIN:
             return 0
         fields = HEAD.unpack_from(head)
-        return size if fields[1] in MAGICS and fields[6] == at else 0
+        body_at = body_start(0, fields[7])
+        if fields[1] not in MAGICS or fields[6] != at or body_at > len(head):
+            return 0
+        # Memory is taken for this size: a wrong one has another length of the body.
+        body_bytes = int.from_bytes(head[body_at - 4 : body_at], "big", signed=True)
+        return size if body_bytes <= size - RECORD_BYTES_MIN <= body_bytes + _BESIDE_BODY_MAX else 0
 
     def _is_blank(self, fd: int, start: int, at: int) -> bool:
         """Whether a whole blank starts at `at`: one that the next file follows."""
@@ -288,16 +310,17 @@ class LogSource:
         with self._opened(start) as fd:
             data = os.pread(fd, LOOK_AHEAD_BYTES, offset - start)
             size = self._claimed(fd, start, offset, start + self._files[start])
-            if size > len(data):
-                data = os.pread(fd, size, offset - start)
+            if len(data) == LOOK_AHEAD_BYTES and size > 0 and not starts_blank(data, 0, len(data)):
+                data += os.pread(fd, size, offset + len(data) - start)
         goes_on = _has_record(data, offset) or any(
             self._has_begun(first) for first in self._files if first > offset
         )
         if not any(data[:BLANK_BYTES]):
             return "zeros, and the log goes on after them" if goes_on else None
         if starts_blank(data, 0, len(data)):
-            if BLANK.unpack_from(data)[0] == start + self.file_bytes - offset:
-                return None
+            file_end = start + self.file_bytes
+            if BLANK.unpack_from(data)[0] == file_end - offset:
+                return f"the file after it, of offset {file_end}, is missing" if goes_on else None
             reason = "a blank that does not reach the end of its file"
         else:
             fault = find_fault(data, 0, len(data), offset)

@@ -1,0 +1,115 @@
+"""Two archivers of one URL: one has it, the other ends and says who has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.archive.support import Log, archived, archiver_of, in_memory, new_archiver, reader_of
+from trioha.archive.archiver import Archiver
+from trioha.archive.errors import ArchiveError, FencedError
+from trioha.archive.objects import ObjectFolder
+
+
+@pytest.fixture
+def folder() -> ObjectFolder:
+    return in_memory()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    log = Log(tmp_path / "store")
+    log.append(10)
+    return log
+
+
+def test_a_restart_of_the_same_store_takes_over_at_once(folder: ObjectFolder, log: Log) -> None:
+    first = archiver_of(folder, log)
+    first.step()
+    before_s = log.clock.now_s
+    second = archiver_of(folder, log)
+    assert log.clock.now_s == before_s
+    log.append()
+    with pytest.raises(FencedError, match=f"{log.store}, epoch 2, has created a newer head"):
+        first.step()
+    second.step()
+    assert archived(folder) == (0, log.data())
+    assert reader_of(folder).head.writer.epoch == 2
+
+
+def test_two_that_begin_at_the_same_moment_are_told_apart(folder: ObjectFolder, log: Log) -> None:
+    first, second = new_archiver(folder, log), new_archiver(folder, log)
+    create = folder.create
+
+    def create_after_the_other(key: str, data: bytes) -> bool:
+        folder.create = create  # type: ignore[method-assign]
+        first.begin()
+        return create(key, data)
+
+    folder.create = create_after_the_other  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        second.begin()
+    first.step()
+    assert archived(folder) == (0, log.data())
+
+
+def other_of(folder: ObjectFolder, log: Log, tmp_path: Path, *, take_over: bool = False) -> Archiver:
+    """An archiver on another host: of a copy of the store."""
+    return new_archiver(folder, log.fork(tmp_path / "other"), take_over=take_over)
+
+
+def test_an_idle_writer_is_seen_to_be_alive(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+    archiver = archiver_of(folder, log)
+    archiver.step()
+    number = reader_of(folder).head.number
+    sleep = log.clock.sleep
+
+    def sleep_and_step(seconds: float) -> None:
+        sleep(seconds)
+        archiver.step()
+
+    other = other_of(folder, log, tmp_path)
+    other._sleep = sleep_and_step
+    with pytest.raises(FencedError, match=f"{log.store}, epoch 1, has created a newer head"):
+        other.begin()
+    assert reader_of(folder).head.number == number + 1
+
+
+def test_a_writer_that_has_ended_is_replaced_after_90_seconds(
+    folder: ObjectFolder, log: Log, tmp_path: Path
+) -> None:
+    archiver_of(folder, log).step()
+    before_s = log.clock.now_s
+    other = other_of(folder, log, tmp_path)
+    other.begin()
+    assert log.clock.now_s - before_s == 90
+    assert other.step().began is None
+
+
+def test_take_over_waits_for_nothing(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+    archiver = archiver_of(folder, log)
+    archiver.step()
+    before_s = log.clock.now_s
+    other_of(folder, log, tmp_path, take_over=True).begin()
+    assert log.clock.now_s == before_s
+    log.append()
+    with pytest.raises(FencedError):
+        archiver.step()
+
+
+def test_the_archive_of_another_broker_is_refused(folder: ObjectFolder, log: Log) -> None:
+    Archiver(folder, log.store, cluster_name="C", broker_name="a").begin()
+    with pytest.raises(ArchiveError, match="is the archive of broker a, not of b"):
+        Archiver(folder, log.store, broker_name="b").begin()
+    Archiver(folder, log.store, cluster_name="C").begin()
+
+
+def test_a_stopped_archiver_ends_its_wait_for_another_writer(
+    folder: ObjectFolder, log: Log, tmp_path: Path
+) -> None:
+    archiver_of(folder, log).step()
+    other = other_of(folder, log, tmp_path)
+    other.stop()
+    with pytest.raises(ArchiveError, match="stopped before it took over"):
+        other.begin()
