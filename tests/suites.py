@@ -27,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 
 from attrs import frozen
 
@@ -38,8 +39,8 @@ SLOW = ("benchmarks", "faults", "hostile", "interop", "spark")
 """Folders that do not belong to the fast suites."""
 MARKS = "spark or interop"
 """Of slow tests in other folders."""
-NODES = ("cli", "node", "simulation")
-"""Folders of the first half of the fast suites; all others are the second half."""
+FAST = {"nodes": ("cli", "node", "simulation"), "screens": ("analysis", "monitor", "mutations")}
+"""Folders of the fast suites by job; all others are a job, too. Each takes about as long."""
 OPEN_FILES = 256
 """Soft limit for the fast suites, as macOS has it."""
 KERNEL = "from trioha.store import compiled; print(compiled.DESCRIPTION)"
@@ -81,20 +82,19 @@ class Result:
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
-        return f"{self.job.name:22} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
+        return f"{self.job.name:24} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
 
 
 def fast_jobs(python: Python, *, is_pure: bool) -> Iterator[Job]:
-    """The fast suites in two halves."""
-    fast = ("-m", f"not ({MARKS})")
-    # What the first half has, the second one leaves out: a new folder is in one of them.
-    halves = {
-        "nodes": tuple(f"tests/{name}" for name in NODES),
-        "other rooms": ("tests", *(f"--ignore=tests/{name}" for name in (*NODES, *SLOW))),
+    """The fast suites, in a job for each part and one for what is in none: a new folder is in that."""
+    elsewhere = (*SLOW, *chain.from_iterable(FAST.values()))
+    selections = {
+        **{part: tuple(f"tests/{name}" for name in names) for part, names in FAST.items()},
+        "other rooms": ("tests", *(f"--ignore=tests/{name}" for name in elsewhere)),
     }
-    for half, selection in halves.items():
-        name = f"{python.minor}{', pure' if is_pure else ''}, {half}"
-        yield Job(name, python, (*fast, *selection), is_pure=is_pure)
+    for part, selection in selections.items():
+        name = f"{python.minor}{', pure' if is_pure else ''}, {part}"
+        yield Job(name, python, ("-m", f"not ({MARKS})", *selection), is_pure=is_pure)
 
 
 def slow_jobs(python: Python) -> Iterator[Job]:
@@ -117,15 +117,15 @@ def jobs_of(found: list[Python], usual: Python | None, *, with_slow: bool) -> li
     if usual not in pythons:
         pythons.insert(0, usual)
     pure = next((python for python in pythons if python is not usual), None)
-    jobs = list(slow_jobs(usual))
-    # Compiled on the usual Python; the environments of others are made while it runs.
-    jobs += fast_jobs(usual, is_pure=False)
+    # Slow jobs begin one after the other: each is JVMs, or nodes that are broken, and loads the machine most.
+    slow = slow_jobs(usual)
+    jobs = [next(slow), *fast_jobs(usual, is_pure=False)]
     for python in pythons:
         if python is not usual:
-            jobs += fast_jobs(python, is_pure=python is pure)
+            jobs += [*islice(slow, 1), *fast_jobs(python, is_pure=python is pure)]
     if pure is None:
         jobs += fast_jobs(usual, is_pure=True)
-    return jobs
+    return [*jobs, *slow]
 
 
 class Runner:
@@ -165,7 +165,13 @@ class Runner:
             command = ["sh", "-c", f'ulimit -S -n {OPEN_FILES} && exec "$@"', "sh", *command]
         last = ""
         with subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
         ) as pytest:
             assert pytest.stdout is not None
             for line in pytest.stdout:
@@ -177,7 +183,7 @@ class Runner:
 
     def _print(self, job: Job, line: str) -> None:
         with self._output:
-            print(f"{job.name:22} | {line}", flush=True)
+            print(f"{job.name:24} | {line}", flush=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,13 +6,14 @@ import os
 import re
 import shlex
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from tests import suites
 from tests.pythons import Python
-from tests.suites import MARKS, NODES, SLOW, Job, Result, Runner, jobs_of
+from tests.suites import FAST, MARKS, SLOW, Job, Result, Runner, jobs_of
 
 TESTS = Path(__file__).parent
 OLD, USUAL, NEW = (Python((3, minor, 1), Path("python"), is_virtual=False) for minor in (11, 12, 13))
@@ -40,13 +41,24 @@ def test_all_tests_run_compiled_on_the_python_of_make_test_and_pure_on_another()
         (VENV, True, False),
         (VENV, True, True),
     ]
+    jobs = jobs_of([OLD, USUAL, NEW], VENV, with_slow=True)
+    assert [job.name for job in jobs if not job.is_fast] == [
+        "interop",
+        "spark, faults, hostile",
+        "slow tests elsewhere",
+    ]
+    assert len(jobs) == 12
+    # The three slow ones do not begin together.
+    assert [number for number, job in enumerate(jobs) if not job.is_fast] == [0, 4, 8]
     assert jobs_of([OLD], None, with_slow=True) == []
 
 
 def test_each_python_has_every_fast_test_once_and_that_of_make_test_every_slow_one_once() -> None:
     """Every folder, and every file outside of folders, is in the right number of jobs."""
     places = [path for path in TESTS.iterdir() if path.suffix == ".py" or any(path.glob("test_*.py"))]
-    assert {TESTS / name for name in (*SLOW, *NODES)} <= set(places)
+    named = (*SLOW, *chain.from_iterable(FAST.values()))
+    assert len(set(named)) == len(named)
+    assert {TESTS / name for name in named} <= set(places)
     for path in places:
         for marked in (False, True):
             seen = [
@@ -128,7 +140,7 @@ def test_a_job_without_its_environment_fails(
     (result,) = runner.run_all([Job("first", VENV, ())], at_once=1)
     assert not result.passed
     assert result.summary == "no environment: no room"
-    assert "first                  | FAILED" in capsys.readouterr().out
+    assert f"{'first':24} | FAILED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -155,7 +167,7 @@ def test_there_is_one_line_for_each_job_and_the_run_passes_if_tests_ran_and_none
     assert asked == [True, False]
     said = capsys.readouterr().out.splitlines()
     assert said[1 : len(jobs) + 1] == [
-        f"{f'job {number}':22} {'FAILED' if code == 1 else 'passed'}  7 of them (5 s, kernel: compiled)"
+        f"{f'job {number}':24} {'FAILED' if code == 1 else 'passed'}  7 of them (5 s, kernel: compiled)"
         for number, code in enumerate(exit_codes)
     ]
 
