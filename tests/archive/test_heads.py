@@ -74,7 +74,7 @@ def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder) -> None
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "not JSON"),
+        (b"", "not a zstd frame"),
         (b"{}", "not a zstd frame"),
         (encode(HEAD)[:-3], "not"),
         (encode(evolve(HEAD, version=2)), "has version 2; this trioha reads 1"),

@@ -33,6 +33,7 @@ from tests.archive.building import (
     put_object,
     replace_generation,
 )
+from tests.archive.damaging import damage_object, flip
 from tests.store.support import VECTORS, expected, open_store
 from trioha.archive import restore as module
 from trioha.archive.errors import ArchiveError, MissingObjectError
@@ -351,23 +352,6 @@ def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path: Path, url: st
 
 
 # -- damage -------------------------------------------------------------------------------------------------
-
-
-def damage_object(url: str, number: int, change: Callable[[bytearray], object]) -> str:
-    """Change the bytes of a stored log object; returns its key."""
-    reader = ArchiveReader.open(url)
-    one = list(reader.objects(reader.generation()))[number]
-    data = bytearray(reader.folder.get(one.key))
-    change(data)
-    reader.folder.put(one.key, bytes(data))
-    return one.key
-
-
-def flip(at: int) -> Callable[[bytearray], object]:
-    def change(data: bytearray) -> None:
-        data[at] ^= 0x10
-
-    return change
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

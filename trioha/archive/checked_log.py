@@ -11,6 +11,7 @@ from trioha.archive.layout import LogObject
 from trioha.archive.log_bytes import damaged, read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.store.record_layout import BLANK, FaultKind, claimed_bytes, scan_records
+from trioha.store.record_statistics import RecordStatistics
 
 
 @frozen(kw_only=True)
@@ -33,9 +34,16 @@ class Part:
 
 
 def checked_parts(
-    folder: ObjectFolder, one: LogObject, *, file_bytes: int, pieces: Iterator[bytes] | None = None
+    folder: ObjectFolder,
+    one: LogObject,
+    *,
+    file_bytes: int,
+    pieces: Iterator[bytes] | None = None,
+    statistics: RecordStatistics | None = None,
 ) -> Iterator[Part]:
     """What a log object has, in order; `pieces` are those of the stored object, if the caller fetches them.
+
+    With `statistics` all records are added to them, and parts have no numbers of their own.
 
     The last part comes after size and CRC of the whole object were found right. Raises ArchiveError, with
     key and offset, also for an object that does not begin and end at borders of records of one log file.
@@ -53,6 +61,7 @@ def checked_parts(
         end_offset=one.end_offset,
         file_bytes=file_bytes,
         refuse=refuse,
+        statistics=statistics,
     )
 
 
@@ -63,6 +72,7 @@ def whole_records(
     end_offset: int,
     file_bytes: int,
     refuse: Callable[[int, str], NoReturn],
+    statistics: RecordStatistics | None = None,
 ) -> Iterator[Part]:
     """The records in bytes `[first_offset, end_offset)` of one log file.
 
@@ -77,8 +87,14 @@ def whole_records(
             yield Part(offset=offset, data=memoryview(piece), records=0, last_store_ms=0, is_blank=True)
             offset += len(piece)
             continue
-        data = memoryview(rest + piece if rest else piece)
-        found = scan_records(data, 0, len(data), offset)
+        whole = rest + piece if rest else piece
+        data = memoryview(whole)
+        if statistics is None:
+            found = scan_records(data, 0, len(data), offset)
+        else:
+            # It has checked the records before: what is scanned is the end only.
+            at = statistics.pass_records(whole, at=0, shift=offset)
+            found = scan_records(data, at, len(data), offset + at)
         if found.at:
             yield Part(
                 offset=offset,

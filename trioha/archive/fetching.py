@@ -39,7 +39,7 @@ class Fetcher:
         self._threads.shutdown(cancel_futures=True)
 
     def fetch(self, objects: Iterable[LogObject]) -> Iterator[tuple[LogObject, Iterator[bytes]]]:
-        """Each object with the pieces of its stored bytes, which must be used up before the next object.
+        """Each object with the pieces of its stored bytes; those left when the next object comes are dropped.
 
         Raises ArchiveError where a piece is taken that could not be fetched.
         """
@@ -47,9 +47,16 @@ class Fetcher:
             (one, start) for one in objects for start in range(0, max(one.object_bytes, 1), PIECE_BYTES)
         )
         waiting: deque[tuple[LogObject, Future[bytes]]] = deque()
+        last: LogObject | None = None
         try:
             while self._request_more(requests, waiting):
-                yield waiting[0][0], self._pieces(waiting[0][0], requests, waiting)
+                one, future = waiting[0]
+                if one is last:
+                    waiting.popleft()
+                    future.cancel()
+                    continue
+                last = one
+                yield one, self._pieces(one, requests, waiting)
         finally:
             for _, future in waiting:
                 future.cancel()

@@ -248,9 +248,9 @@ def page_of(key: str, objects: Sequence[LogObject]) -> Page:
 
 
 def encode(value: Head | PageContent | MetadataContent) -> bytes:
-    """JSON of a value, compressed."""
+    """JSON of a value, compressed; with a checksum, which `decode` checks."""
     text = json.dumps(_CONVERTER.unstructure(value), separators=(",", ":"), ensure_ascii=False)
-    return zstandard.ZstdCompressor(level=3).compress(text.encode())
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -259,12 +259,13 @@ def decode(data: bytes, kind: type[T]) -> T:
     Raises ValueError, with one line of text, for everything that is not one.
     """
     try:
-        with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
-            text = reader.read(DOCUMENT_BYTES_MAX + 1)
+        size = zstandard.get_frame_parameters(data).content_size
+        if size > DOCUMENT_BYTES_MAX:
+            raise ValueError(f"has more than {DOCUMENT_BYTES_MAX} bytes of JSON")
+        # As a whole, since a stream that is cut in its checksum is no error.
+        text = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(f"not a zstd frame: {error}") from error
-    if len(text) > DOCUMENT_BYTES_MAX:
-        raise ValueError(f"has more than {DOCUMENT_BYTES_MAX} bytes of JSON")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -102,12 +102,32 @@ class ReadOnlyCommitLog:
     def _bad(self, offset: int, reason: str) -> StoreError:
         return StoreError(f"no valid record: {reason}", path=self.directory, offset=offset)
 
-    def check_file(self, start_offset: int) -> LogCheck:
-        """Check every record of one file, bodies included."""
+    def read(self, start_offset: int, end_offset: int) -> bytes:
+        """Bytes of the log's files; fewer where they end before `end_offset`."""
+        parts = []
+        offset = start_offset
+        while offset < end_offset and (found := self._file_of(offset)) is not None:
+            view, at = found
+            parts.append(bytes(view[at : at + end_offset - offset]))
+            offset += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def written_end(self) -> int:
+        """Offset after the last byte that is not zero; that of the first file if all are."""
+        for start, view in reversed(self._files.items()):
+            for chunk_start in range((len(view) - 1) // COMPARE_BYTES * COMPARE_BYTES, -1, -COMPARE_BYTES):
+                chunk = bytes(view[chunk_start : chunk_start + COMPARE_BYTES])
+                if chunk.count(0) < len(chunk):
+                    return start + chunk_start + len(chunk.rstrip(b"\0"))
+        return self.min_offset
+
+    def check_file(self, start_offset: int, *, from_offset: int | None = None) -> LogCheck:
+        """Check every record of one file, bodies included; from one in the middle on with `from_offset`."""
         view = self._files[start_offset]
-        end = scan_records(view, 0, len(view), start_offset)
+        at = 0 if from_offset is None else from_offset - start_offset
+        end = scan_records(view, at, len(view), start_offset + at)
         check = LogCheck(
-            min_offset=start_offset,
+            min_offset=start_offset + at,
             end_offset=start_offset + end.at,
             records=end.records,
             fault="",

@@ -1,0 +1,307 @@
+"""Checks of archives: every kind of damage is found, and named by its object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from tests.archive.building import Moment, Put, build_from, made_log, put_object, replace_generation
+from tests.archive.damaging import Change, damage, damage_object, flip
+from trioha.archive.errors import ArchiveError
+from trioha.archive.heads import create_head
+from trioha.archive.layout import Generation, LogObject, Page, RecordedSegment, RecordedSession
+from trioha.archive.log_bytes import read_log_object
+from trioha.archive.objects import ObjectFolder
+from trioha.archive.reader import ArchiveReader
+from trioha.archive.verification import Verification, verify_archive
+
+FILE_BYTES = 1000
+SMALL = made_log(
+    [
+        Put(body=b"x" * (17 * number % 200), store_ms=1_000_000 + number, topic=f"T{number % 3}")
+        for number in range(24)
+    ],
+    file_bytes=FILE_BYTES,
+)
+MOMENTS = [
+    Moment(taken_ms=1000, offset=SMALL[2].end_offset, files={"topics.json": "{}"}),
+    Moment(taken_ms=2000, offset=SMALL[-1].end_offset, files={"topics.json": '{"a":1}'}),
+]
+
+
+def verified(url: str, **options: Any) -> Verification:
+    return verify_archive(ArchiveReader.open(url), **options)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """An archive with pages, both codecs, metadata in pages and in the head."""
+    url = f"file://{tmp_path}/archive"
+    build_from(
+        url,
+        SMALL,
+        file_bytes=FILE_BYTES,
+        object_bytes=400,
+        codec=lambda number: "zstd" if number % 2 else "none",
+        page_objects=4,
+        metadata=MOMENTS,
+    )
+    return url
+
+
+def objects_of(url: str) -> list[LogObject]:
+    reader = ArchiveReader.open(url)
+    return list(reader.objects(reader.generation()))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_archive_without_damage_has_no_problems(url: str, quick: bool) -> None:
+    objects = objects_of(url)
+    found = verified(url, quick=quick)
+    assert found == Verification(
+        head=1,
+        generations=1,
+        objects=len(objects),
+        records=24,
+        log_bytes=SMALL[-1].end_offset,
+        object_bytes=sum(one.object_bytes for one in objects),
+        metadata=2,
+        segments=0,
+        unreferenced=0,
+        unreferenced_bytes=0,
+        problems=(),
+        problem_count=0,
+    )
+
+
+@pytest.mark.parametrize("number", [4, 5])
+@pytest.mark.parametrize(
+    ("change", "quick"),
+    [
+        (flip(60), False),
+        (flip(-1), False),
+        (lambda data: data.pop(), True),
+        (lambda data: data.append(0), True),
+        (lambda data: data.clear(), True),
+    ],
+    ids=["bit", "last bit", "shorter", "longer", "empty"],
+)
+def test_a_damaged_object_is_named_and_the_others_are_checked(
+    url: str, number: int, change: Change, quick: bool
+) -> None:
+    keys = [damage_object(url, number, change), damage_object(url, 8, flip(50))]
+    problems = verified(url).problems
+    assert [problem.split(": ")[0] for problem in problems] == keys
+    assert verified(url).objects == len(objects_of(url)) - 2
+    assert [problem.split(": ")[0] for problem in verified(url, quick=True).problems] == keys[: int(quick)]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_missing_objects_are_named(url: str, quick: bool) -> None:
+    reader = ArchiveReader.open(url)
+    lost = [objects_of(url)[1].key, objects_of(url)[-1].key, reader.generation().metadata[0].key]
+    reader.folder.delete(lost)
+    assert verified(url, quick=quick).problems == tuple(f"{key}: there is no such object" for key in lost)
+
+
+def with_object(number: int, change: Callable[[LogObject], LogObject]) -> Callable[[Generation], Generation]:
+    def changed(generation: Generation) -> Generation:
+        objects = list(generation.objects)
+        objects[number] = change(objects[number])
+        return evolve(generation, objects=tuple(objects))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda one: evolve(one, records=one.records + 1), "its records are listed as"),
+        (lambda one: evolve(one, min_store_ms=one.min_store_ms - 1), "its storeTimestamps are listed as"),
+        (lambda one: evolve(one, max_store_ms=one.max_store_ms + 1), "its storeTimestamps are listed as"),
+        (lambda one: evolve(one, topics=("T0",)), "its topics are listed as ('T0',), it has"),
+        (lambda one: evolve(one, topics=None), "its topics are listed as None, it has"),
+        (lambda one: evolve(one, crc32=one.crc32 ^ 1), "has CRC"),
+        (lambda one: evolve(one, end_offset=one.end_offset + 1), "bytes of the log"),
+        (lambda one: evolve(one, object_bytes=one.object_bytes + 1), "are listed"),
+        (lambda one: evolve(one, codec="zstd" if one.codec == "none" else "none"), ""),
+    ],
+)
+def test_statistics_that_lie_are_found(
+    url: str, change: Callable[[LogObject], LogObject], problem: str
+) -> None:
+    replace_generation(url, with_object(-1, change))
+    found = verified(url)
+    assert found.problem_count == 1
+    assert found.problems[0].startswith(f"{objects_of(url)[-1].key}: ")
+    assert problem in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda page: evolve(page, records=page.records + 1),
+        lambda page: evolve(page, topics=("T0",)),
+        lambda page: evolve(page, max_store_ms=7),
+        lambda page: evolve(page, object_bytes=7),
+    ],
+)
+def test_statistics_of_a_page_that_lie_are_found(url: str, change: Callable[[Page], Page]) -> None:
+    def changed(generation: Generation) -> Generation:
+        return evolve(
+            generation, pages=(generation.pages[0], change(generation.pages[1]), *generation.pages[2:])
+        )
+
+    replace_generation(url, changed)
+    key = ArchiveReader.open(url).generation().pages[1].key
+    assert verified(url).problems == (f"{key}: its objects do not add up to its statistics in the head",)
+    assert verified(url, quick=True).problem_count == 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_page_that_cannot_be_read_is_named_and_the_others_are_checked(url: str, lost: bool) -> None:
+    reader = ArchiveReader.open(url)
+    key = reader.generation().pages[0].key
+    if lost:
+        reader.folder.delete([key])
+    else:
+        damage(url, key, flip(30))
+    total = len(list(reader.objects(evolve(reader.generation(), pages=(), objects=()))))
+    found = verified(url)
+    assert total == 0
+    assert [problem.split(": ")[0] for problem in found.problems] == [key]
+    assert found.objects > 3
+
+
+def test_a_hole_is_found(url: str) -> None:
+    replace_generation(url, lambda one: evolve(one, pages=(one.pages[0], *one.pages[2:])))
+    pages = ArchiveReader.open(url).generation().pages
+    end = pages[0].end_offset
+    assert verified(url).problems == (
+        f"{pages[1].key}: begins at {pages[1].first_offset}, the object before it ends at {end}",
+    )
+
+
+def test_a_bad_record_in_a_whole_object_is_found_with_its_offset(url: str) -> None:
+    changed = bytearray(SMALL[22].data)
+    changed[90] ^= 1
+    entries = [*SMALL[:22], evolve(SMALL[22], data=bytes(changed)), *SMALL[23:]]
+    build_from(url, entries, file_bytes=FILE_BYTES, generation="0002-00000001")
+    found = verified(url)
+    assert found.problem_count == 1
+    assert f"bad record at offset {SMALL[22].offset}: the body's CRC is not the stored" in found.problems[0]
+
+
+@pytest.mark.parametrize("change", [flip(20), lambda data: data.clear()], ids=["bit", "empty"])
+def test_damaged_metadata_is_found(url: str, change: Change) -> None:
+    key = ArchiveReader.open(url).generation().metadata[0].key
+    damage(url, key, change)
+    assert [problem.split(": ")[0] for problem in verified(url).problems] == [key]
+
+
+def test_metadata_of_another_moment_is_found(url: str) -> None:
+    def changed(generation: Generation) -> Generation:
+        moment = evolve(generation.metadata[0], taken_ms=7)
+        return evolve(generation, metadata=(moment, *generation.metadata[1:]))
+
+    replace_generation(url, changed)
+    assert "was taken at 2000 ms" in verified(url).problems[0]
+
+
+def test_recordings_are_compared_with_their_sizes(url: str) -> None:
+    reader = ArchiveReader.open(url)
+    keys = [f"recordings/s/events/{number:020d}.parquet" for number in range(3)]
+    for key in keys[:2]:
+        reader.folder.put(key, b"four")
+    segments = tuple(
+        RecordedSegment(key=key, first_seq=0, records=1, first_ns=0, last_ns=0, bytes=4 + (key == keys[1]))
+        for key in keys
+    )
+    session = RecordedSession(session="s", segments=segments, closed=True)
+    create_head(reader.folder, evolve(reader.head, number=2, recordings=(session,)))
+    for quick in (False, True):
+        found = verified(url, quick=quick)
+        assert found.segments == 3
+        assert found.problems == (
+            f"{keys[1]}: has 4 bytes, 5 are listed",
+            f"{keys[2]}: there is no such object",
+        )
+
+
+def test_objects_that_no_head_refers_to_are_counted(url: str) -> None:
+    ObjectFolder.open(url).put("log/0001-5f0c9a12/orphan.log", b"123")
+    found = verified(url)
+    assert (found.unreferenced, found.unreferenced_bytes, found.problem_count) == (1, 3, 0)
+
+
+def test_objects_of_two_generations_are_checked_once(url: str) -> None:
+    reader = ArchiveReader.open(url)
+    old = reader.generation()
+    create_head(
+        reader.folder,
+        evolve(reader.head, number=2, generations=(old, evolve(old, id="0002-00000001", reason="x"))),
+    )
+    found = verified(url)
+    assert found.generations == 2
+    assert (found.objects, found.records) == (len(objects_of(url)), 24)
+    key = damage_object(url, -1, flip(50))
+    assert [problem.split(": ")[0] for problem in verified(url).problems] == [key]
+
+
+def test_objects_that_are_merged_while_they_are_checked_are_no_problem(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/merged"
+    build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
+    reader = ArchiveReader.open(url)
+    objects = reader.generation().objects
+    replaced = [one for one in objects if one.first_offset < FILE_BYTES]
+    assert len(replaced) > 2
+    merged = put_object(reader.folder, [one for one in SMALL if one.offset < FILE_BYTES])
+    replace_generation(url, lambda one: evolve(one, objects=(merged, *objects[len(replaced) :])))
+    reader.folder.delete([one.key for one in replaced])
+    found = verify_archive(reader)
+    assert found.problems == ()
+    assert found.head == 2
+    assert found.records == 24
+    damage(url, merged.key, flip(50))
+    assert [problem.split(": ")[0] for problem in verify_archive(reader).problems] == [merged.key]
+
+
+def test_an_archive_without_a_readable_head_is_refused(url: str) -> None:
+    damage(url, "heads/00000000000000000001.json.zst", flip(40))
+    with pytest.raises(ArchiveError, match="not a head"):
+        verified(url)
+
+
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(url: str) -> None:
+    """Some bits in the headers of zstd frames have no meaning."""
+    before = content_of(url)
+    folder = ObjectFolder.open(url)
+    keys = [one.key for part in ("heads", "pages", "log", "metadata") for one in folder.list(part)]
+    chosen = Random(7)
+    silent = 0
+    for key in sorted(keys) * 6:
+        data = folder.get(key)
+        damage(url, key, flip(chosen.randrange(len(data)), bit=chosen.randrange(8)))
+        try:
+            problems = verified(url).problems
+        except ArchiveError as error:
+            problems = (str(error),)
+        if problems:
+            assert key in problems[0]
+        else:
+            silent += 1
+            assert content_of(url) == before
+        folder.put(key, data)
+    assert silent < len(keys)
+
+
+def content_of(url: str) -> list[Any]:
+    reader = ArchiveReader.open(url)
+    generation = reader.generation()
+    logs = [list(read_log_object(reader.folder, one)) for one in reader.objects(generation)]
+    return [reader.head, logs, [reader.metadata_files(one) for one in reader.metadata(generation)]]
