@@ -14,6 +14,7 @@ from trioha.numbers import NATURAL64
 from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import (
     Damage,
+    ListsSegments,
     Segment,
     Segments,
     Session,
@@ -84,7 +85,12 @@ def session_end(path: Path) -> int:
 
 
 def same_segments(session: Session, segments: Segments) -> Segments:
-    """Segments as they are now: packed or unpacked since, or gone. Only their files are opened."""
+    """Segments as they are now: packed or unpacked since, or gone. Only their files are opened.
+
+    Segments of an archive do not change.
+    """
+    if isinstance(session.path, ListsSegments):
+        return segments
     found: list[Segment] = []
     damage: list[Damage] = []
     for segment in segments.segments:

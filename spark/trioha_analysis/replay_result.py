@@ -11,6 +11,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from trioha.archive.session_paths import find_recordings
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.counters import NodeCounters
 from trioha.recording.events import CloseReason
@@ -23,7 +24,6 @@ from trioha.recording.reader import (
     Segment,
     Segments,
     Session,
-    find_sessions,
     open_session,
     peers_of,
     read_facts,
@@ -160,11 +160,11 @@ class ReplayPlan:
 
 
 def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
-    """Open `sessions` (session folders, or folders of them) and list their segments.
+    """Open `sessions` (session folders, folders of them, archives) and list their segments.
 
-    Raises StoreError if a path is not a session.
+    Raises StoreError or ArchiveError if a path is not a session.
     """
-    opened = tuple(open_session(path) for path in find_sessions(sessions))
+    opened = tuple(open_session(path) for path in find_recordings(sessions))
     found = tuple(read_segments(session) for session in opened)
     grids = tuple(_grid(session, segments) for session, segments in zip(opened, found, strict=True))
     return ReplayPlan(opened, found, grids, range_records)

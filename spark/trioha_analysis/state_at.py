@@ -7,9 +7,10 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
+from trioha.archive.session_paths import find_recordings
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, code_name
-from trioha.recording.reader import find_sessions, peers_of
+from trioha.recording.reader import peers_of
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import ConnectionState, connection_state
 from trioha.recording.state import known
@@ -18,9 +19,9 @@ from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
 Row = dict[str, Any]
 
 
-def open_readers(paths: Iterable[Path]) -> list[SessionReader]:
+def open_readers(paths: Iterable[str | Path]) -> list[SessionReader]:
     """The sessions of `paths`. Raises StoreError for a path without a session."""
-    return [SessionReader.open(path) for path in find_sessions(paths)]
+    return [SessionReader.open(path) for path in find_recordings(paths)]
 
 
 def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | None = None) -> int:

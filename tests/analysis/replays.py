@@ -11,7 +11,7 @@ from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_run, join_c
 from trioha_analysis.replay_result import ReplayResult, plan_replay
 
 
-def replay_here(*sessions: Path, range_records: int = RANGE_RECORDS) -> ReplayResult:
+def replay_here(*sessions: Path | str, range_records: int = RANGE_RECORDS) -> ReplayResult:
     """Replay `sessions` without Spark."""
     plan = plan_replay(sessions, range_records=range_records)
     nodes: dict[int, NodePart] = {}

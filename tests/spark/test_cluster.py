@@ -13,7 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trioha_spark
+from tests.analysis.archives import write_archive
+from tests.analysis.logs import VECTORS
 from tests.recording.sessions import MasterModel, slave_events, write_session
+from tests.s3 import S3Bucket
 from tests.spark.cluster import SPARK_HOME, spark_cluster
 from trioha.recording.reader import open_session
 from trioha_analysis.document import document
@@ -54,7 +57,7 @@ def _run(*command: str | Path) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         # Without them spark-submit takes the first python3 of the PATH.
         env={
             **os.environ,
@@ -67,7 +70,7 @@ def _run(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str, recordings: Path) -> None:
     expected = document(replay([recordings], spark=spark))
     found = json.loads(
@@ -77,6 +80,7 @@ def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str,
     assert [row["session"] for row in found["sessions"]] == ["a", "b", "c"]
 
 
+@pytest.mark.timeout(600)
 def test_spark_submit_runs_a_replay_on_its_own_master(
     spark: SparkSession, recordings: Path, tmp_path: Path
 ) -> None:
@@ -86,3 +90,27 @@ def test_spark_submit_runs_a_replay_on_its_own_master(
     arguments = ["replay", recordings / "b", "--json", "--master", "spark://127.0.0.1:1"]
     found = json.loads(_run(SPARK_HOME / "bin" / "spark-submit", "--master", "local[1]", program, *arguments))
     assert found == json.loads(json.dumps(document(replay([recordings / "b"], spark=spark))))
+
+
+@pytest.mark.timeout(600)
+def test_cluster_and_spark_submit_read_an_archive_in_place(
+    spark: SparkSession, master: str, recordings: Path, tmp_path: Path, s3_bucket: S3Bucket
+) -> None:
+    # Only the drivers' environment leads to the bucket: workers were started before it was there.
+    sessions = [recordings / name for name in ("a", "c")]
+    objects = write_archive(s3_bucket.url, store=VECTORS / "store-5.3.3" / "store", sessions=sessions)
+    replayed = _run(sys.executable, "-m", "trioha", "replay", s3_bucket.url, "--json", "--master", master)
+    expected = document(replay(sessions, spark=spark))
+    assert json.loads(replayed) == json.loads(json.dumps(expected))
+
+    program = tmp_path / "count_messages.py"
+    program.write_text(
+        "import sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "from trioha_spark.sources.commit_log import CommitLogSource\n"
+        "spark = SparkSession.builder.getOrCreate()\n"
+        "spark.dataSource.register(CommitLogSource)\n"
+        "print('messages:', spark.read.format('rocketmq-commitlog').load(sys.argv[1]).count())\n"
+    )
+    submitted = _run(SPARK_HOME / "bin" / "spark-submit", "--master", master, program, s3_bucket.url)
+    assert f"messages: {sum(one.records for one in objects)}\n" in submitted

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -32,9 +32,9 @@ RETRY_FOR_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 """Before the first repetition of a request; twice as much before each further one."""
 T = TypeVar("T")
-_VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """What environment variables of a scheme begin with."""
-_CLIENT_OPTIONS: Final = (
+CLIENT_OPTIONS: Final = (
     "timeout",
     "connect_timeout",
     "allow_http",
@@ -65,8 +65,9 @@ class ObjectFolder:
         self._root = root
 
     @classmethod
-    def open(cls, url: str, *, create: bool = False) -> ObjectFolder:
+    def open(cls, url: str, *, create: bool = False, config: Mapping[str, str] | None = None) -> ObjectFolder:
         """Open a URL; nothing is sent yet. `create`: make the folder of a `file://` URL if there is none.
+        `config`: settings that count before those of the environment, as `trioha.archive.access` has them.
 
         Raises ArchiveError for a URL that cannot be one, without obstore, and for a missing folder.
         """
@@ -91,9 +92,12 @@ class ObjectFolder:
             if parts.scheme == "file":
                 root = _folder(url, parts.path, create=create)
                 return cls(LocalStore(root), url, root=root)
+            settings = dict(config or {})
+            client_options = _client_options(parts.scheme, settings)
             store = from_url(
                 url,
-                client_options=_client_options(parts.scheme),
+                config=cast("Any", settings),
+                client_options=client_options,
                 retry_config={
                     "max_retries": RETRIES_MAX,
                     "backoff": {"init_backoff": timedelta(seconds=BACKOFF_S)},
@@ -124,6 +128,11 @@ class ObjectFolder:
             return b""
         with self._request(key):
             return bytes(_obstore().get_range(self._store, key, start=start, end=end))
+
+    def size(self, key: str) -> int:
+        """Bytes of the object. Raises MissingObjectError if there is none."""
+        with self._request(key):
+            return int(_obstore().head(self._store, key)["size"])
 
     def create(self, key: str, data: bytes) -> bool:
         """Store an object under a key that has none yet; False if it has another one, which stays as it is.
@@ -299,13 +308,15 @@ def _obstore() -> Any:
     return obstore
 
 
-def _client_options(scheme: str) -> ClientConfig:
-    """Time limits, and options of the connection by environment variables, as `AWS_ALLOW_HTTP`."""
-    variables = {name: f"{_VARIABLES[scheme]}_{name.upper()}" for name in _CLIENT_OPTIONS}
-    options = {
+def _client_options(scheme: str, settings: dict[str, str]) -> ClientConfig:
+    """Time limits, and options of the connection: those of `settings`, which are removed there, else by
+    environment variables, as `AWS_ALLOW_HTTP`."""
+    variables = {name: f"{VARIABLES[scheme]}_{name.upper()}" for name in CLIENT_OPTIONS}
+    options: dict[str, Any] = {
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
         "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
         **{name: os.environ[variable] for name, variable in variables.items() if variable in os.environ},
+        **{name: settings.pop(name) for name in CLIENT_OPTIONS if name in settings},
     }
     return cast("ClientConfig", options)
 

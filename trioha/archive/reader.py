@@ -5,7 +5,7 @@ Everything here blocks: nodes and screens call it in worker threads. Spark's exe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 from attrs import frozen
@@ -77,9 +77,12 @@ class ArchiveReader:
         self.head = head
 
     @classmethod
-    def open(cls, url: str) -> ArchiveReader:
-        """Read the newest head of the archive at `url`. Raises ArchiveError; also if there is none."""
-        folder = ObjectFolder.open(url)
+    def open(cls, url: str, *, config: Mapping[str, str] | None = None) -> ArchiveReader:
+        """Read the newest head of the archive at `url`. Raises ArchiveError; also if there is none.
+
+        `config` as of `ObjectFolder.open`.
+        """
+        folder = ObjectFolder.open(url, config=config)
         head = read_head(folder)
         if head is None:
             raise ArchiveError("there is no archive", url=url, hint="trioha archive STORE --to URL makes one")

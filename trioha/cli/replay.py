@@ -13,16 +13,17 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from trioha.archive.session_paths import find_recordings
 from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
 from trioha.recording.probes import ProbeCount, probes_line
-from trioha.recording.reader import find_sessions, open_session
+from trioha.recording.reader import open_session
 from trioha.recording.times import clock_text, zone_text
 
 
 def replay(
-    sessions: Annotated[list[Path], Parameter(negative=())],
+    sessions: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     master: str = "local[*]",
@@ -39,7 +40,7 @@ def replay(
     Parameters
     ----------
     sessions
-        Session folders, or folders of them (what trioha.recordDir names).
+        Session folders, folders of them (what trioha.recordDir names), or archives: folders or URLs (s3://...).
     master
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
@@ -59,7 +60,7 @@ def replay(
     Exits with 1 if an invariant of severity error does not hold.
     """
     # Errors of the input are reported before Spark is started.
-    for path in find_sessions(sessions):
+    for path in find_recordings(sessions):
         open_session(path)
     if report is not None and not report.absolute().parent.is_dir():
         raise TriohaError(f"{report}: its folder does not exist; make it first")
@@ -94,7 +95,7 @@ def replay(
     return 1 if is_broken else 0
 
 
-def _ask(sessions: list[Path], *, at: str | None, explain: str | None, json: bool) -> int:
+def _ask(sessions: list[str], *, at: str | None, explain: str | None, json: bool) -> int:
     """Answer --at and --explain, which read parts of the sessions instead of replaying them."""
     moments = _module("trioha_analysis.state_at")
     readers = moments.open_readers(sessions)

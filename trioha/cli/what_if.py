@@ -27,7 +27,7 @@ _COLUMNS: Final = (
 
 
 def what_if(
-    sessions: Annotated[list[Path], Parameter(negative=())],
+    sessions: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,

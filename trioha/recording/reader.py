@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -135,6 +135,14 @@ class Session:
         return self.identity.role == "SLAVE"
 
 
+@runtime_checkable
+class ListsSegments(Protocol):
+    """The path of a session that is no folder here: it has a list of its segments, which do not change."""
+
+    def list_segments(self) -> Sequence[Segment]:
+        """In order of their seqs."""
+
+
 def find_sessions(paths: Iterable[str | Path]) -> list[Path]:
     """The session folders of `paths`: each path is a session, or a folder of sessions (trioha.recordDir).
 
@@ -230,6 +238,10 @@ def read_segments(session: Session, *, seq_from: int = 0) -> Segments:
     """
     found: dict[int, Segment] = {}
     damage: list[Damage] = []
+    if isinstance(session.path, ListsSegments):
+        listed = session.path.list_segments()
+        first = max((at for at, one in enumerate(listed) if one.base_seq <= seq_from), default=0)
+        return _in_order(listed[first:], damage)
     folder = session.path / EVENTS_FOLDER
     paths = (*sorted(folder.glob("*.seg")), *sorted(folder.glob(f"*{PACKED_SUFFIX}")))
     for path in _from(paths, seq_from) if seq_from > 0 else paths:
@@ -238,7 +250,11 @@ def read_segments(session: Session, *, seq_from: int = 0) -> Segments:
             damage.append(segment)
         else:
             found.setdefault(segment.base_seq, segment)
-    segments = [found[base_seq] for base_seq in sorted(found)]
+    return _in_order([found[base_seq] for base_seq in sorted(found)], damage)
+
+
+def _in_order(segments: Sequence[Segment], damage: list[Damage]) -> Segments:
+    """The segments, and the damage with what is missing between them."""
     for before, segment in pairwise(segments):
         expected_seq = before.base_seq + before.records
         missing = segment.base_seq - expected_seq
@@ -264,7 +280,7 @@ def describe_segment(session: Session, path: Path) -> Segment | Damage:
 
 
 def find_segment(session: Session, base_seq: int) -> Segment | Damage | None:
-    """The segment of a name, packed or not; None if there is none any more."""
+    """The segment of a name in the session's folder, packed or not; None if there is none any more."""
     folder = session.path / EVENTS_FOLDER
     for path in (folder / segment_name(base_seq), folder / f"{base_seq:020d}{PACKED_SUFFIX}"):
         if path.exists():

@@ -162,3 +162,14 @@ def only_topics(rows: Columns, topics: frozenset[str]) -> Columns:
     """The rows of these topics."""
     mask = pc.is_in(topics_of(rows), value_set=pa.array(sorted(topics), pa.string()))
     return rows.take(np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_))
+
+
+def only_times(rows: Columns, *, from_ms: int | None, to_ms: int | None) -> Columns:
+    """The rows with store timestamps `[from_ms, to_ms)`, in ms since 1970; None: no limit."""
+    stored_ms = _after_host(rows, "store_timestamp").astype(np.int64)
+    wanted = np.ones(len(rows), np.bool_)
+    if from_ms is not None:
+        wanted &= stored_ms >= from_ms
+    if to_ms is not None:
+        wanted &= stored_ms < to_ms
+    return rows.take(wanted)

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from trioha.errors import StoreError
 from trioha.store.record_layout import body_crc
-from trioha_analysis.commitlog.columns import only_topics
+from trioha_analysis.commitlog.columns import only_times, only_topics
 from trioha_analysis.commitlog.files import (
     LogFile,
     OffsetRange,
@@ -26,7 +26,8 @@ from trioha_analysis.commitlog.walk import BLOCK_BYTES, Columns, Gap, LogBytes, 
 class LogDamage:
     """Damaged bytes of a log file."""
 
-    path: Path
+    path: str
+    """The file, or the URL of the object."""
     gap: Gap
 
 
@@ -36,6 +37,10 @@ class ReadOptions:
 
     topics: frozenset[str] = field(factory=frozenset)
     """Empty: all topics."""
+    from_ms: int | None = None
+    """Only messages stored at or after it, in ms since 1970."""
+    to_ms: int | None = None
+    """Only messages stored before it."""
     verify_bodies: bool = False
     """Whether to check the CRC of bodies: a wrong one is damage instead of a record."""
     block_bytes: int = BLOCK_BYTES
@@ -62,7 +67,9 @@ def read_range(
             is_last = is_last_written(files, index)
             before = files[index - 1].end_offset if index else file.start_offset
             if before < file.start_offset and wanted.start <= file.start_offset:
-                yield LogDamage(file.path, Gap(before, file.start_offset - before, "no file has these bytes"))
+                yield LogDamage(
+                    str(file.path), Gap(before, file.start_offset - before, "no file has these bytes")
+                )
             yield from _read_file(file, wanted, options, is_last=is_last)
             if is_last:
                 return
@@ -79,22 +86,31 @@ def _read_file(
     end = len(log.data) if wanted.end is None else wanted.end - file.start_offset
     for found in walk(log, begin, end, block_bytes=options.block_bytes):
         if isinstance(found, Gap):
-            yield LogDamage(file.path, found)
+            yield LogDamage(str(file.path), found)
             continue
-        rows = only_topics(found, options.topics) if options.topics else found
-        if options.verify_bodies:
-            bad = [at for at, is_good in enumerate(_bodies_are_good(rows)) if not is_good]
-            for at in bad:
-                gap = Gap(
-                    file.start_offset + int(rows.start[at]),
-                    int(rows.end[at] - rows.start[at]),
-                    f"the body's CRC is not the stored 0x{int(rows.heads['body_crc'][at]):08X}",
-                )
-                yield LogDamage(file.path, gap)
-            if bad:
-                rows = rows.take(np.delete(np.arange(len(rows)), bad))
-        if len(rows):
-            yield rows
+        yield from chosen_rows(found, options, path=str(file.path), start_offset=file.start_offset)
+
+
+def chosen_rows(
+    found: Columns, options: ReadOptions, *, path: str, start_offset: int
+) -> Iterator[Columns | LogDamage]:
+    """The rows that the options want; those with a damaged body as damage, if bodies are verified."""
+    rows = only_topics(found, options.topics) if options.topics else found
+    if options.from_ms is not None or options.to_ms is not None:
+        rows = only_times(rows, from_ms=options.from_ms, to_ms=options.to_ms)
+    if options.verify_bodies:
+        bad = [at for at, is_good in enumerate(_bodies_are_good(rows)) if not is_good]
+        for at in bad:
+            gap = Gap(
+                start_offset + int(rows.start[at]),
+                int(rows.end[at] - rows.start[at]),
+                f"the body's CRC is not the stored 0x{int(rows.heads['body_crc'][at]):08X}",
+            )
+            yield LogDamage(path, gap)
+        if bad:
+            rows = rows.take(np.delete(np.arange(len(rows)), bad))
+    if len(rows):
+        yield rows
 
 
 def _bodies_are_good(rows: Columns) -> Iterator[bool]:

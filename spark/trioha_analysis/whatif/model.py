@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 from attrs import evolve, frozen
 
+from trioha.archive.session_paths import find_recordings
 from trioha.config.model import AckMode
 from trioha.errors import TriohaError
 from trioha.recording.layout import SOURCE_NODE
-from trioha.recording.reader import Session, find_sessions, open_session
+from trioha.recording.reader import Session, open_session
 from trioha.recording.records import read_records
 from trioha_analysis.whatif.costs import Costs, costs_of
 from trioha_analysis.whatif.figures import Figures, figures, outcome_of
@@ -50,13 +51,13 @@ class Model:
     recorded: Figures
 
 
-def find_model_sessions(paths: Iterable[Path]) -> tuple[Session, list[Session]]:
+def find_model_sessions(paths: Iterable[str | Path]) -> tuple[Session, list[Session]]:
     """The session of the only master in `paths`, and those of its slaves.
 
     Raises StoreError if a path is not a session, ModelError unless exactly one session was recorded by a
     master.
     """
-    sessions = [open_session(path) for path in find_sessions(paths)]
+    sessions = [open_session(path) for path in find_recordings(paths)]
     masters = [one for one in sessions if not one.is_slave and one.identity.source == SOURCE_NODE]
     if len(masters) != 1:
         names = ", ".join(one.path.name for one in masters) or "none"

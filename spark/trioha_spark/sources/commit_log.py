@@ -2,9 +2,11 @@
 
 ```
 spark.read.format("rocketmq-commitlog").load("/var/store")
+spark.read.format("rocketmq-commitlog").load("s3://bucket/archive")
 ```
 
-The folder is a storePathRootDir or its commitlog folder. One row for each message, with the columns of
+The folder is a storePathRootDir, its commitlog folder, or an archive (`trioha archive`); a URL (`s3://`,
+`gs://`, `az://`) is an archive, which executors read in place. One row for each message, with the columns of
 `trioha_analysis.commitlog.columns.TYPES`; `.schema("queue_offset long, topic string")` reads only those,
 which is faster. Bodies and properties are as stored: `trioha_spark.sources.functions` decodes them.
 
@@ -12,10 +14,17 @@ which is faster. Bodies and properties are as stored: `trioha_spark.sources.func
 |---|---|
 | topic | only these topics, separated by commas |
 | startOffset, endOffset | only messages that start at physical offsets `[startOffset, endOffset)` |
+| fromTime, toTime | only messages stored in `[fromTime, toTime)`: ms since 1970, or `2026-11-23T08:00:00Z` |
+| generation | of an archive: the id of the history to read, or its first digits; the newest one by default |
+| storage.NAME | of a URL: a setting of its storage, as `storage.aws_region`; others are the environment's |
 | verifyBodies | `true`: bodies whose CRC is wrong are damage instead of messages |
 | errors | `true`: a table of the damage instead of the messages: file, physical_offset, size_bytes, reason |
 | rangeBytes | bytes of a file that one task reads, 64 MiB by default |
 | maxBytesPerTrigger | streaming only: approximate bytes of the log in a batch |
+
+Of an archive, only objects are read that may have such offsets, times or topics, by the statistics in its
+head: a query with `topic` and `fromTime` reads a part of it. A DataFrame of an archive is what its head has
+when it is loaded.
 
 The log may be in use. A DataFrame is not a snapshot: ranges are planned once for each `load`, the last one is
 open, and every action reads the current bytes. So a later count is higher; load again after much growth, so
@@ -28,6 +37,7 @@ different filters would get the rows of one filter in both places. Use options t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -35,6 +45,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from trioha.numbers import NATURAL64, parse_int
 from trioha_spark.sources.options import (
+    STORAGE_PREFIX,
     SourceError,
     check_schema,
     ddl,
@@ -43,6 +54,8 @@ from trioha_spark.sources.options import (
     number_option,
     path_option,
     refuse_unknown,
+    storage_settings,
+    time_option,
 )
 
 if TYPE_CHECKING:
@@ -50,10 +63,25 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+    from trioha.archive.access import Location
+    from trioha_analysis.commitlog.archived import ArchivedOffset, ArchivedRange
     from trioha_analysis.commitlog.files import OffsetRange
+    from trioha_analysis.commitlog.reading import LogDamage
+    from trioha_analysis.commitlog.walk import Columns
 
 OPTIONS = frozenset(
-    {"topic", "startOffset", "endOffset", "verifyBodies", "errors", "rangeBytes", "maxBytesPerTrigger"}
+    {
+        "topic",
+        "startOffset",
+        "endOffset",
+        "fromTime",
+        "toTime",
+        "generation",
+        "verifyBodies",
+        "errors",
+        "rangeBytes",
+        "maxBytesPerTrigger",
+    }
 )
 RANGE_BYTES_MIN = 4096
 
@@ -75,14 +103,17 @@ class CommitLogSource(DataSource):
         return CommitLogReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """Follows a growing log."""
-        return CommitLogStreamReader(dict(self.options), schema)
+        """Follows a growing log or archive."""
+        log = _Log(dict(self.options), schema)
+        if log.end_offset is not None:
+            raise SourceError("option endOffset: a stream has no end")
+        return CommitLogStreamReader(log) if log.archive is None else ArchiveStreamReader(log, log.archive)
 
 
 class LogPartition(InputPartition):
-    """A range of the log's offsets."""
+    """A range of the log's offsets, in a store or in an archive."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: OffsetRange | ArchivedRange) -> None:
         super().__init__(wanted)
 
 
@@ -95,7 +126,10 @@ class _Log:
 
         options = {name.lower(): value for name, value in options.items()}
         refuse_unknown(options, OPTIONS)
-        self.store = path_option(options)
+        self.store, self.archive = _store_or_archive(path_option(options), storage_settings(options))
+        self.generation = options.get("generation")
+        if self.generation is not None and self.archive is None:
+            raise SourceError("option generation: a store has one history; archives have generations")
         self.errors = flag_option(options, "errors")
         self.arrow_schema = check_schema(schema, _columns(self.errors), CommitLogSource.name())
         self.start_offset = number_option(options, "startoffset")
@@ -104,6 +138,8 @@ class _Log:
         self.trigger_bytes = number_option(options, "maxbytespertrigger", least=1)
         self.read_options = ReadOptions(
             topics=frozenset(names_option(options, "topic")),
+            from_ms=time_option(options, "fromtime"),
+            to_ms=time_option(options, "totime"),
             verify_bodies=flag_option(options, "verifybodies"),
         )
 
@@ -111,25 +147,51 @@ class _Log:
         """Partitions of the offsets `[start, end)`."""
         from trioha_analysis.commitlog.files import cut_ranges, list_files  # noqa: PLC0415
 
+        if self.archive is not None:
+            return self.cut_archive(self.archive, self.generation, start, end)
         files = list_files(self.store)
         if start is None:
             start = files[0].start_offset if files else 0
         ranges = cut_ranges(files, start=start, end=end, range_bytes=self.range_bytes)
         return [LogPartition(each) for each in ranges]
 
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def cut_archive(
+        self, archive: Location, generation: str | None, start: int | None, end: int | None
+    ) -> list[InputPartition]:
+        """Partitions of the offsets `[start, end)` of an archive."""
+        from trioha_analysis.commitlog.archived import plan_archive  # noqa: PLC0415
+
+        ranges = plan_archive(
+            archive,
+            self.read_options,
+            generation=generation,
+            start=start,
+            end=end,
+            range_bytes=self.range_bytes,
+        )
+        return [LogPartition(each) for each in ranges]
+
+    def _found(self, wanted: OffsetRange | ArchivedRange) -> Iterator[Columns | LogDamage]:
+        from trioha_analysis.commitlog.archived import ArchivedRange, read_archived  # noqa: PLC0415
+        from trioha_analysis.commitlog.reading import read_range  # noqa: PLC0415
+
+        if isinstance(wanted, ArchivedRange):
+            return read_archived(wanted, self.read_options)
+        return read_range(self.store, wanted, self.read_options)
+
+    def read(self, wanted: OffsetRange | ArchivedRange) -> Iterator[pa.RecordBatch]:
         """The rows of a range."""
         import pyarrow as pa  # noqa: PLC0415
 
         from trioha_analysis.commitlog.columns import decode  # noqa: PLC0415
-        from trioha_analysis.commitlog.reading import LogDamage, read_range  # noqa: PLC0415
+        from trioha_analysis.commitlog.reading import LogDamage  # noqa: PLC0415
 
         names = self.arrow_schema.names
-        for found in read_range(self.store, wanted, self.read_options):
+        for found in self._found(wanted):
             if isinstance(found, LogDamage):
                 if self.errors:
                     row = {
-                        "file": str(found.path),
+                        "file": found.path,
                         "physical_offset": found.gap.start_offset,
                         "size_bytes": found.gap.size_bytes,
                         "reason": found.gap.reason,
@@ -162,10 +224,8 @@ class CommitLogReader(DataSourceReader):
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader; its offset is the physical offset after the last message of a batch."""
 
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self.log = _Log(options, schema)
-        if self.log.end_offset is not None:
-            raise SourceError("option endOffset: a stream has no end")
+    def __init__(self, log: _Log) -> None:
+        self.log = log
         self.target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
@@ -211,6 +271,81 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
         return self.log.read(partition.value)
+
+
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stream reader of an archive; its offset is a generation and a physical offset in it."""
+
+    def __init__(self, log: _Log, archive: Location) -> None:
+        self.log = log
+        self.archive = archive
+        self.target: ArchivedOffset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        """startOffset, or the start of the generation."""
+        from trioha_analysis.commitlog.archived import stream_start  # noqa: PLC0415
+
+        found = stream_start(self.archive, generation=self.log.generation, start=self.log.start_offset)
+        return _as_json(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+        """maxBytesPerTrigger."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes  # noqa: PLC0415
+
+        bytes_max = self.log.trigger_bytes
+        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the archive, or of the last object within `maxBytesPerTrigger` after `start`."""
+        from pyspark.sql.streaming.datasource import ReadMaxBytes  # noqa: PLC0415
+
+        from trioha_analysis.commitlog.archived import stream_end  # noqa: PLC0415
+
+        begin = _from_json(start)
+        if self.target is not None and begin.offset >= self.target.offset:
+            return start
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        end = stream_end(self.archive, begin, bytes_max=bytes_max)
+        return _as_json(end if self.target is None or end.offset <= self.target.offset else self.target)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        """The query ends at the current end of the archive."""
+        from trioha_analysis.commitlog.archived import ArchivedOffset, open_archive  # noqa: PLC0415
+
+        generation = open_archive(self.archive).generation(self.log.generation)
+        self.target = ArchivedOffset(generation.id, generation.end_offset)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Ranges of a batch."""
+        begin, last = _from_json(start), _from_json(end)
+        return self.log.cut_archive(self.archive, begin.generation, begin.offset, last.offset)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        return self.log.read(partition.value)
+
+
+def _as_json(offset: ArchivedOffset) -> dict[str, Any]:
+    return {"generation": offset.generation, "offset": offset.offset}
+
+
+def _from_json(value: dict[str, Any]) -> ArchivedOffset:
+    from trioha_analysis.commitlog.archived import ArchivedOffset  # noqa: PLC0415
+
+    return ArchivedOffset(str(value["generation"]), parse_int(value["offset"], NATURAL64))
+
+
+def _store_or_archive(path: str | Path, settings: dict[str, str]) -> tuple[Path, Location | None]:
+    """A store's folder, or where an archive is."""
+    from trioha.archive.access import Location  # noqa: PLC0415
+    from trioha.archive.layout import HEADS  # noqa: PLC0415
+
+    if not isinstance(path, Path):
+        return Path(path), Location.of(path, settings)
+    if settings:
+        raise SourceError(f"option {STORAGE_PREFIX}{next(iter(settings))}: {path} is a folder")
+    is_archive = (path / HEADS).is_dir() and not (path / "commitlog").is_dir()
+    return path, Location.of(f"file://{path}") if is_archive else None
 
 
 def _columns(errors: bool) -> pa.Schema:

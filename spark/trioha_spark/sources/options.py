@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from trioha.archive.access import is_remote
 from trioha.errors import TriohaError
 from trioha.numbers import I64, Range, parse_int
 from trioha.recording.paths import absolute_path
@@ -15,19 +17,53 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+STORAGE_PREFIX: Final = "storage."
+"""Of options that are settings of the object storage."""
+
+
 class SourceError(TriohaError):
     """Invalid options or schema of a data source."""
 
 
-def path_option(options: Mapping[str, str]) -> Path:
-    """The folder given to `load` as an absolute path, because executors have other working directories.
+def path_option(options: Mapping[str, str]) -> str | Path:
+    """What is given to `load`: a URL of an object storage (`s3://...`), or a folder as an absolute path,
+    because executors have other working directories.
 
-    Raises SourceError without a folder, StoreError for one that is not local.
+    Raises SourceError without either, StoreError for any other URL.
     """
     path = options.get("path")
     if not path:
         raise SourceError("no folder was given: load(FOLDER), or option path")
-    return absolute_path(path)
+    return path if is_remote(path) else absolute_path(path)
+
+
+def storage_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the object storage: `storage.aws_region` is its `aws_region`."""
+    return {
+        name[len(STORAGE_PREFIX) :].lower(): value
+        for name, value in options.items()
+        if name.lower().startswith(STORAGE_PREFIX)
+    }
+
+
+def time_option(options: Mapping[str, str], name: str) -> int | None:
+    """A time in ms since 1970: a whole number, or a date and time as `2026-11-23T08:00:00+01:00` (UTC if it
+    names no zone); None if it is not set."""
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return parse_int(text, Range(0, I64.high))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise SourceError(
+            f"option {name}: {text!r} is neither ms since 1970 nor a time as 2026-11-23T08:00:00+01:00"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
 
 
 def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
@@ -58,7 +94,7 @@ def refuse_unknown(options: Mapping[str, str], known: frozenset[str]) -> None:
     """Raise SourceError for an unknown, probably misspelt option."""
     names = {name.lower() for name in known} | {"path"}
     for name in options:
-        if name.lower() not in names:
+        if name.lower() not in names and not name.lower().startswith(STORAGE_PREFIX):
             raise SourceError(f"there is no option {name!r}; there are {', '.join(sorted(known))}")
 
 

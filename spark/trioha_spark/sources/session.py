@@ -4,16 +4,19 @@
 spark.read.format("trioha-session").load("/var/trioha/sessions")
 ```
 
-The folder is a session, or a folder of sessions; segments may be packed (`trioha session pack`). One row for
-each event: `session` (the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`,
-`kind_name`, `flags`, `node`, `conn`, `offset`, `aux`, `size`, see docs/session-format.md. A `.schema(...)`
-with some of these reads only them.
+The folder is a session, a folder of sessions, or an archive; segments may be packed (`trioha session pack`).
+`s3://`, `gs://` and `az://` URLs are those of an archive (`s3://bucket/archive`) or of one of its sessions
+(`s3://bucket/archive/recordings/SESSION`), which executors read in place. One row for each event: `session`
+(the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`, `kind_name`, `flags`, `node`,
+`conn`, `offset`, `aux`, `size`, see docs/session-format.md. A `.schema(...)` with some of these reads only
+them.
 
 | option | meaning |
 |---|---|
 | seqFrom, seqTo | only events with `seqFrom <= seq < seqTo` |
 | kinds | only these kinds, names or numbers, separated by commas: `PUT,ACK` |
 | errors | `true`: a table of the damage instead of the events: session, file, position, records, reason |
+| storage.NAME | of a URL: a setting of its storage, as `storage.aws_region`; others are the environment's |
 | maxEventsPerTrigger | streaming only: maximum events of a batch of all sessions, before the filter `kinds` |
 
 The sessions may still be recorded. A DataFrame is not a snapshot: ranges are planned once for each `load`,
@@ -43,6 +46,7 @@ from trioha_spark.sources.options import (
     number_option,
     path_option,
     refuse_unknown,
+    storage_settings,
 )
 
 if TYPE_CHECKING:
@@ -106,12 +110,28 @@ class _Sessions:
         options = {name.lower(): value for name, value in options.items()}
         refuse_unknown(options, OPTIONS)
         self.path = path_option(options)
+        self.settings = storage_settings(options)
         self.errors = flag_option(options, "errors")
         self.arrow_schema = check_schema(schema, _columns(self.errors), SessionSource.name())
         self.seq_from = number_option(options, "seqfrom") or 0
         self.seq_to = number_option(options, "seqto")
         self.kinds = _kinds(names_option(options, "kinds"))
         self.trigger_events = number_option(options, "maxeventspertrigger", least=1)
+
+    def find(self) -> list[Path]:
+        """The sessions of the path."""
+        from trioha.archive.session_paths import find_recordings  # noqa: PLC0415
+
+        return find_recordings([self.path], settings=self.settings)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the path is that of one session: it gets no new ones."""
+        from trioha.recording.layout import SESSION_FILE  # noqa: PLC0415
+
+        if isinstance(self.path, Path):
+            return (self.path / SESSION_FILE).is_file()
+        return "/recordings/" in self.path.rstrip("/")
 
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
         """Partitions of a session's seqs, each but the last within one segment."""
@@ -188,7 +208,7 @@ class SessionDataSourceReader(DataSourceReader):
         new sessions, if this is a folder of sessions."""
         paths = self._paths()
         partitions = [partition for path in paths for partition in self._cut(path)]
-        if paths != [self.sessions.path]:
+        if not self.sessions.is_one:
             partitions.append(NewSessionsPartition(frozenset(paths)))
         return partitions
 
@@ -206,9 +226,7 @@ class SessionDataSourceReader(DataSourceReader):
                     yield from self.sessions.read(part)
 
     def _paths(self) -> list[Path]:
-        from trioha.recording.reader import find_sessions  # noqa: PLC0415
-
-        return find_sessions([self.sessions.path])
+        return self.sessions.find()
 
     def _cut(self, path: Path) -> list[InputPartition]:
         return self.sessions.cut(path, self.sessions.seq_from, self.sessions.seq_to)
@@ -275,9 +293,7 @@ class SessionDataSourceStreamReader(DataSourceStreamReader, SupportsTriggerAvail
         return self.sessions.read(partition)
 
     def _paths(self) -> dict[str, Path]:
-        from trioha.recording.reader import find_sessions  # noqa: PLC0415
-
-        return {path.name: path for path in find_sessions([self.sessions.path])}
+        return {path.name: path for path in self.sessions.find()}
 
     def _ends(self) -> dict[str, int]:
         from trioha_analysis.ranges import session_end  # noqa: PLC0415
