@@ -51,7 +51,7 @@ from trioha.archive.layout import (
     page_key,
     page_of,
 )
-from trioha.archive.log_bytes import compress, frames, read_log_object
+from trioha.archive.log_bytes import compress, compress_stream, read_log_object
 from trioha.archive.merging import (
     THIN_AFTER_MS,
     Group,
@@ -82,8 +82,10 @@ CLUSTER_DEFAULT: Final = "DefaultCluster"
 """RocketMQ's own default of brokerClusterName; that of brokerName is the host's name."""
 ZSTD_SAVES: Final = 0.05
 """An object is compressed if that saves at least this share of it."""
-_SAMPLE_BYTES: Final = 256 << 10
+_SAMPLE_BYTES: Final = 128 << 10
 """Of each frame of a large object, to find that out."""
+PIECE_BYTES: Final = 1 << 20
+"""Read and sent at a time."""
 _WATCH_POLL_S: Final = 5.0
 MERGED_OBJECTS_MAX: Final = 2
 """Large objects that one step makes of small ones: the next step is not to wait for more."""
@@ -465,12 +467,12 @@ class Archiver:
         return self._put(draft, one, body if body is not None else self._checked(part))
 
     def _put(self, draft: _Draft, one: LogObject, data: bytes | Iterator[bytes]) -> LogObject:
-        """Store an object: its bytes as they are stored, or its part of the log in frames."""
+        """Store an object: its bytes as they are stored, or its part of the log in pieces."""
         if isinstance(data, bytes):
             self.folder.put(one.key, data)
             size = len(data)
         else:
-            upload = _Upload(data, one.codec)
+            upload = _Upload(data, one)
             self.folder.put(one.key, iter(upload))
             size = upload.size
         self._stored[one.key] = size
@@ -491,9 +493,9 @@ class Archiver:
         return ("zstd" if len(packed) <= (1 - ZSTD_SAVES) * sum(map(len, samples)) else "none"), None
 
     def _checked(self, part: LogPart) -> Iterator[bytes]:
-        """The part's bytes in frames. Raises ChangedSourceError after them if they are not those checked."""
+        """The part's bytes in pieces. Raises ChangedSourceError after them if they are not those checked."""
         result = 0
-        for piece in self._source.pieces(part.first_offset, part.end_offset):
+        for piece in self._source.pieces(part.first_offset, part.end_offset, size=PIECE_BYTES):
             result = crc32(piece, result)
             yield piece
         if result != part.crc32:
@@ -554,7 +556,7 @@ class Archiver:
             return evolve(one, object_bytes=self._stored[key])
         if self._source.has(first, end):
             try:
-                return self._put(draft, one, frames(self._source_bytes(run)))
+                return self._put(draft, one, self._source_bytes(run))
             except ChangedSourceError:
                 # The archive has what was checked. Look at the next step whether the store continues it.
                 self._continues = False
@@ -564,12 +566,12 @@ class Archiver:
                 for piece in read_log_object(self.folder, part):
                     file.write(piece)
             file.seek(0)
-            return self._put(draft, one, iter(lambda: file.read(FRAME_BYTES), b""))
+            return self._put(draft, one, iter(lambda: file.read(PIECE_BYTES), b""))
 
     def _source_bytes(self, run: Sequence[LogObject]) -> Iterator[bytes]:
         for one in run:
             result = 0
-            for piece in self._source.pieces(one.first_offset, one.end_offset):
+            for piece in self._source.pieces(one.first_offset, one.end_offset, size=PIECE_BYTES):
                 result = crc32(piece, result)
                 yield piece
             if result != one.crc32:
@@ -779,8 +781,8 @@ class Archiver:
 class _Upload:
     """The pieces of an object, compressed or not, and how many bytes they had."""
 
-    def __init__(self, pieces: Iterator[bytes], codec: Codec) -> None:
-        self._pieces = compress(pieces) if codec == "zstd" else pieces
+    def __init__(self, pieces: Iterator[bytes], one: LogObject) -> None:
+        self._pieces = compress_stream(pieces, log_bytes=one.log_bytes) if one.codec == "zstd" else pieces
         self.size = 0
 
     def __iter__(self) -> Iterator[bytes]:

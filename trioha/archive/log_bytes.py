@@ -25,21 +25,26 @@ def compress(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         yield compressor.compress(piece)
 
 
-def frames(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of `FRAME_BYTES`, the last one of the rest."""
-    held: list[bytes] = []
-    size = 0
+def compress_stream(pieces: Iterable[bytes], *, log_bytes: int) -> Iterator[bytes]:
+    """The same frames of `log_bytes` bytes that come in smaller pieces, without holding a frame."""
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
+    left, room = log_bytes, 0
     for piece in pieces:
-        rest = piece
-        while size + len(rest) >= FRAME_BYTES:
-            yield b"".join((*held, rest[: FRAME_BYTES - size]))
-            rest = rest[FRAME_BYTES - size :]
-            held, size = [], 0
-        if rest:
-            held.append(rest)
-            size += len(rest)
-    if held:
-        yield b"".join(held)
+        view = memoryview(piece)
+        while view:
+            if not room:
+                assert left, "as many bytes as were announced"
+                room = min(FRAME_BYTES, left)
+                frame = compressor.compressobj(size=room)
+            part = view[:room]
+            if data := frame.compress(part):
+                yield data
+            view = view[len(part) :]
+            room -= len(part)
+            left -= len(part)
+            if not room:
+                yield frame.flush()
+    assert not left, "as many bytes as were announced"
 
 
 def read_log_object(
