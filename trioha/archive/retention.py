@@ -1,8 +1,8 @@
 """What an archive may drop, so that a restore to any time from `from_ms` on is still possible.
 
 Objects go from a generation's front, up to the start of a log file: a restored log begins with a whole file.
-The newest object stays, and of the metadata the newest from before `from_ms`. A generation goes as a whole if
-the next one had begun before `from_ms`.
+The file with the last record from before `from_ms` stays, and so does the metadata of that time. A
+generation goes as a whole if the next one had begun before `from_ms`.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ def _boundary(reader: ArchiveReader, generation: Generation, from_ms: int) -> in
         if one.max_store_ms >= from_ms:
             break
         old_end = one.end_offset
-    else:
-        # The newest object stays: a restore needs an end of the log.
-        old_end = min(old_end, generation.end_offset - 1)
-    return old_end - old_end % generation.file_bytes
+    # The last record from before then stays: a restore to that time ends with it.
+    return old_end - 1 - (old_end - 1) % generation.file_bytes
 
 
 def _front(reader: ArchiveReader, generation: Generation, from_ms: int) -> Iterator[Page | LogObject]:

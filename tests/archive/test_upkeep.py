@@ -1,0 +1,292 @@
+"""Merging, pages, thinned metadata, retention and sweeping, in virtual time."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.archive.support import START_MS, Log, archived, archiver_of, in_memory, reader_of
+from trioha.archive.crc import combined_crc32
+from trioha.archive.layout import LogObject, MetadataObject
+from trioha.archive.merging import due_merges, groups_of, thinned
+from trioha.archive.objects import ObjectFolder
+from trioha.archive.reader import Selection
+
+
+@pytest.fixture
+def folder() -> ObjectFolder:
+    return in_memory()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "store")
+
+
+def log_object(first: int, end: int) -> LogObject:
+    return LogObject(
+        key=f"log/{first}-{end}",
+        first_offset=first,
+        end_offset=end,
+        records=1,
+        min_store_ms=0,
+        max_store_ms=0,
+        topics=(),
+        crc32=0,
+        codec="none",
+        object_bytes=end - first,
+    )
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=600))
+def test_merges_leave_few_objects_and_send_each_byte_a_few_times(sizes: list[int]) -> None:
+    objects: list[LogObject] = []
+    offset = sent = 0
+    for size in sizes:
+        end = min(offset + size, offset - offset % 100_000 + 100_000)
+        objects.append(log_object(offset, end))
+        offset = end
+        groups = groups_of(objects, bytes_max=60_000, file_bytes=100_000)
+        for run in due_merges(groups, merge_objects=16):
+            at = objects.index(run[0])
+            assert objects[at : at + len(run)] == list(run)
+            assert run[-1].end_offset - run[0].first_offset <= 60_000
+            assert run[0].first_offset // 100_000 == (run[-1].end_offset - 1) // 100_000
+            objects[at : at + len(run)] = [log_object(run[0].first_offset, run[-1].end_offset)]
+            sent += run[-1].end_offset - run[0].first_offset
+    assert objects[0].first_offset == 0
+    assert all(a.end_offset == b.first_offset for a, b in pairwise(objects))
+    # Of a file that has ended at most two objects, and of the last one a few tens.
+    assert len(objects) <= 2 * (offset // 100_000) + 50
+    assert sent <= 6 * offset
+
+
+@given(st.binary(), st.binary(max_size=3000))
+def test_crcs_of_parts_give_that_of_the_whole(first: bytes, second: bytes) -> None:
+    assert combined_crc32(crc32(first), crc32(second), second_bytes=len(second)) == crc32(first + second)
+
+
+def test_small_objects_become_few_and_are_deleted_ten_minutes_later(folder: ObjectFolder, log: Log) -> None:
+    archiver = archiver_of(folder, log, merge_objects=4)
+    dropped: set[str] = set()
+    deleted = 0
+    for _ in range(30):
+        before = {one.key for one in folder.list("log")}
+        log.append(2)
+        log.clock.sleep(10)
+        step = archiver.step()
+        now = {one.key for one in folder.list("log")}
+        dropped |= now - {one.key for one in reader_of(folder).generation().objects}
+        assert before <= now
+        assert archived(folder) == (0, log.data())
+        assert len(reader_of(folder).generation().objects) <= 12
+    assert dropped
+    log.clock.sleep(600)
+    deleted += archiver.step().deleted
+    assert deleted == len(dropped)
+    assert not dropped & {one.key for one in folder.list("log")}
+    assert archived(folder) == (0, log.data())
+    assert step.merged >= 0
+
+
+def test_a_file_that_has_ended_is_one_object(folder: ObjectFolder, log: Log) -> None:
+    archiver = archiver_of(folder, log)
+    while log.end_offset < 3 * log.file_bytes:
+        log.append(4)
+        archiver.step()
+    spans = [(one.first_offset, one.end_offset) for one in reader_of(folder).generation().objects]
+    assert spans[:3] == [(0, 4096), (4096, 8192), (8192, 12288)]
+    assert archived(folder) == (0, log.data())
+
+
+def test_pages_have_the_objects_that_are_merged_no_more(folder: ObjectFolder, log: Log) -> None:
+    archiver = archiver_of(folder, log, page_objects=2)
+    while log.end_offset < 7 * log.file_bytes:
+        log.append(9)
+        archiver.step()
+    reader = reader_of(folder)
+    generation = reader.generation()
+    assert [(page.first_offset, page.end_offset, page.objects) for page in generation.pages] == [
+        (8192 * number, 8192 * number + 8192, 2) for number in range(3)
+    ]
+    assert generation.objects[0].first_offset == 6 * log.file_bytes
+    assert archived(folder) == (0, log.data())
+    # A selection reads the pages that it needs.
+    found = list(reader.objects(generation, Selection(first_offset=20_000, end_offset=20_001)))
+    assert [(one.first_offset, one.end_offset) for one in found] == [(16384, 20480)]
+
+
+def test_of_metadata_older_than_an_hour_one_a_minute_stays(folder: ObjectFolder, log: Log) -> None:
+    archiver = archiver_of(folder, log)
+    taken: list[int] = []
+    for number in range(300):
+        log.append()
+        log.config(consumerOffset=f'{{"n":{number}}}')
+        log.clock.sleep(15)
+        taken.append(log.clock.wall_ms())
+        archiver.step()
+    reader = reader_of(folder)
+    kept = sorted(one.taken_ms for one in reader.metadata(reader.generation()))
+    hour_ago_ms = log.clock.wall_ms() - 3_600_000
+    recent = [one for one in taken if one > hour_ago_ms + 60_000]
+    assert [one for one in kept if one > hour_ago_ms + 60_000] == recent
+    last_minute = hour_ago_ms // 60_000 - 1
+    minutes = [one // 60_000 for one in kept if one // 60_000 < last_minute]
+    assert minutes == sorted({one // 60_000 for one in taken if one // 60_000 < last_minute})
+    assert len(minutes) > 10
+
+
+def test_the_newest_of_each_minute_stays() -> None:
+    metadata = [
+        MetadataObject(key=f"metadata/{ms}", taken_ms=ms, offset=0, bytes=0)
+        for ms in (0, 30_000, 59_999, 60_000, 3_700_000)
+    ]
+    kept, dropped = thinned(metadata, now_ms=4_000_000)
+    assert [one.taken_ms for one in kept] == [59_999, 60_000, 3_700_000]
+    assert [one.taken_ms for one in dropped] == [0, 30_000]
+
+
+@pytest.mark.parametrize("page_objects", [2, 64])
+def test_a_restore_to_any_time_of_the_window_stays_possible(
+    folder: ObjectFolder, log: Log, page_objects: int
+) -> None:
+    archiver = archiver_of(folder, log, keep_s=600.0, page_objects=page_objects, retention_s=0.0)
+    ends: list[tuple[int, int]] = []
+    for number in range(200):
+        log.append(3)
+        log.config(consumerOffset=f'{{"n":{number}}}')
+        log.clock.sleep(20)
+        ends.append((log.clock.wall_ms(), log.end_offset))
+        archiver.step()
+        from_ms = log.clock.wall_ms() - 600_000
+        reader = reader_of(folder)
+        generation = reader.generation()
+        assert generation.first_offset % log.file_bytes == 0
+        first, data = archived(folder)
+        assert data == log.bytes_of(first, log.end_offset)
+        # Everything written within the window is there, and the metadata of the time before it.
+        older = [end for ms, end in ends if ms < from_ms]
+        assert first <= (older[-1] if older else 0)
+        taken = sorted(one.taken_ms for one in reader.metadata(generation))
+        assert taken == sorted(set(taken))
+        # (An archiver's own moment is a little later than the test's.)
+        assert taken[0] <= max(from_ms, ends[0][0]) + 20_000
+    assert generation.first_offset > 10 * log.file_bytes
+    assert len(taken) < 60
+    log.clock.sleep(1200)
+    archiver.step()
+    log.clock.sleep(1200)
+    archiver.step()
+    reader = reader_of(folder)
+    generation = reader.generation()
+    known = {one.key for one in reader.objects(generation)} | {page.key for page in generation.pages}
+    assert {one.key for kind in ("log", "pages") for one in folder.list(kind)} == known
+    metadata = {one.key for one in reader.metadata(generation)}
+    assert {one.key for one in folder.list("metadata")} == metadata
+    # An idle broker's newest file stays.
+    assert generation.objects
+    assert archived(folder)[1] == log.bytes_of(generation.first_offset, log.end_offset)
+
+
+def test_a_generation_goes_when_the_next_one_began_before_the_window(
+    folder: ObjectFolder, log: Log, tmp_path: Path
+) -> None:
+    fork = log.fork(tmp_path / "fork")
+    options = {"keep_s": 600.0, "retention_s": 0.0, "merge_objects": 3}
+    log.append(100)
+    archiver_of(folder, log, **options).step()
+    shared = log.end_offset
+    fork.append(80)
+    fork.clock.sleep(10)
+    fork.append(10, body=b"other")
+    archiver = archiver_of(folder, fork, take_over=True, **options)
+    archiver.step()
+    assert len(reader_of(folder).head.generations) == 2
+    assert shared
+    for _ in range(80):
+        fork.clock.sleep(20)
+        fork.append(1)
+        archiver.step()
+    (generation,) = reader_of(folder).head.generations
+    first, data = archived(folder)
+    assert data == fork.bytes_of(first, fork.end_offset)
+    for _ in range(2):
+        fork.clock.sleep(700)
+        archiver.step()
+    keys = {one.key for one in folder.list("log")}
+    assert keys == {one.key for one in reader_of(folder).objects(reader_of(folder).generation())}
+    assert generation.id.startswith("0002-")
+
+
+def test_objects_without_a_head_are_swept_when_they_are_a_day_old(tmp_path: Path, log: Log) -> None:
+    folder = ObjectFolder.open(f"file://{tmp_path}/archive", create=True)
+    archiver = archiver_of(folder, log)
+    log.append(10)
+    log.config(topics='{"a":1}')
+    archiver.step()
+    for name in ("log/0001-x/old", "log/0001-x/young", "metadata/0001-x/old", "pages/0001-x/old"):
+        folder.put(name, b"")
+    now_s = START_MS / 1000 + log.clock.now_s
+    for path in (tmp_path / "archive").rglob("*"):
+        if path.is_file():
+            age_s = 1000.0 if path.name == "young" else 90_000.0
+            os.utime(path, (now_s - age_s, now_s - age_s))
+    log.clock.sleep(500)
+    assert archiver.step().deleted == 0
+    log.clock.sleep(200)
+    assert archiver.step().deleted == 3
+    assert (tmp_path / "archive/log/0001-x/young").exists()
+    assert archived(folder) == (0, log.data())
+    reader = reader_of(folder)
+    assert [reader.metadata_files(one).files for one in reader.metadata(reader.generation())]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_random_logs_cuts_and_restarts_leave_the_log_in_the_archive(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder, log = in_memory(), Log(tmp_path_factory.mktemp("log") / "store")
+    options = {
+        "object_bytes_max": data.draw(st.sampled_from([500, 2000, 1 << 20])),
+        "step_bytes_max": data.draw(st.sampled_from([1, 1000, 1 << 20])),
+        "merge_objects": data.draw(st.integers(2, 5)),
+        "page_objects": data.draw(st.integers(1, 4)),
+        "delete_after_s": data.draw(st.sampled_from([0.0, 50.0])),
+    }
+    archiver = archiver_of(folder, log, **options)
+    for _ in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(["append", "append", "append", "cut", "restart", "delete"])):
+            case "append":
+                log.append(data.draw(st.integers(1, 30)), body=data.draw(st.binary(max_size=200)))
+            case "cut":
+                ends = (
+                    [one.end_offset for one in reader_of(folder).generation().objects]
+                    if log.end_offset
+                    else []
+                )
+                ends = [end for end in ends if log.first_offset < end < log.end_offset]
+                if ends:
+                    log.cut(data.draw(st.sampled_from(ends)))
+                    log.clock.sleep(1)
+                    archiver = archiver_of(folder, log, **options)
+            case "restart":
+                archiver = archiver_of(folder, log, **options)
+            case "delete":
+                if log.end_offset - log.first_offset > log.file_bytes:
+                    log.delete_first_file()
+        log.clock.sleep(data.draw(st.integers(0, 40)))
+        while archiver.step().is_more_waiting:
+            pass
+        first, found = archived(folder)
+        assert first <= log.first_offset
+        assert found[log.first_offset - first :] == log.data()
+    reader = reader_of(folder)
+    for generation in reader.head.generations:
+        assert list(reader.objects(generation)) or generation.end_offset == generation.first_offset
