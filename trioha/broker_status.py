@@ -158,6 +158,40 @@ class MetadataStatus:
     """How many are kept out now: the master's offset is still before the slave's."""
 
 
+ArchiveState = Literal["starting", "running", "waiting", "fenced", "damaged"]
+"""starting: nothing is known of the archive yet. waiting: `error` keeps it from going on, and it tries again.
+fenced: another writer has the archive. damaged: a record of the log is. The last two end it until the next
+start."""
+
+
+@frozen(kw_only=True)
+class ArchiveStatus:
+    """The archive of a broker's log, as the node that writes it sees it."""
+
+    url: str = ""
+    """Without credentials."""
+    state: str = ""
+    """An `ArchiveState`."""
+    error: str = ""
+    """Why it does not run; empty while it does."""
+    generation: str = ""
+    """Id of the generation that grows; empty while none is known."""
+    archived_offset: int | None = None
+    """Everything before it is archived; None while that is not known."""
+    lag_bytes: int | None = None
+    """Bytes of the log that are not archived; None while that is not known."""
+    lag_ms: int | None = None
+    """Age of the oldest of them, by its store timestamp; 0 if there is none, None where it is not known."""
+    objects: int = 0
+    """Objects of the log that were stored since the start."""
+    object_bytes: int = 0
+    """Their size."""
+    failures: int = 0
+    """Attempts since the start that have failed."""
+    files_deleted_unarchived: int = 0
+    """Log files since the start that were deleted before all of their bytes were archived."""
+
+
 @frozen(kw_only=True)
 class BrokerStatus:
     """A broker at one moment."""
@@ -214,6 +248,8 @@ class BrokerStatus:
     it."""
     metadata: MetadataStatus | None = None
     """On a slave: its copy of the master's metadata; only trioha reports it."""
+    archive: ArchiveStatus | None = None
+    """Of a node with trioha.archiveUrl; only trioha reports it."""
     warnings: tuple[str, ...] = ()
     """What the broker warns of in its own configuration; only trioha reports it."""
 

@@ -22,6 +22,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from trioha.broker_status import (
+    ArchiveStatus,
     BrokerRuntimeInfo,
     BrokerSettings,
     BrokerStatus,
@@ -35,7 +36,7 @@ from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import RateMeter, SeriesRecorder
 from trioha_monitor.texts import REASON_MAX, Names, clean
-from trioha_monitor.view import Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
+from trioha_monitor.view import ArchiveView, Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
 
 CONNECTIONS_MAX: Final = 256
 """Connections kept of one node; others are counted as `hidden_replicas`."""
@@ -107,6 +108,7 @@ class AnswerFilter:
             dispatch_fault=clean(status.dispatch_fault, length_max=REASON_MAX),
             settings=_settings(status.settings),
             table=_table(status.table),
+            archive=None if status.archive is None else _archive(status.archive),
             warnings=_warnings(status.warnings),
         )
         return Answer(kept_status, more, probes)
@@ -223,6 +225,22 @@ def _table(table: BrokerRuntimeInfo) -> BrokerRuntimeInfo:
     )
 
 
+def _archive(archive: ArchiveStatus) -> ArchiveStatus:
+    return ArchiveStatus(
+        url=clean(archive.url),
+        state=clean(archive.state),
+        error=clean(archive.error, length_max=REASON_MAX),
+        generation=clean(archive.generation),
+        archived_offset=_known(archive.archived_offset),
+        lag_bytes=_known(archive.lag_bytes),
+        lag_ms=_known(archive.lag_ms),
+        objects=_known(archive.objects) or 0,
+        object_bytes=_known(archive.object_bytes) or 0,
+        failures=_known(archive.failures) or 0,
+        files_deleted_unarchived=_known(archive.files_deleted_unarchived) or 0,
+    )
+
+
 def _warnings(warnings: tuple[str, ...]) -> tuple[str, ...]:
     kept = tuple(clean(text, length_max=REASON_MAX) for text in warnings[:WARNINGS_MAX])
     more = len(warnings) - len(kept)
@@ -270,6 +288,21 @@ def view_log(
         retention_s=None if settings.reserved_h is None else settings.reserved_h * 3600.0,
         disk_ratio_max=None if settings.disk_percent_max is None else settings.disk_percent_max / 100,
         dispatch_fault=status.dispatch_fault,
+        archive=None if status.archive is None else view_archive(status.archive),
+    )
+
+
+def view_archive(archive: ArchiveStatus) -> ArchiveView:
+    """The archive of a node's log by its last answer."""
+    return ArchiveView(
+        url=archive.url,
+        state=archive.state,
+        error=archive.error,
+        generation=archive.generation,
+        archived_offset=archive.archived_offset,
+        lag_bytes=archive.lag_bytes,
+        lag_s=None if archive.lag_ms is None else archive.lag_ms / 1000,
+        files_deleted_unarchived=archive.files_deleted_unarchived,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import ArchiveStatus, BrokerStatus
 from trioha.recording.reconnects import Reconnects
 from trioha_monitor.answers import (
     Answer,
@@ -185,6 +185,7 @@ class NodeEvents:
         if status.dispatch_fault and not fault:
             text = f"a record cannot be dispatched: {status.dispatch_fault}"
             self._add(EventKind.DISK, text, Severity.BAD, at_ms=at_ms)
+        self._compare_archives(None if before is None else before.archive, status.archive, at_ms=at_ms)
         ratio, percent_max = status.table.disk_ratio, status.settings.disk_percent_max
         if ratio is None or percent_max is None:
             return
@@ -197,6 +198,24 @@ class NodeEvents:
             self._add(EventKind.DISK, text, Severity.WARNING, at_ms=at_ms)
         else:
             self._add(EventKind.DISK, f"disk {ratio:.0%} used again", Severity.GOOD, at_ms=at_ms)
+
+    def _compare_archives(
+        self, before: ArchiveStatus | None, archive: ArchiveStatus | None, *, at_ms: int
+    ) -> None:
+        if archive is None:
+            return
+        state_before = "running" if before is None else before.state
+        if archive.error and archive.state != state_before:
+            is_final = archive.state in {"fenced", "damaged"}
+            text = f"archive {archive.state}: {archive.error}"
+            severity = Severity.BAD if is_final else Severity.WARNING
+            self._add(EventKind.DISK, text, severity, at_ms=at_ms)
+        elif archive.state == "running" and before is not None and before.error:
+            self._add(EventKind.DISK, "archive running again", Severity.GOOD, at_ms=at_ms)
+        deleted = archive.files_deleted_unarchived
+        if deleted > (0 if before is None else before.files_deleted_unarchived):
+            text = f"{deleted:,} log files deleted before they were archived"
+            self._add(EventKind.DISK, text, Severity.BAD, at_ms=at_ms)
 
     def _add(self, kind: EventKind, text: str, severity: Severity, *, at_ms: int) -> None:
         self._timeline.add(kind, text, at_ms=at_ms, node=self.label, severity=severity, source=self._address)

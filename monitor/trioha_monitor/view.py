@@ -110,7 +110,7 @@ class EventKind(Enum):
     PUTS = "puts"
     """Puts begin to fail, or succeed again."""
     DISK = "disk"
-    """A fault of disk or dispatch, or its end."""
+    """A fault of disk, dispatch or archive, or its end."""
     CONFIG = "config"
     """A warning about settings."""
     CLOCK = "clock"
@@ -203,6 +203,27 @@ class ProbeCount:
     """Since the node's start (live), or the session's (replay)."""
 
 
+@frozen(kw_only=True)
+class ArchiveView:
+    """The archive of a node's log, as the node reports it."""
+
+    url: str
+    state: str
+    """starting, running, waiting, fenced or damaged."""
+    error: str = ""
+    """Why it does not run; empty while it does."""
+    generation: str = ""
+    """Id of the generation that grows; empty while none is known."""
+    archived_offset: int | None = None
+    """Everything before it is archived."""
+    lag_bytes: int | None = None
+    """Bytes of the log that are not archived."""
+    lag_s: float | None = None
+    """Age of the oldest of them."""
+    files_deleted_unarchived: int = 0
+    """Log files that were deleted before they were archived."""
+
+
 @frozen
 class LogView:
     """A node's log and disk."""
@@ -239,6 +260,8 @@ class LogView:
     """diskMaxUsedSpaceRatio: above it old files are deleted early, 0 to 1."""
     dispatch_fault: str = ""
     """The last record that could not be dispatched; empty if there is none."""
+    archive: ArchiveView | None = None
+    """None for a node without an archive."""
 
     @property
     def size_bytes(self) -> int | None:

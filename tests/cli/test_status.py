@@ -13,7 +13,14 @@ import trio
 from attrs import evolve
 
 from tests.remoting.recorded import answers
-from trioha.broker_status import BrokerStatus, ConnectionStatus, MetadataStatus, SlaveStatus, TableCopyStatus
+from trioha.broker_status import (
+    ArchiveStatus,
+    BrokerStatus,
+    ConnectionStatus,
+    MetadataStatus,
+    SlaveStatus,
+    TableCopyStatus,
+)
 from trioha.cli import main
 from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode
@@ -223,6 +230,36 @@ def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(
             f"{slave}: 1,200 offsets of the master were before the slave's, 1 were taken, 7 are kept out "
             "(trioha.offsetRegression=keep)"
         ),
+    ]
+
+
+def test_archives_are_a_table_with_a_line_for_each_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    archive = ArchiveStatus(
+        url="s3://backups/a",
+        state="running",
+        generation="0001-5f0c9a12",
+        archived_offset=123_000,
+        lag_bytes=456,
+        lag_ms=1_250,
+        objects=7,
+        object_bytes=9_000,
+    )
+    failing = ArchiveStatus(
+        url="file:///b", state="waiting", error="503 [Slow Down]", files_deleted_unarchived=2
+    )
+    with brokers(node(evolve(MASTER, archive=archive)), node(evolve(SLAVE, archive=failing))) as (
+        master,
+        slave,
+    ):
+        assert main(["status", master, slave]) == 0
+    out = capsys.readouterr().out
+    assert rows_of(out)[-2:] == [
+        [master, "s3://backups/a", "0001-5f0c9a12", "running", "123,000", "456", "1.2", "7", "9,000"],
+        [slave, "file:///b", "-", "waiting", "-", "-", "-", "0", "0"],
+    ]
+    assert [line for line in out.splitlines() if line.startswith(f"{slave}:")] == [
+        f"{slave}: archive waiting: 503 [Slow Down]",
+        f"{slave}: 2 log files were deleted before they were archived",
     ]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
+from trioha.archive.objects import SCHEMES
+from trioha.config import values
 from trioha.config.broker import (
     BrokerConfig,
     BrokerRole,
@@ -110,6 +112,10 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "all_ack_in_sync_state_set": False,
         "total_replicas": 1,
         "record_dir": None,
+        "archive_url": None,
+        "archive_interval": 10_000,
+        "archive_keep": None,
+        "archive_before_delete": False,
         "bind_address": "0.0.0.0",
         "ha_distinct_by": DistinctBy.ADDRESS,
         "ha_transfer_batch_max": 1048576,
@@ -245,6 +251,10 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         allAckInSyncStateSet=True
         totalReplicas=3
         trioha.recordDir=/rec
+        trioha.archiveUrl=s3://backups/broker-b
+        trioha.archiveInterval=2000
+        trioha.archiveKeep=30d
+        trioha.archiveBeforeDelete=true
         trioha.bindAddress=127.0.0.1
         trioha.haDistinctBy=connection
         trioha.haTransferBatchMax=2097152
@@ -374,6 +384,10 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "all_ack_in_sync_state_set": True,
         "total_replicas": 3,
         "record_dir": Path("/rec"),
+        "archive_url": "s3://backups/broker-b",
+        "archive_interval": 2000,
+        "archive_keep": "30d",
+        "archive_before_delete": True,
         "bind_address": "127.0.0.1",
         "ha_distinct_by": DistinctBy.CONNECTION,
         "ha_transfer_batch_max": 2097152,
@@ -457,6 +471,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
     assert expected.keys() == settings.keys()
     assert loaded == LoadedConfig(BrokerConfig(**expected), ())
     assert loaded.config.ha_master_endpoint == ("::1", 30912)
+    assert loaded.config.archive_keep_ms == 30 * 86_400_000
 
 
 def test_every_setting_has_a_docstring_with_its_meaning() -> None:
@@ -587,6 +602,58 @@ def test_an_empty_optional_value_means_none(conf: Path) -> None:
         (
             "trioha.logFormat=xml",
             "1: trioha.logFormat: 'xml' is not one of its values; give one of console, json",
+        ),
+        (
+            "trioha.archiveUrl=ftp://host/x",
+            (
+                "1: trioha.archiveUrl: 'ftp://host/x' is not a URL of an object storage; "
+                "give s3://, gs://, az:// or file:///"
+            ),
+        ),
+        (
+            "trioha.archiveUrl=/backups",
+            (
+                "1: trioha.archiveUrl: '/backups' is not a URL of an object storage; "
+                "give s3://, gs://, az:// or file:///"
+            ),
+        ),
+        (
+            "trioha.archiveUrl=file://backups",
+            "1: trioha.archiveUrl: 'file://backups' is not an absolute folder; give file:///folder",
+        ),
+        (
+            "trioha.archiveUrl=gs:///x",
+            "1: trioha.archiveUrl: 'gs:///x' names no bucket; give gs://bucket/folder",
+        ),
+        (
+            "trioha.archiveUrl=s3://KEY:SECRET@bucket/x",
+            (
+                "1: trioha.archiveUrl: has more than a bucket and a folder; "
+                "give credentials by the environment (AWS_ACCESS_KEY_ID, ...)"
+            ),
+        ),
+        (
+            "trioha.archiveUrl=az://c/x?sig=SECRET",
+            (
+                "1: trioha.archiveUrl: has more than a bucket and a folder; "
+                "give credentials by the environment (AWS_ACCESS_KEY_ID, ...)"
+            ),
+        ),
+        (
+            "trioha.archiveUrl=s3://[x/y",
+            "1: trioha.archiveUrl: is not a URL; give s3://bucket/folder or file:///folder",
+        ),
+        (
+            "trioha.archiveInterval=99",
+            "1: trioha.archiveInterval: 99 is out of range; give 100 to 2147483647",
+        ),
+        (
+            "trioha.archiveKeep=30",
+            "1: trioha.archiveKeep: '30' is no duration; give a duration as in 30d or 12h",
+        ),
+        (
+            "trioha.archiveKeep=0d",
+            "1: trioha.archiveKeep: '0d' is no time at all; give a duration as in 30d or 12h",
         ),
         ("brokerName=", "1: brokerName: is empty; give a name or leave the key out"),
         (
@@ -801,6 +868,10 @@ def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) ->
             ),
         ),
         (
+            "trioha.archiveKeep=30d",
+            "1: trioha.archiveKeep: has no effect without trioha.archiveUrl",
+        ),
+        (
             "haHousekeepingInterval=5000",
             (
                 "1: haHousekeepingInterval: haHousekeepingInterval=5000 is not above "
@@ -1005,3 +1076,7 @@ def test_secrets_are_not_shown() -> None:
     assert "pass word" not in repr(config)
     secrets = [setting.key for setting in broker_settings().values() if setting.is_secret]
     assert secrets == ["trioha.secretKey", "tls.server.keyPassword"]
+
+
+def test_urls_of_archives_have_the_schemes_that_archives_can_open() -> None:
+    assert values.ARCHIVE_SCHEMES == SCHEMES

@@ -17,13 +17,14 @@ from tests.doctor.cases import (
     MASTER,
     NOW_MS,
     SLAVE,
+    PairFacts,
     clock,
     conf,
     metadata_copies,
     pair,
     tables,
 )
-from trioha.broker_status import BrokerRuntimeInfo, ConnectionStatus
+from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, ConnectionStatus
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import BrokerFacts, Facts, ListedBroker, NameServerFacts, Probe, Thresholds
 from trioha.doctor.findings import CHECKS, Finding, Severity
@@ -100,6 +101,21 @@ def late(kind: str, *, start: int, end: int, first: int = 0, ratio: float | None
     table = BrokerRuntimeInfo(disk_ratio=ratio)
     changed = pair(kind).with_master_status(min_offset=first, max_offset=end, table=table)
     return changed.with_slave_status(max_offset=start).findings()
+
+
+def archived(**changes: object) -> PairFacts:
+    """A pair whose master archives, with these changes of what it reports of that."""
+    healthy = ArchiveStatus(
+        url="s3://backups/a",
+        state="running",
+        generation="0001-5f0c9a12",
+        archived_offset=END - 100,
+        lag_bytes=100,
+        lag_ms=9_000,
+        objects=3,
+        object_bytes=999,
+    )
+    return pair().with_master_status(archive=evolve(healthy, **changes))
 
 
 FAULTS: Final[Mapping[str, list[tuple[Callable[[], list[Finding]], str]]]] = {
@@ -446,6 +462,60 @@ FAULTS: Final[Mapping[str, list[tuple[Callable[[], list[Finding]], str]]]] = {
             "is not used by a ASYNC_MASTER",
         ),
     ],
+    "archive-fenced": [
+        (
+            lambda: archived(state="fenced", error="another writer archives here: h:/s, epoch 3,").findings(),
+            "h:/s, epoch 3,",
+        )
+    ],
+    "archive-damaged": [
+        (lambda: archived(state="damaged", error="body CRC 1 is not 2 at offset 9").findings(), "offset 9")
+    ],
+    "archive-fails": [
+        (
+            lambda: archived(state="waiting", error="503 Slow Down", failures=4).findings(),
+            "503 Slow Down; 100 bytes of the log are not archived, 4 attempts failed",
+        ),
+        (
+            lambda: archived(state="waiting", error="denied", lag_bytes=None, failures=1).findings(),
+            "denied; an unknown part of the log are not archived",
+        ),
+    ],
+    "archive-behind": [
+        (lambda: archived(lag_ms=300_001).findings(), "100 bytes are not archived, the oldest for 300 s"),
+        (
+            lambda: (
+                archived(lag_ms=400_001).with_master_config(**{"trioha.archiveInterval": "100000"}).findings()
+            ),
+            "the oldest for 400 s",
+        ),
+        (
+            lambda: archived(state="starting", archived_offset=None, lag_ms=None).findings(),
+            "nothing is known of the archive 3600 s after the start",
+        ),
+    ],
+    "archive-hole": [
+        (lambda: archived(files_deleted_unarchived=2).findings(), "2 log files since the start"),
+        (
+            lambda: (
+                archived(files_deleted_unarchived=1)
+                .with_master_config(**{"trioha.archiveBeforeDelete": "true"})
+                .findings()
+            ),
+            "1 log files since the start",
+        ),
+    ],
+    "archive-shared": [
+        (
+            lambda: (
+                pair()
+                .with_master_config(**{"trioha.archiveUrl": "s3://backups/a"})
+                .with_slave_config(**{"trioha.archiveUrl": "s3://backups/a/"})
+                .findings()
+            ),
+            f"trioha.archiveUrl=s3://backups/a of {MASTER}, {SLAVE}",
+        )
+    ],
     "clocks-apart": [
         (
             lambda: pair().with_slave(clock=clock(ahead_ms=3_001)).findings(),
@@ -690,6 +760,29 @@ SOUND: Final[Mapping[str, list[Callable[[], list[Finding]]]]] = {
     ],
     "flow-control-spins": [lambda: pair().with_master_config(haFlowControlEnable="true").findings()],
     "node-warns": [lambda: on_file("trioha.haRole=observer; brokerIP1=10.0.0.1; brokerIP2=10.0.0.1")],
+    "archive-fenced": [lambda: archived().findings()],
+    "archive-damaged": [lambda: archived().findings()],
+    "archive-fails": [lambda: archived(state="starting", archived_offset=None).findings()],
+    "archive-behind": [
+        lambda: archived(lag_ms=300_000).findings(),
+        lambda: archived(lag_ms=None).findings(),
+        lambda: archived(state="waiting", lag_ms=10**9).findings(),
+        lambda: (
+            archived(lag_ms=400_000).with_master_config(**{"trioha.archiveInterval": "100000"}).findings()
+        ),
+        lambda: archived(state="starting", lag_ms=None).with_master(clock=clock(uptime_s=300)).findings(),
+        lambda: archived(state="starting", lag_ms=None).with_master(clock=None).findings(),
+    ],
+    "archive-hole": [lambda: archived().findings()],
+    "archive-shared": [
+        lambda: (
+            pair()
+            .with_master_config(**{"trioha.archiveUrl": "s3://backups/a"})
+            .with_slave_config(**{"trioha.archiveUrl": "s3://backups/a-slave"})
+            .findings()
+        ),
+        lambda: pair().with_master_config(**{"trioha.archiveUrl": ""}).findings(),
+    ],
     "clocks-apart": [
         lambda: pair().with_slave(clock=clock(ahead_ms=3_000)).findings(),
         lambda: pair().with_slave(clock=None).findings(),
@@ -711,6 +804,7 @@ def ids(findings: list[Finding]) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_healthy_pair_has_no_findings(kind: str, role: str) -> None:
     assert pair(kind, role=role).findings() == []
+    assert archived().findings() == []
     assert pair(kind, role=role).findings(name_servers=listed((0, MASTER), (1, SLAVE))) == []
 
 

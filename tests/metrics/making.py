@@ -8,6 +8,7 @@ from trioha.broker.long_polls import LongPolls
 from trioha.broker.puts import PutStatistics
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import (
+    ArchiveStatus,
     BrokerStatus,
     ConnectionStatus,
     MetadataStatus,
@@ -58,6 +59,17 @@ STATUS = BrokerStatus(
         tables={"topics": TableCopyStatus(age_ms=4500), "groups": TableCopyStatus(failures=3)},
         regressions=9,
         regressions_kept=5,
+    ),
+    archive=ArchiveStatus(
+        url="s3://backups/b",
+        state="waiting",
+        archived_offset=700,
+        lag_bytes=300,
+        lag_ms=12_500,
+        objects=4,
+        object_bytes=512,
+        failures=3,
+        files_deleted_unarchived=1,
     ),
 )
 

@@ -47,6 +47,15 @@ async def test_every_value_is_where_its_name_says():
         ("trioha_metadata_sync_failures_total", "table", "groups"): 3,
         ("trioha_offset_regressions_total",): 9,
         ("trioha_offset_regressions_kept",): 5,
+        ("trioha_archive_state", "state", "waiting"): 1,
+        ("trioha_archive_state", "state", "running"): 0,
+        ("trioha_archive_offset_bytes",): 700,
+        ("trioha_archive_lag_bytes",): 300,
+        ("trioha_archive_lag_seconds",): 12.5,
+        ("trioha_archive_objects_total",): 4,
+        ("trioha_archive_object_bytes_total",): 512,
+        ("trioha_archive_failures_total",): 3,
+        ("trioha_log_files_deleted_unarchived_total",): 1,
         ("trioha_master_connections_ended_total", "reason", "CONNECT_FAILED"): 8,
         ("trioha_master_mismatch",): 1,
         ("trioha_client_connections_ended_total", "reason", "idle"): 3,
@@ -115,15 +124,16 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
     assert [one.name for one in metrics] == [one.name for one in full]
     assert value(metrics, "trioha_puts_total", status="PUT_OK") == 0
     assert len([one for one in values_of(metrics) if one[0] == "trioha_puts_total"]) == len(PutStatus)
-    # A master has no master, and without access control there are no refusals.
+    # A master has no master, without access control there are no refusals, without an archive no states.
     without = {one.name for one in metrics if not one.samples}
     assert without == {
         *("trioha_acl_refusals", "trioha_metadata_sync_age_seconds", "trioha_metadata_sync_failures"),
         *("trioha_offset_regressions", "trioha_offset_regressions_kept"),
+        "trioha_log_files_deleted_unarchived",
         *(
             name
             for name in (one.name for one in full)
-            if name.startswith(("trioha_master_", "trioha_slave_"))
+            if name.startswith(("trioha_master_", "trioha_slave_", "trioha_archive_"))
         ),
     } - {"trioha_slave_connections_ended", "trioha_slave_connections_max"}
 

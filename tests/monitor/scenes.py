@@ -11,6 +11,7 @@ from trioha.errors import TriohaError
 from trioha_monitor.playback import PlaybackState, Tick
 from trioha_monitor.series import Series, SeriesRecorder, Severity
 from trioha_monitor.view import (
+    ArchiveView,
     ClusterView,
     ConsumptionView,
     EventKind,
@@ -126,6 +127,15 @@ def busy_view() -> ClusterView:
             earliest_ms=NOW_MS - 7_200_000,
             retention_s=259_200.0,
             disk_ratio_max=0.75,
+            archive=ArchiveView(
+                url="s3://backups/broker-a",
+                state="waiting",
+                error="503 Slow Down",
+                generation="0001-5f0c9a12",
+                archived_offset=END - 9_000_000,
+                lag_bytes=9_000_000,
+                lag_s=14.2,
+            ),
         ),
     )
     slave = NodeView(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.monitor.builders import connection, master, slave
-from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus
+from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, BrokerSettings, BrokerStatus
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
 from trioha_monitor.answers import CONNECTIONS_MAX, WARNINGS_MAX, AnswerFilter
@@ -171,6 +171,7 @@ def test_no_text_of_an_answer_escapes(
         ha_address=name,
         client=evolve(client, master_address=name, state=state, verdict=verdict, local_address=name),
         dispatch_fault=verdict,
+        archive=ArchiveStatus(url=name, state=state, error=verdict, generation=name),
         warnings=tuple(warnings),
         put_statuses=dict.fromkeys(puts, 1),
         ended_connections=dict.fromkeys(puts, 1),
@@ -192,3 +193,20 @@ def _texts(status: BrokerStatus) -> list[str]:
         elif hasattr(value, "__attrs_attrs__"):
             left += [getattr(value, field.name) for field in fields(type(value))]
     return found
+
+
+def test_impossible_figures_of_an_archive_are_dropped() -> None:
+    told = evolve(
+        master(5),
+        archive=ArchiveStatus(
+            url="s3://b/a",
+            state="running",
+            archived_offset=-1,
+            lag_bytes=-7,
+            lag_ms=-3,
+            objects=-1,
+            failures=2,
+        ),
+    )
+    kept = AnswerFilter().check(told).status.archive
+    assert kept == ArchiveStatus(url="s3://b/a", state="running", failures=2)

@@ -9,14 +9,20 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
-from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings, BrokerStatus, ConnectionStatus
+from trioha.broker_status import (
+    ArchiveStatus,
+    BrokerRuntimeInfo,
+    BrokerSettings,
+    BrokerStatus,
+    ConnectionStatus,
+)
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
 from trioha_monitor.timeline import EVENTS_MAX
-from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Severity, Verdict
+from trioha_monitor.view import ArchiveView, ClusterView, EventKind, Health, ReplicaView, Severity, Verdict
 
 START_MS = 1_700_000_000_000
 A, B = "10.0.0.1:40000", "10.0.0.2:40000"
@@ -430,6 +436,32 @@ def test_disk_and_settings_are_shown_and_make_events() -> None:
     assert play.events()[1:] == [
         (EventKind.CONFIG, "inSyncReplicas=1 waits for one slave"),
         (EventKind.DISK, "disk 80% used, more than diskMaxUsedSpaceRatio: old files go early"),
+    ]
+
+
+def test_an_archive_is_shown_and_its_faults_are_events() -> None:
+    told, archive = master(10_000), ArchiveStatus(url="s3://b/a", state="starting")
+    waiting = evolve(archive, state="waiting", error="503 Slow Down", failures=1)
+    running = evolve(archive, state="running", archived_offset=9_000, lag_bytes=1_000, lag_ms=2_500)
+    fenced = evolve(running, state="fenced", error="another writer", files_deleted_unarchived=2)
+    play = Play()
+    play.tell(told)
+    for one in (archive, waiting, evolve(waiting, failures=2), running, running, fenced):
+        view = play.tell(evolve(told, archive=one))
+    assert view.nodes[0].log.archive == ArchiveView(
+        url="s3://b/a",
+        state="fenced",
+        error="another writer",
+        archived_offset=9_000,
+        lag_bytes=1_000,
+        lag_s=2.5,
+        files_deleted_unarchived=2,
+    )
+    assert play.events()[1:] == [
+        (EventKind.DISK, "archive waiting: 503 Slow Down"),
+        (EventKind.DISK, "archive running again"),
+        (EventKind.DISK, "archive fenced: another writer"),
+        (EventKind.DISK, "2 log files deleted before they were archived"),
     ]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from trioha_monitor.panes.slave import ladder_of
 from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext
 from trioha_monitor.series import Bucket, SeriesRecorder, Severity
 from trioha_monitor.texts import NOTHING
-from trioha_monitor.view import ClusterView, ProbeCount, Verdict
+from trioha_monitor.view import ArchiveView, ClusterView, ProbeCount, Verdict
 from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
 from trioha_monitor.widgets.graph import (
     ColumnCache,
@@ -215,6 +218,48 @@ def test_probes_of_many_hosts_are_one_line() -> None:
     assert plain(note.write(node, LOOK, 80)) == (
         "6 slaves (1 observes), 4 in sync, 19,810 probes ▲ 1 warning"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"state": "running", "archived_offset": 900, "lag_bytes": 2048, "lag_s": 7.0},
+            ["Archived   900  -2.00 KiB  7s old", "Archive    s3://b/a  0001-5f"],
+        ),
+        (
+            {"state": "running", "archived_offset": 900, "lag_bytes": 0, "lag_s": 0.0},
+            ["Archived   900  level", "Archive    s3://b/a  0001-5f"],
+        ),
+        (
+            {"state": "starting"},
+            [f"Archived   {NOTHING}", "Archive    s3://b/a  0001-5f", "           starting"],
+        ),
+        (
+            {"state": "waiting", "error": "denied", "files_deleted_unarchived": 1_200},
+            [
+                *(f"Archived   {NOTHING}", "Archive    s3://b/a  0001-5f", "           ▲ waiting denied"),
+                "           ✗ 1,200 files deleted before they were archived",
+            ],
+        ),
+        (
+            {"state": "fenced", "error": "by b"},
+            [f"Archived   {NOTHING}", "Archive    s3://b/a  0001-5f", "           ✗ fenced by b"],
+        ),
+    ],
+)
+def test_the_facts_of_a_log_say_how_far_it_is_archived(changes: dict[str, Any], lines: list[str]) -> None:
+    node = busy_view().nodes[0]
+    archive = ArchiveView(**{"url": "s3://b/a", "generation": "0001-5f", **changes})
+    facts = [
+        plain(line)
+        for line in log_facts(
+            evolve(node, log=evolve(node.log, archive=archive)), busy_view(), LOOK, width=71
+        )
+    ]
+    first = next(number for number, line in enumerate(facts) if line.startswith("Archived"))
+    assert facts[first : first + len(lines)] == lines
+    assert facts[first + len(lines)].startswith("Disk")
 
 
 def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:

@@ -89,7 +89,15 @@ async def test_transactions_follow_their_settings(master):
 async def test_retention_follows_its_settings(master, monkeypatch):
     configured = []
     monkeypatch.setattr("trioha.store.retention.Retention.configure", lambda _, new: configured.append(new))
-    await change(master, "fileReservedTime=24\ndeleteWhen=03\ndiskMaxUsedSpaceRatio=60\n")
+    await change(
+        master,
+        "fileReservedTime=24\ndeleteWhen=03\ndiskMaxUsedSpaceRatio=60\ntrioha.archiveBeforeDelete=true\n",
+    )
     assert configured == [
-        RetentionSettings(file_reserved_s=86400.0, delete_when=frozenset({3}), disk_max_used_ratio=0.6)
+        RetentionSettings(
+            file_reserved_s=86400.0,
+            delete_when=frozenset({3}),
+            disk_max_used_ratio=0.6,
+            archive_before_delete=True,
+        )
     ]

@@ -64,6 +64,11 @@ def metrics_of(node: TriohaNode) -> list[Any]:
     return parsed(text)
 
 
+def is_archiving(node: TriohaNode) -> bool:
+    archive = node.status().archive
+    return archive is not None and archive.state == "running"
+
+
 def ask(address: str, raw: bytes) -> bytes:
     """All that the node answers to bytes, until it closes the connection."""
     answer = b""
@@ -78,8 +83,15 @@ def ask(address: str, raw: bytes) -> bytes:
     return answer
 
 
-def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(start: Start) -> None:
-    master = start("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH")
+def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
+    start: Start, tmp_path: Path
+) -> None:
+    master = start(
+        "master",
+        role="SYNC_MASTER",
+        flushDiskType="SYNC_FLUSH",
+        **{"trioha.archiveUrl": (tmp_path / "archive").as_uri(), "trioha.archiveInterval": 100},
+    )
     slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
     master.wait(connections=1, within_s=WITHIN_S)
     loaded = run_trioha(
@@ -88,6 +100,7 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(star
     assert loaded.exit_code == 0, loaded.stderr
     slave.wait(max_offset=master.max_offset, within_s=WITHIN_S)
     master.wait(ack_offset=master.max_offset, within_s=WITHIN_S)
+    wait_until(lambda: is_archiving(master))
     with Client(master.listen_address) as client:
         # Just before the scrape: ack times are those of the last seconds.
         assert client.send(3) == {"PUT_OK": 3}

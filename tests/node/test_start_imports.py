@@ -18,6 +18,7 @@ pytestmark = pytest.mark.process
 
 WITHIN_S = 75
 LIBRARIES = {
+    "obstore",
     *(
         "asyncio",
         "cattrs",
@@ -35,6 +36,8 @@ LIBRARIES = {
     *("trioha_analysis", "trioha_monitor", "trioha_spark"),
 }
 PARTS = {
+    "trioha.archive",
+    "trioha.node.archive_service",
     "trioha.broker.acl_file",
     "trioha.broker.registration",
     "trioha.ha.slave",
@@ -110,3 +113,11 @@ def test_a_part_is_imported_with_its_setting(tmp_path: Path) -> None:
     with started(tmp_path, *settings) as errors:
         modules = imports_until_ready(errors)
         assert {"prometheus_client", "trioha.metrics", "trioha.recording.recorder"} <= modules
+
+
+def test_a_node_with_an_archive_leaves_its_libraries_to_the_process_of_the_archiver(tmp_path: Path) -> None:
+    with started(tmp_path, f"trioha.archiveUrl={(tmp_path / 'archive').as_uri()}") as errors:
+        modules = imports_until_ready(errors)
+        assert "trioha.node.archive_service" in modules
+        assert {name.partition(".")[0] for name in modules - {"rich"}} & LIBRARIES == set()
+        assert not any(name.startswith("trioha.archive") for name in modules)

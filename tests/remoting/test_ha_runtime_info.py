@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.remoting.recorded import answers
 from trioha.broker_status import (
+    ArchiveStatus,
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
@@ -78,6 +79,20 @@ METADATA = st.builds(
     regressions_accepted=OFFSETS,
     regressions_kept=OFFSETS,
 )
+ARCHIVES = st.builds(
+    ArchiveStatus,
+    url=TEXT,
+    state=TEXT,
+    error=st.text(max_size=10),
+    generation=st.text(max_size=10),
+    archived_offset=st.none() | OFFSETS,
+    lag_bytes=st.none() | OFFSETS,
+    lag_ms=st.none() | OFFSETS,
+    objects=OFFSETS,
+    object_bytes=OFFSETS,
+    failures=OFFSETS,
+    files_deleted_unarchived=OFFSETS,
+)
 NODES = st.builds(
     BrokerStatus,
     version=TEXT,
@@ -101,6 +116,7 @@ NODES = st.builds(
     kernel=st.none() | TEXT,
     acl_refusals=st.none() | OFFSETS,
     metadata=st.none() | METADATA,
+    archive=st.none() | ARCHIVES,
     warnings=st.lists(TEXT, max_size=2).map(tuple),
 )
 

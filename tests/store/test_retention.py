@@ -72,6 +72,44 @@ def test_files_that_a_connected_replica_needs_stay_unless_the_disk_is_too_full(l
     assert log.min_offset == 5 * FILE_BYTES
 
 
+@pytest.mark.parametrize(
+    ("archived", "left"), [(0, 6), (FILE_BYTES - 1, 6), (FILE_BYTES, 5), (9 * FILE_BYTES, 3)]
+)
+def test_files_wait_until_they_are_archived(log, archived, left):
+    settings = RetentionSettings(file_reserved_s=3 * 3600.0, archive_before_delete=True)
+    cleaner = Retention(log, settings, archived_offset=lambda: archived)
+    cleaner.apply(0.84, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (left, 0)
+
+
+def test_a_disk_that_is_too_full_deletes_files_before_they_are_archived_and_counts_them(log, capsys):
+    settings = RetentionSettings(archive_before_delete=True)
+    cleaner = Retention(log, settings, archived_offset=lambda: 2 * FILE_BYTES)
+    cleaner.apply(0.86, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (1, 3)
+    assert capsys.readouterr().out.count("log file deleted before it was archived") == 3
+
+
+def test_files_that_are_not_archived_are_counted_also_if_none_waits(log):
+    cleaner = retention(log, archived_offset=lambda: FILE_BYTES)
+    cleaner.apply(0.80, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (3, 2)
+
+
+def test_while_it_is_not_known_what_is_archived_only_a_disk_that_is_too_full_deletes(log):
+    cleaner = retention(log, archived_offset=lambda: None)
+    cleaner.apply(0.80, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (6, 0)
+    cleaner.apply(0.86, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (1, 5)
+
+
+def test_a_log_without_an_archive_counts_nothing(log):
+    cleaner = retention(log)
+    cleaner.apply(0.86, now=NOW)
+    assert (len(log.files), cleaner.files_deleted_unarchived) == (1, 0)
+
+
 def test_a_full_disk_refuses_puts_until_there_is_space(log):
     cleaner = retention(log)
     cleaner.apply(0.91, now=NOW)

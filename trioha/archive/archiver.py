@@ -172,6 +172,7 @@ class Archiver:
         *,
         cluster_name: str | None = None,
         broker_name: str | None = None,
+        commit_log: Path | None = None,
         settings: ArchiveSettings | None = None,
         take_over: bool = False,
         limit: Callable[[], int] | None = None,
@@ -181,7 +182,7 @@ class Archiver:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """`take_over`: do not wait whether another writer is alive. `limit`: see `LogSource`.
+        """`take_over`: do not wait whether another writer is alive. `commit_log`, `limit`: see `LogSource`.
         `recordings`: a folder of recorded sessions. `notify` is called with remarks for people.
 
         Names that are None are those of the archive; of a new one `DefaultCluster` and the host's name.
@@ -201,7 +202,9 @@ class Archiver:
         self._monotonic = monotonic
         self._stopping = threading.Event()
         self._sleep = self._stopping.wait if sleep is None else sleep
-        self._source = LogSource(self.store, limit=limit, sleep=time.sleep if sleep is None else sleep)
+        self._source = LogSource(
+            self.store, commit_log=commit_log, limit=limit, sleep=time.sleep if sleep is None else sleep
+        )
         self._head: Head | None = None
         self._continues = False
         """Whether the store is known to continue the newest generation."""

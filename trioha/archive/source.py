@@ -86,6 +86,8 @@ class LogPart:
 class LogSource:
     """The commit log of a store. Everything here blocks; one thread uses it at a time.
 
+    `commit_log` is its folder, if it is not that of its name in the store.
+
     `limit`, if given, is the offset to which the log may be read now: a node knows it. Raises ArchiveError
     (transient if a file vanishes while it is read) and DamagedSourceError.
     """
@@ -94,12 +96,14 @@ class LogSource:
         self,
         store: Path,
         *,
+        commit_log: Path | None = None,
         limit: Callable[[], int] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.store = store
-        folder = store / "commitlog"
-        self.folder = folder if folder.is_dir() or not any(_log_names(store)) else store
+        folder = store / "commitlog" if commit_log is None else commit_log
+        self.folder = folder if commit_log or folder.is_dir() or not any(_log_names(store)) else store
+        self._root = self.folder.parent if commit_log is None else store
         self._limit = limit
         self._sleep = sleep
         self._files: dict[int, int] = {}
@@ -129,7 +133,7 @@ class LogSource:
 
     def is_stopped(self) -> bool:
         """Whether no broker uses the store: its file `abort` is not there."""
-        return not (self.folder.parent / ABORT_FILE).exists()
+        return not (self._root / ABORT_FILE).exists()
 
     def estimated_end(self) -> int:
         """About where the log ends, without a walk: for progress. Raises ArchiveError."""

@@ -18,7 +18,7 @@ from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
-from trioha.broker_status import BrokerStatus, MetadataStatus
+from trioha.broker_status import ArchiveStatus, BrokerStatus, MetadataStatus
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.net.threads import run_in_thread
@@ -71,6 +71,8 @@ class BrokerInfo:
         """Requests that access control refused; it is built after this object."""
         self.metadata_status: Callable[[], MetadataStatus | None] = lambda: None
         """Of a slave's copy of the master's metadata, which is built after this object."""
+        self.archive_status: Callable[[], ArchiveStatus | None] = lambda: None
+        """Of the archive, which is built beside this object."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -102,6 +104,7 @@ class BrokerInfo:
             files=len(commit_log.files),
             acl_refusals=self.acl_refusals(),
             metadata=self.metadata_status(),
+            archive=self.archive_status(),
         )
 
     def ha_status_body(self) -> bytes:

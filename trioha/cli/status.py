@@ -108,6 +108,7 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
     _print_connections(brokers)
     _print_clients(brokers)
     _print_metadata(brokers)
+    _print_archives(brokers)
     for broker in brokers:
         if broker.dispatch_fault:
             text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
@@ -215,6 +216,40 @@ def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
                 f"{broker.address}: {metadata.regressions:,} offsets of the master were before the slave's, "
                 f"{metadata.regressions_accepted:,} were taken, {metadata.regressions_kept:,} are kept out "
                 f"(trioha.offsetRegression={metadata.policy})"
+            )
+            out().print(text, style="red", markup=False, soft_wrap=True)
+
+
+def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
+    """A table of archives, and a line for each that does not run or lacks something."""
+    rows = [(broker, broker.archive) for broker in brokers if broker.archive is not None]
+    if not rows:
+        return
+    table = Table(title="Archives", title_justify="left")
+    _add_columns(table, "broker", "archive", "generation", "state")
+    _add_columns(table, "archived offset", "lag bytes", "age s", "objects", "bytes", justify_right=True)
+    for broker, archive in rows:
+        table.add_row(
+            broker.address,
+            _text(archive.url),
+            _text(archive.generation),
+            _text(archive.state),
+            _number(archive.archived_offset),
+            _number(archive.lag_bytes),
+            UNKNOWN if archive.lag_ms is None else f"{archive.lag_ms / 1000:.1f}",
+            _number(archive.objects),
+            _number(archive.object_bytes),
+            style="red" if archive.error else None,
+        )
+    out().print(table)
+    for broker, archive in rows:
+        if archive.error:
+            text = f"{broker.address}: archive {archive.state}: {archive.error}"
+            out().print(text, style="red", markup=False, soft_wrap=True)
+        if archive.files_deleted_unarchived:
+            text = (
+                f"{broker.address}: {archive.files_deleted_unarchived:,} log files were deleted before they "
+                "were archived"
             )
             out().print(text, style="red", markup=False, soft_wrap=True)
 

@@ -434,6 +434,10 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
         )
     if config.consume_replicated_only and config.broker_role is BrokerRole.ASYNC_MASTER:
         yield at("consume_replicated_only", "has no effect: an ASYNC_MASTER waits for no slave")
+    if config.archive_url is None:
+        for attribute in ("archive_interval", "archive_keep", "archive_before_delete"):
+            if attribute in given:
+                yield at(attribute, "has no effect without trioha.archiveUrl")
     if config.broker_role is not BrokerRole.SLAVE and config.ha_master_address is not None:
         yield at("ha_master_address", f"is not used by a {config.broker_role}")
     body_bytes_max = config.mapped_file_size_commit_log - RECORD_BYTES_MIN - FILE_END_BYTES_MIN

@@ -453,6 +453,27 @@ class BrokerConfig:
     record_dir: Path | None = _setting("trioha.recordDir", values.optional_directory, default=None)
     """Directory in which each start of the node records a session; None records nothing."""
 
+    archive_url: str | None = _setting("trioha.archiveUrl", values.optional_archive_url, default=None)
+    """URL of the object storage to which the node archives its log, its metadata and, where PyArrow is
+    installed, its recordings; None for no archive.
+
+    `s3://bucket/folder`, `gs://`, `az://` or `file:///folder`. Credentials come from the environment. Each
+    broker has a URL of its own, a slave another one than its master.
+    """
+
+    archive_interval: int = _setting("trioha.archiveInterval", values.integer(low=100), default=10_000)
+    """Milliseconds between two looks at the end of the log: what is new is archived."""
+
+    archive_keep: str | None = _setting("trioha.archiveKeep", values.optional_duration, default=None)
+    """How far back the archive can be restored, `30d` or `12h`: what no such restore needs is deleted there.
+    None, by default, for everything."""
+
+    archive_before_delete: bool = _setting("trioha.archiveBeforeDelete", values.boolean, default=False)
+    """Whether a log file is only deleted once it is archived.
+
+    Above `disk_space_clean_forcibly_ratio` it is deleted all the same.
+    """
+
     bind_address: str = _setting(
         "trioha.bindAddress",
         values.name,
@@ -849,6 +870,11 @@ class BrokerConfig:
 
     log_format: LogFormat = _setting("trioha.logFormat", values.one_of(LogFormat), default=LogFormat.CONSOLE)
     """Format of log lines."""
+
+    @property
+    def archive_keep_ms(self) -> int | None:
+        """Milliseconds of `archive_keep`."""
+        return None if self.archive_keep is None else values.duration_ms(self.archive_keep)
 
     @property
     def vip_port(self) -> int | None:

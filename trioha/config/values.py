@@ -17,6 +17,7 @@ from enum import StrEnum
 from os import environ
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 from trioha.host_port import HINT, split_host_port
 from trioha.numbers import I32, I64, PORT, Range, parse_int
@@ -26,11 +27,15 @@ INT_MAX: Final = I32.high
 LONG_MAX: Final = I64.high
 """The largest Java `long`."""
 PORT_MAX: Final = PORT.high
+ARCHIVE_SCHEMES: Final = ("s3", "gs", "az", "file")
+"""Kinds of object storages."""
 _HOURS: Final = Range(0, 23)
 
 E = TypeVar("E", bound=StrEnum)
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_DURATION: Final = re.compile(r"([0-9]{1,9})([smhdw])")
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _HOME: Final = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|\Z)")
 
 
@@ -181,6 +186,46 @@ def optional_directory(text: str) -> Path | None:
 def optional_text(text: str) -> str | None:
     """Any text, or None for an empty one."""
     return text or None
+
+
+def optional_archive_url(text: str) -> str | None:
+    """URL of an archive, or None for an empty value. It is shown to all who ask: it has no credentials."""
+    if not text:
+        return None
+    try:
+        parts = urlsplit(name(text))
+        has_credentials = parts.username is not None or bool(parts.query)
+    except ValueError:
+        raise InvalidValue("is not a URL", hint="give s3://bucket/folder or file:///folder") from None
+    if has_credentials or parts.fragment:
+        raise InvalidValue(
+            "has more than a bucket and a folder",
+            hint="give credentials by the environment (AWS_ACCESS_KEY_ID, ...)",
+        )
+    if parts.scheme not in ARCHIVE_SCHEMES:
+        raise InvalidValue(
+            f"{_shown(text)} is not a URL of an object storage", hint="give s3://, gs://, az:// or file:///"
+        )
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise InvalidValue(f"{_shown(text)} is not an absolute folder", hint="give file:///folder")
+    if parts.scheme != "file" and not parts.netloc:
+        raise InvalidValue(f"{_shown(text)} names no bucket", hint=f"give {parts.scheme}://bucket/folder")
+    return text
+
+
+def optional_duration(text: str) -> str | None:
+    """A duration as in 30d, with a unit of s, m, h, d or w and above 0, or None for an empty value."""
+    if text and duration_ms(text) == 0:
+        raise InvalidValue(f"{_shown(text)} is no time at all", hint="give a duration as in 30d or 12h")
+    return text or None
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of a duration as in 30d. Raises `InvalidValue`."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidValue(f"{_shown(text)} is no duration", hint="give a duration as in 30d or 12h")
+    return int(match[1]) * _UNIT_MS[match[2]]
 
 
 def split_address(text: str) -> tuple[str, int]:

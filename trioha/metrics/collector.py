@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import ArchiveState, ArchiveStatus, BrokerStatus
 from trioha.metrics.busiest import BusiestCounts, Count
 from trioha.metrics.sources import Sources
 from trioha.recording.events import CloseReason, HaState
@@ -106,6 +106,7 @@ class NodeCollector(Collector):
         yield from self._connections(status)
         yield from self._link(status)
         yield from self._metadata(status)
+        yield from _archive(status.archive)
         yield from self._clients(self._sources.clients())
         yield from self._resources()
         yield from self._faults(status)
@@ -409,6 +410,31 @@ def _log(status: BrokerStatus) -> Iterator[Metric]:
         gauge("dispatch_fault", "Whether there was a record that could not be dispatched."),
         bool(status.dispatch_fault),
     )
+
+
+def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:
+    """Of the archive, without samples on a node that has none."""
+    states = gauge("archive_state", "1 for the state of the archive, 0 for the other ones.", "state")
+    offset = gauge("archive_offset_bytes", "Everything before it is archived.")
+    lag_bytes = gauge("archive_lag_bytes", "Bytes of the log that are not archived.")
+    lag_s = gauge("archive_lag_seconds", "Age of the oldest of these bytes.")
+    objects = counter("archive_objects_total", "Objects of the log that were stored.")
+    stored = counter("archive_object_bytes_total", "Their size.")
+    failures = counter("archive_failures_total", "Attempts to archive that failed.")
+    deleted = counter(
+        "log_files_deleted_unarchived_total", "Log files that were deleted before they were archived."
+    )
+    if archive is not None:
+        for state in dict.fromkeys((*get_args(ArchiveState), archive.state)):
+            states.add_metric((state,), state == archive.state)
+        _value(offset, archive.archived_offset)
+        _value(lag_bytes, archive.lag_bytes)
+        _add_ms(lag_s, (), archive.lag_ms)
+        _value(objects, archive.objects)
+        _value(stored, archive.object_bytes)
+        _value(failures, archive.failures)
+        _value(deleted, archive.files_deleted_unarchived)
+    yield from (states, offset, lag_bytes, lag_s, objects, stored, failures, deleted)
 
 
 def _value(family: GaugeMetricFamily | CounterMetricFamily, value: float | None) -> Metric:

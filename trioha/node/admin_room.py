@@ -164,6 +164,7 @@ class AdminRoom:
             "disk_space_warning_level_ratio",
             "clean_file_forcibly_enable",
             "clean_resource_interval",
+            "archive_before_delete",
             apply=lambda config: retention.configure(retention_settings(config)),
         )
 

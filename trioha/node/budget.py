@@ -38,6 +38,9 @@ NAME_SERVER_DESCRIPTORS: Final = 2
 """A connection to each name server, and a second one while two addresses are tried."""
 TABLE_DESCRIPTORS: Final = 2
 """The embedded name server's table while it is written, and the directory while it is synced."""
+ARCHIVE_DESCRIPTORS: Final = 10
+"""The pipes to and from the archiver, a process of its own, their other ends and a third pipe while it is
+started, and the descriptor that says when it has ended."""
 METRICS_CONNECTIONS: Final = 16
 """Connections at trioha.metricsPort: each lasts for one request."""
 RESERVE_DESCRIPTORS: Final = 64
@@ -95,6 +98,7 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         + VIP_LISTENER_DESCRIPTORS * (config.vip_port is not None)
         + STORE_DESCRIPTORS
         + RECORDER_DESCRIPTORS * (config.record_dir is not None)
+        + ARCHIVE_DESCRIPTORS * (config.archive_url is not None)
         + (DIAL_DESCRIPTORS + METADATA_DESCRIPTORS) * (config.broker_role is BrokerRole.SLAVE)
         + NAME_SERVER_DESCRIPTORS * len(config.namesrv_addr)
         + (LISTENER_DESCRIPTORS // 2 + TABLE_DESCRIPTORS) * config.with_name_server

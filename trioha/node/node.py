@@ -11,6 +11,7 @@ run_node
       +- name server              (only with trioha.withNamesrv)
       +- metadata copies          asks the master for topics, groups and offsets; not on a master
       +- registration             a task for each name server of namesrvAddr
+      +- archive                  (only with trioha.archiveUrl) has the archiver work, a process of its own
       +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
       +- clients
          +- status updates
@@ -44,6 +45,7 @@ from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.addresses import announced
+from trioha.node.archive_room import ArchiveRoom, check_archive
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.node.ha_room import HaRoom, listen_for_slaves
@@ -58,6 +60,7 @@ from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.store.message_store import MessageStore
 from trioha.store.record import Host
+from trioha.store.retention import EVERYTHING
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +120,9 @@ async def run_node(
     Cancellation while the store is being opened takes effect within a second.
 
     Raises StoreError if the store cannot be opened or its disk fails later; ConfigError if the node cannot
-    listen on its addresses or may not open the files that it needs.
+    listen on its addresses, may not open the files that it needs, or lacks what an archive needs.
     """
+    check_archive(config)
     budget = descriptor_budget(config)
     if budget.lowered is not None and budget.is_short:
         log.warning(budget.lowered)
@@ -163,7 +167,14 @@ async def _serve(
     """Run the rooms of a node, whose store is open, until `stopping` is set; then drain."""
     ha = HaRoom.build(config, store, sink=sink, budget=budget)
     name_server = await open_name_server(config, budget=budget, tls=security.tls)
-    store_room = StoreRoom.build(config, store, sink=sink, retention_floor=ha.master.retention_floor)
+    archive = ArchiveRoom.build(config, store)
+    store_room = StoreRoom.build(
+        config,
+        store,
+        sink=sink,
+        retention_floor=ha.master.retention_floor,
+        archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
+    )
     ha_listeners, ha_address = await listen_for_slaves(config)
     broker = BrokerRoom.build(
         config,
@@ -180,6 +191,8 @@ async def _serve(
     )
     copies = MetadataCopyRoom.build(config, store, metadata, security=security.client)
     broker.info.metadata_status = copies.status
+    if archive is not None:
+        broker.info.archive_status = partial(archive.status, store_room.retention)
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     name_server_address: Address | None = None
     metrics_address: Address | None = None
@@ -243,6 +256,8 @@ async def _serve(
                     metrics=metrics_address,
                 )
             )
+            if archive is not None:
+                services.start_soon(archive.service.run)
             clients.start_soon(import_late)
             await stopping.wait()
             # Pulls that wait for messages are answered that there are none.

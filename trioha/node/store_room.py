@@ -25,7 +25,7 @@ from trioha.store.index_file import IndexShape
 from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
-from trioha.store.retention import Retention, RetentionSettings
+from trioha.store.retention import EVERYTHING, Retention, RetentionSettings
 from trioha.store.tags import DelayLevels
 
 log = structlog.get_logger(__name__)
@@ -130,6 +130,7 @@ def retention_settings(config: BrokerConfig) -> RetentionSettings:
         full_ratio=config.disk_space_warning_level_ratio / 100,
         clean_forcibly=config.clean_file_forcibly_enable,
         interval_s=config.clean_resource_interval / 1000,
+        archive_before_delete=config.archive_before_delete,
     )
 
 
@@ -149,9 +150,16 @@ class StoreRoom:
 
     @classmethod
     def build(
-        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, retention_floor: Callable[[], int]
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        *,
+        sink: EventSink,
+        retention_floor: Callable[[], int],
+        archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
     ) -> StoreRoom:
-        """`retention_floor` gives the lowest offset that slaves still need."""
+        """`retention_floor` gives the lowest offset that slaves still need, `archived_offset` the end of what
+        is archived, None while that is not known."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         flush_times_s = Histogram(FLUSH_BOUNDS_S)
@@ -178,6 +186,7 @@ class StoreRoom:
                 store.commit_log,
                 retention_settings(config),
                 retention_floor=retention_floor,
+                archived_offset=archived_offset,
                 on_deleted=store.head_deleted,
             ),
             flush_times_s,

@@ -24,6 +24,7 @@ from cattrs import Converter
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from trioha.broker_status import (
+    ArchiveStatus,
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
@@ -87,6 +88,19 @@ _METADATA_KEYS: Final = {
     "regressions_accepted": "regressionsAccepted",
     "regressions_kept": "regressionsKept",
 }
+_ARCHIVE_KEYS: Final = {
+    "url": "url",
+    "state": "state",
+    "error": "error",
+    "generation": "generation",
+    "archived_offset": "archivedOffset",
+    "lag_bytes": "lagBytes",
+    "lag_ms": "lagMillis",
+    "objects": "objects",
+    "object_bytes": "objectBytes",
+    "failures": "failures",
+    "files_deleted_unarchived": "filesDeletedUnarchived",
+}
 _BROKER_KEYS: Final = {
     "max_offset": "masterCommitLogMaxOffset",
     "in_sync_slaves": "inSyncSlaveNums",
@@ -110,6 +124,7 @@ _BROKER_KEYS: Final = {
     "kernel": "kernel",
     "acl_refusals": "aclRefusals",
     "metadata": "metadata",
+    "archive": "archive",
     "warnings": "warnings",
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
@@ -326,4 +341,5 @@ _register(SlaveStatus, _CLIENT_KEYS)
 _register(BrokerSettings, SETTING_KEYS)
 _register(TableCopyStatus, _TABLE_COPY_KEYS)
 _register(MetadataStatus, _METADATA_KEYS)
+_register(ArchiveStatus, _ARCHIVE_KEYS)
 _register(BrokerStatus, _BROKER_KEYS)

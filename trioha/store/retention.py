@@ -3,8 +3,9 @@
 Retention checks the disk every ten seconds. Above `disk_max_used_ratio`, or in an hour of `delete_when`, it
 deletes files from the oldest on whose last write is older than `file_reserved_s`; above `force_ratio` it
 deletes them at any age. A run deletes ten files at most, never the last one, and below `force_ratio` none
-that a connected replica still needs. Above `full_ratio` the log refuses puts (SERVICE_NOT_AVAILABLE) until
-there is space again; reads and replication go on.
+that a connected replica still needs or, with `archive_before_delete`, that is not archived. Above
+`full_ratio` the log refuses puts (SERVICE_NOT_AVAILABLE) until there is space again; reads and replication go
+on.
 
 An error of the disk is counted, logged once a minute, and tried again at the next check.
 """
@@ -33,6 +34,8 @@ log = structlog.get_logger(__name__)
 FILES_PER_RUN_MAX = 10
 SLICE_S = 0.001
 """Queues are cleaned for so long before other tasks run."""
+EVERYTHING = 2**63 - 1
+"""Offset of a log that needs no archive."""
 REPORT_INTERVAL_S = 60.0
 """Between two log lines for errors of the disk."""
 
@@ -55,6 +58,8 @@ class RetentionSettings:
     """cleanFileForciblyEnable: whether `force_ratio` applies."""
     interval_s: float = 10.0
     """cleanResourceInterval."""
+    archive_before_delete: bool = False
+    """trioha.archiveBeforeDelete: whether files wait until they are archived, up to `force_ratio`."""
 
 
 class RetentionClock:
@@ -95,20 +100,25 @@ class Retention:
         settings: RetentionSettings,
         *,
         retention_floor: Callable[[], int] = lambda: 2**63 - 1,
+        archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
         on_deleted: Callable[[], Iterable[None]] = lambda: (),
         used_ratio: Callable[[Path], float] | None = None,
         clock: RetentionClock | None = None,
     ) -> None:
-        """`retention_floor` returns the lowest offset that a connected replica still needs; `on_deleted`
+        """`retention_floor` returns the lowest offset that a connected replica still needs; `archived_offset`
+        the end of what is archived, None in the first moments, when that is not known yet; `on_deleted`
         deletes queue and index files of deleted log files, in one short step for each item that it yields,
         and raises StoreError at its end if the disk refused some; `used_ratio` returns how full the disk of a
         directory is, 0 to 1; `clock` is the time of `run`."""
         self._log = commit_log
         self._settings = settings
         self._retention_floor = retention_floor
+        self._archived_offset = archived_offset
         self._on_deleted = on_deleted
         self._used_ratio = used_ratio or _used_ratio
         self._clock = clock or RetentionClock()
+        self.files_deleted_unarchived = 0
+        """Counts files that were deleted before all of their bytes were archived."""
         self.errors = 0
         """Counts failed checks of the disk and failed deletions."""
         self._reported_s = -math.inf
@@ -153,14 +163,27 @@ class Retention:
                 self._report(error)
 
     def _delete(self, *, force: bool, now_s: float) -> None:
-        retention_floor = self._retention_floor()
+        retention_floor, archived_offset = self._retention_floor(), self._archived_offset()
         for file in self._log.files[:-1][:FILES_PER_RUN_MAX]:
+            is_archived = archived_offset is not None and file.end_offset <= archived_offset
+            waits = not is_archived and (archived_offset is None or self._settings.archive_before_delete)
             if not force and (
-                file.end_offset > retention_floor or now_s - _written_s(file) < self._settings.file_reserved_s
+                file.end_offset > retention_floor
+                or waits
+                or now_s - _written_s(file) < self._settings.file_reserved_s
             ):
                 break
             self._log.delete_first_file()
             log.info("log file deleted", path=str(file.path), forced=force, min_offset=self._log.min_offset)
+            if not is_archived:
+                self.files_deleted_unarchived += 1
+                log.error(
+                    "log file deleted before it was archived",
+                    path=str(file.path),
+                    forced=force,
+                    archived_offset=archived_offset,
+                    files=self.files_deleted_unarchived,
+                )
 
     async def clean(self) -> None:
         """Delete queue and index files of deleted log files, in slices between which other tasks run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -24,7 +24,7 @@ from trioha_monitor.panes.pane import (
 )
 from trioha_monitor.rendering import Line, Part, RenderContext
 from trioha_monitor.texts import NOTHING, format_count, format_duration, format_offset
-from trioha_monitor.view import ClusterView, LogView, NodeView
+from trioha_monitor.view import ArchiveView, ClusterView, LogView, NodeView
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity, bar
 from trioha_monitor.widgets.line_view import LineView
@@ -67,6 +67,7 @@ class LogPane(Pane):
                 "Chosen log",
                 [
                     ("Puts", "messages that were sent to it, by result, where it reports them"),
+                    ("Archived", "how far its log is archived, where it has an archive, and what keeps it"),
                     ("Disk", "used part of the disk; above the mark old files are deleted early"),
                     ("Keeps", "age of its oldest message, and the age at which files are deleted"),
                     ("Ended", "HA connections that ended since its start, by reason"),
@@ -231,6 +232,8 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
         row("Disk", *_disk_facts(log, context)),
         row("Keeps", *_retention(log, view, context)),
     ]
+    if log.archive is not None:
+        lines[4:4] = _archive_facts(log.archive, context, row=row, stage=stage)
     if log.dispatch_fault:
         lines.append(row("", (f"✗ {log.dispatch_fault}", palette.bad)))
     if not log.puts:
@@ -259,6 +262,35 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
     lines.extend(((f"▲ {warning}", palette.warn),) for warning in node.warnings)
     if node.reason:
         lines.append(((f"✗ {node.reason}", palette.bad),))
+    return lines
+
+
+def _archive_facts(
+    archive: ArchiveView,
+    context: RenderContext,
+    *,
+    row: Callable[..., Line],
+    stage: Callable[[str, int | None, int | None], Line],
+) -> list[Line]:
+    """How far the log is archived, where, and what is wrong with it."""
+    palette = context.palette
+    age = (
+        ((f"  {format_duration(archive.lag_s)} old", palette.muted),)
+        if archive.lag_bytes and archive.lag_s is not None
+        else ()
+    )
+    lines: list[Line] = [
+        (*stage("Archived", archive.archived_offset, archive.lag_bytes), *age),
+        row("Archive", (archive.url, palette.text), (f"  {archive.generation}", palette.muted)),
+    ]
+    if archive.state != "running":
+        is_final = archive.state in {"fenced", "damaged"}
+        style = palette.bad if is_final else palette.warn if archive.error else palette.muted
+        mark = "✗ " if is_final else "▲ " if archive.error else ""
+        lines.append(row("", (f"{mark}{archive.state} {archive.error}".rstrip(), style)))
+    if archive.files_deleted_unarchived:
+        text = f"✗ {archive.files_deleted_unarchived:,} files deleted before they were archived"
+        lines.append(row("", (text, palette.bad)))
     return lines
 
 

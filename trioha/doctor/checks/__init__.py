@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trioha.doctor.checks import addresses, clocks, identity, logs, metadata, settings, sync
+from trioha.doctor.checks import addresses, archives, clocks, identity, logs, metadata, settings, sync
 
 AREAS: Final = {
     identity.__name__.rpartition(".")[2]: "Who is who",
@@ -13,6 +13,7 @@ AREAS: Final = {
     logs.__name__.rpartition(".")[2]: "Logs",
     settings.__name__.rpartition(".")[2]: "Settings",
     metadata.__name__.rpartition(".")[2]: "Topics, groups and offsets",
+    archives.__name__.rpartition(".")[2]: "Archives",
     clocks.__name__.rpartition(".")[2]: "Clocks",
 }
 """Headings of the modules in the documentation, in their order there."""

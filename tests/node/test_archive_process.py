@@ -1,0 +1,182 @@
+"""The process of an archiver, which is a script here: questions, answers, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from trioha.config.broker import BrokerConfig
+from trioha.errors import ConfigError
+from trioha.node import archive_process, archive_room
+from trioha.node.archive_process import ANSWER_BYTES_MAX, ArchiverProcess, archiver_process
+from trioha.node.archive_room import check_archive
+from trioha.node.archive_service import ArchiveFault
+from trioha.node.archive_task import ArchiveProgress, ArchiveTask
+
+WITHIN_S = 75
+TASK = ArchiveTask(
+    url="file:///archive",
+    store="/store",
+    commit_log="/store/commitlog",
+    record_dir=None,
+    cluster_name="c",
+    broker_name="b",
+    interval_s=10.0,
+    keep_ms=None,
+    log_as_json=False,
+)
+SAY = """
+import json, os, sys, time
+def say(**values):
+    print(json.dumps(values), flush=True)
+def progress(offset):
+    say(generation="0001-a", archived_offset=offset, objects=1, object_bytes=2, is_more_waiting=False)
+task = json.loads(sys.argv[-1])
+"""
+
+
+@asynccontextmanager
+async def running(
+    script: str, *, end_offset: Callable[[], int] = lambda: 4711
+) -> AsyncIterator[ArchiverProcess]:
+    """The archiver `script`."""
+    program = (sys.executable, "-c", SAY + script)
+    with trio.fail_after(WITHIN_S):
+        async with archiver_process(TASK, end_offset=end_offset, program=program) as archiver:
+            yield archiver
+
+
+async def fault_of(script: str) -> tuple[str, str]:
+    """State and reason of the fault with which the first step ends."""
+    with pytest.raises(ArchiveFault) as ended:
+        async with running(script) as archiver:
+            await archiver.step()
+    return ended.value.state, ended.value.reason
+
+
+async def test_a_step_answers_questions_for_the_end_of_the_log_and_returns_what_it_has_reached() -> None:
+    script = """
+for line in sys.stdin:
+    assert line == "step\\n", line
+    say(ask="end")
+    first = int(sys.stdin.readline())
+    say(ask="end")
+    progress(first + int(sys.stdin.readline()))
+"""
+    async with running(script) as archiver:
+        for _ in range(2):
+            assert await archiver.step() == ArchiveProgress(
+                generation="0001-a", archived_offset=9422, objects=1, object_bytes=2, is_more_waiting=False
+            )
+        pid = archiver.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_an_archiver_has_its_task_as_its_last_argument() -> None:
+    script = """
+sys.stdin.readline()
+say(state="waiting", reason=f"{task['url']} {task['keep_ms']} {task['interval_s']}")
+"""
+    assert await fault_of(script) == ("waiting", "file:///archive None 10.0")
+
+
+@pytest.mark.parametrize("state", ["waiting", "fenced", "damaged"])
+async def test_an_archiver_that_ends_says_why(state: str) -> None:
+    assert await fault_of(f'say(state="{state}", reason="why")') == (state, "why")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("sys.exit(3)", "the archiver ended with code 3"),
+        ("os.kill(os.getpid(), 9)", f"the archiver was killed by signal {signal.SIGKILL}"),
+        ("print('{', end='', flush=True); sys.exit(1)", "the archiver ended with code 1"),
+        ("raise ZeroDivisionError", "the archiver ended with code 1"),
+    ],
+)
+async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(
+    script: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert await fault_of(script) == ("waiting", reason)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "os.close(1); time.sleep(1000)",
+        f"sys.stdout.write('x' * {2 * ANSWER_BYTES_MAX}); sys.stdout.flush(); time.sleep(1000)",
+    ],
+)
+async def test_an_archiver_that_answers_nothing_sound_is_killed(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_process, "STOP_S", 0.1)
+    assert await fault_of(script) == ("waiting", "the archiver does not answer")
+
+
+async def test_a_step_that_runs_while_the_node_stops_may_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_process, "STOP_S", WITHIN_S)
+    done = tmp_path / "done"
+    asked = trio.Event()
+
+    def end_offset() -> int:
+        asked.set()
+        return 1
+
+    script = f"""
+sys.stdin.readline()
+say(ask="end")
+sys.stdin.readline()
+time.sleep(0.2)
+progress(1)
+assert sys.stdin.readline() == ""
+open({str(done)!r}, "w").close()
+"""
+    async with running(script, end_offset=end_offset) as archiver:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(archiver.step)
+            await asked.wait()
+            nursery.cancel_scope.cancel()
+        assert not done.exists()
+    assert done.exists()
+
+
+async def test_a_step_that_takes_too_long_is_abandoned_when_the_node_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archive_process, "STOP_S", 0.1)
+    async with running("time.sleep(1000)") as archiver:
+        pid = archiver.pid
+        with trio.move_on_after(0.1):
+            await archiver.step()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_program_that_cannot_be_started_is_a_fault_that_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveFault, match="no process for the archiver") as fault:
+        async with archiver_process(TASK, end_offset=lambda: 0, program=(str(tmp_path / "none"),)):
+            pass
+    assert fault.value.state == "waiting"
+
+
+def test_an_archive_without_its_library_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BrokerConfig(archive_url="file:///archive")
+    check_archive(config)
+    monkeypatch.setattr(archive_room, "LIBRARY", "a_library_that_is_not_there")
+    check_archive(BrokerConfig())
+    with pytest.raises(ConfigError) as refused:
+        check_archive(config)
+    assert str(refused.value).endswith(
+        "trioha.archiveUrl: archives need a_library_that_is_not_there; pip install 'trioha[archive]'"
+    )
