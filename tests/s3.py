@@ -171,8 +171,8 @@ def main() -> None:
     """The server: until its stdin is closed."""
     import logging
 
-    # Objects in memory, however large: a file for each would need descriptors.
-    os.environ["MOTO_S3_DEFAULT_KEY_BUFFER_SIZE"] = str(1 << 30)
+    # Objects in memory, however large, unless a benchmark wants files: those need descriptors.
+    os.environ.setdefault("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", str(1 << 30))
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
         MotoRequestHandler,

@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 import trio
 
 from tests.faults import disks
+from tests.faults.archives import NodeArchive
 from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
 from tests.faults.invariants import check_failed_sync, check_promises
@@ -341,7 +342,8 @@ class Cluster:
     ) -> None:
         """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`.
 
-        `programs` are what nodes run instead of `trioha`: those of `tests.faults.planted`.
+        `programs` are what nodes, and the archiver (`archiver`), run instead of `trioha`: those of
+        `tests.faults.planted`.
         """
         self._programs = programs or {}
         self.plan = plan
@@ -365,6 +367,7 @@ class Cluster:
         filling = plan.nodes_with(DiskFull)
         self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
         self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
+        self._archive: NodeArchive | None = None
         self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
         self.keepers = {
             name: _Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
@@ -383,6 +386,8 @@ class Cluster:
         try:
             for keeper in self.keepers.values():
                 keeper.close()
+            if self._archive is not None:
+                self._archive.close()
         finally:
             self._world.close()
             for disk in self._small_disks.values():
@@ -643,9 +648,34 @@ class Cluster:
             # Before there is a second file. Who wants all asks an empty master again and again.
             for name, node in zip(self.keepers, nodes, strict=True):
                 node.wait(connections=len(self.plan.setup.followers(name)), within_s=CAUGHT_UP_WITHIN_S)
+        self._begin_archive()
         self.produce()
         for node in nodes[1:]:
             node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
+
+    def _begin_archive(self) -> None:
+        plan = self.plan.archive
+        if plan is not None:
+            program = tuple(self._programs.get("archiver", ()))
+            store = self.store(plan.node)
+            self._archive = NodeArchive(plan, store=store, folder=self.folder, program=program)
+            self._archive.start()
+
+    def restart_archiver(self) -> None:
+        """Kill the archiver, and start it again."""
+        assert self._archive is not None
+        self._archive.restart()
+
+    def finish_archive(self, end_offset: int) -> list[str]:
+        """Archive the rest of a store whose node has stopped, and restore it; what differs."""
+        if self._archive is None:
+            return []
+        return self._archive.finish(end_offset=end_offset, file_bytes=self.plan.setup.file_bytes)
+
+    @property
+    def archiver_logs(self) -> list[Path]:
+        """What the archiver wrote, if there was one."""
+        return [] if self._archive is None else [self._archive.log_file]
 
     def produce(self) -> None:
         """Begin the load, which goes on until `settle`."""

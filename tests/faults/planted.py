@@ -6,12 +6,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import count
+from typing import Any
 
+import zstandard
+from attrs import evolve
+
+from trioha.archive.archiver import Archiver
+from trioha.archive.layout import LOG, LogObject, log_key
+from trioha.archive.objects import ObjectFolder
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
+
+QUEUE_OFFSET_END = 28
+"""End of the queue offset in a record."""
 
 
 class Defect(StrEnum):
@@ -26,6 +38,10 @@ class Defect(StrEnum):
     OFFSETS_WRITES_LATE = "offsets-writes-late"
     """A master writes the offsets as they were four writes before: the last two may be under way when it is
     killed."""
+    ARCHIVED_BYTE_CHANGED = "archived-byte-changed"
+    """An archiver stores one byte of a record wrong, one that no checksum covers."""
+    ARCHIVED_OBJECT_LOST = "archived-object-lost"
+    """An archiver does not store one object."""
 
     @property
     def program(self) -> list[str]:
@@ -83,7 +99,44 @@ def _write_offsets_late() -> None:
     MetadataStore._write = write_former
 
 
+def _archive_a_byte_wrong() -> None:
+    put = Archiver._put
+    numbers = count(1)
+
+    def put_changed(self: Archiver, draft: Any, one: LogObject, data: bytes | Iterator[bytes]) -> LogObject:
+        if isinstance(data, bytes) and next(numbers) == 2:
+            log = bytearray(data)
+            if one.codec == "zstd":
+                log = bytearray(zstandard.ZstdDecompressor().decompress(data))
+            log[QUEUE_OFFSET_END - 1] ^= 1
+            data = bytes(log)
+            key = log_key(
+                draft.generation.id,
+                first_offset=one.first_offset,
+                end_offset=one.end_offset,
+                crc32=zlib.crc32(data),
+                codec="none",
+            )
+            one = evolve(one, key=key, crc32=zlib.crc32(data), codec="none")
+        return put(self, draft, one, data)
+
+    Archiver._put = put_changed
+
+
+def _lose_an_archived_object() -> None:
+    put = ObjectFolder.put
+    numbers = count(1)
+
+    def put_others(self: ObjectFolder, key: str, data: bytes | Iterable[bytes]) -> None:
+        if not key.startswith(f"{LOG}/") or next(numbers) != 2:
+            put(self, key, data)
+
+    ObjectFolder.put = put_others
+
+
 _PLANT = {
+    Defect.ARCHIVED_BYTE_CHANGED: _archive_a_byte_wrong,
+    Defect.ARCHIVED_OBJECT_LOST: _lose_an_archived_object,
     Defect.GROUPS_NOT_WRITTEN: _do_not_write_groups,
     Defect.OFFSETS_ONE_COPY_LATE: _take_offsets_one_copy_late,
     Defect.COMMITS_FORGOTTEN: _forget_commits,

@@ -63,6 +63,8 @@ class Report:
     statuses: dict[str, int] = field(factory=dict)
     faults: list[str] = field(factory=list)
     """The faults of the plan, by kind."""
+    archive: str | None = None
+    """Where the archive was that was restored and compared: file or s3."""
 
     @property
     def ok(self) -> bool:
@@ -97,11 +99,12 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
             carry_out(plan, cluster)
             end_offset = cluster.settle()
             cluster.end()
+            violations += cluster.finish_archive(end_offset)
         except (AssertionError, TriohaError) as problem:
             violations.append(f"{problem}\n{''.join(traceback.format_tb(problem.__traceback__)[-3:])}")
     violations += cluster.violations
     violations += cluster.hostile_findings
-    violations += check_process_logs(cluster.log_file(name) for name in plan.setup.nodes)
+    violations += check_process_logs([*map(cluster.log_file, plan.setup.nodes), *cluster.archiver_logs])
     if end_offset >= 0 and not violations:
         violations += check_end(plan, cluster, end_offset)
     left = processes_naming(folder)
@@ -122,6 +125,7 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
         hostile_frames=cluster.hostile_frames,
         statuses=cluster.statuses,
         faults=[type(planned.fault).__name__ for planned in plan.faults],
+        archive=None if plan.archive is None else plan.archive.target,
     )
     (folder / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n")
     return report
@@ -134,9 +138,14 @@ def carry_out(plan: Plan, cluster: Cluster) -> None:
         for order, planned in enumerate(plan.faults)
         for moment_s, step in ((planned.at_s, "begin"), (planned.until_s, "end"))
     )
+    if plan.archive is not None:
+        steps = sorted([*steps, *((at_s, -1, "restart archiver") for at_s in plan.archive.kills_at_s)])
     began_s = time.monotonic()
     for moment_s, order, step in steps:
         cluster.pause(max(0.0, began_s + moment_s - time.monotonic()))
+        if step == "restart archiver":
+            cluster.restart_archiver()
+            continue
         fault = plan.faults[order].fault
         (fault.begin if step == "begin" else fault.end)(cluster)
 

@@ -17,7 +17,7 @@ SEEDS = range(8, 20)
 """`python -m tests.faults` runs any number of others."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
     reports = list(run_seeds(SEEDS, jobs=2, root=tmp_path, keep=False))
     assert {report.seed for report in reports} == set(SEEDS)
@@ -29,6 +29,7 @@ def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
     assert sum(report.kills for report in reports) >= 10
     assert all(report.promises for report in reports)
     assert sum(report.offset_checks for report in reports)
+    assert {report.archive for report in reports} == {None, "file", "s3"}
     assert list(tmp_path.iterdir()) == []
 
 
