@@ -12,13 +12,17 @@ from attrs import evolve
 
 from tests.archive.building import Moment, Put, build_from, made_log, put_object, replace_generation
 from tests.archive.damaging import Change, damage, damage_object, flip
+from trioha.archive.comparison import compare_with_archive
 from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import create_head
 from trioha.archive.layout import Generation, LogObject, Page, RecordedSegment, RecordedSession
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
+from trioha.archive.restore import Restore, Target
 from trioha.archive.verification import Verification, verify_archive
+from trioha.metadata.clamped_offsets import clamp_offsets
+from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 
 FILE_BYTES = 1000
 SMALL = made_log(
@@ -222,6 +226,7 @@ def test_recordings_are_compared_with_their_sizes(url: str) -> None:
         RecordedSegment(key=key, first_seq=0, records=1, first_ns=0, last_ns=0, bytes=4 + (key == keys[1]))
         for key in keys
     )
+    reader.folder.put("recordings/s/facts.jsonl", b"")
     session = RecordedSession(session="s", segments=segments, closed=True)
     create_head(reader.folder, evolve(reader.head, number=2, recordings=(session,)))
     for quick in (False, True):
@@ -230,7 +235,9 @@ def test_recordings_are_compared_with_their_sizes(url: str) -> None:
         assert found.problems == (
             f"{keys[1]}: has 4 bytes, 5 are listed",
             f"{keys[2]}: there is no such object",
+            "recordings/s/session.json: there is no such object",
         )
+        assert found.unreferenced == 0
 
 
 def test_objects_that_no_head_refers_to_are_counted(url: str) -> None:
@@ -298,6 +305,22 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(url: str) -> None:
             assert content_of(url) == before
         folder.put(key, data)
     assert silent < len(keys)
+
+
+def test_archives_on_a_server_are_checked_and_restored(archive_url: str, tmp_path: Path) -> None:
+    build_from(archive_url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, page_objects=4, metadata=MOMENTS)
+    assert verified(archive_url).problems == ()
+    into = tmp_path / "store"
+    Restore(ArchiveReader.open(archive_url), into, clamp=clamp_offsets).run(Target())
+    log = ReadOnlyCommitLog.open(into)
+    assert compare_with_archive(log, ArchiveReader.open(archive_url)).compared == (0, SMALL[-1].end_offset)
+    short = damage_object(archive_url, 2, lambda data: data.pop())
+    reader = ArchiveReader.open(archive_url)
+    lost = objects_of(archive_url)[5].key
+    reader.folder.delete([lost])
+    found = [problem.split(": ")[0] for problem in verified(archive_url).problems]
+    assert found == [short, lost]
+    assert [one.split(": ")[0] for one in compare_with_archive(log, reader).damaged] == found
 
 
 def content_of(url: str) -> list[Any]:

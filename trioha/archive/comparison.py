@@ -131,11 +131,7 @@ class _Comparer:
                 self._compare_from(first)
                 break
             except MissingObjectError:
-                head = read_head(self._reader.folder)
-                if head is None or head.number == self._reader.head.number:
-                    raise
-                # Objects were merged meanwhile.
-                self._reader = ArchiveReader(self._reader.folder, head)
+                # Objects were merged meanwhile, and a newer head says into which.
                 self._generation = self._reader.generation(generation.id)
         return self._result(generation, first)
 
@@ -156,14 +152,21 @@ class _Comparer:
                         if part.end_offset > position:
                             self._compare(_from(part, position))
                             self._on_progress("comparing", part.end_offset - first, end - first)
-                except MissingObjectError:
-                    raise
                 except ArchiveError as error:
-                    if error.is_transient:
+                    is_missing = isinstance(error, MissingObjectError)
+                    if error.is_transient or (is_missing and self._has_newer_head()):
                         raise
                     self._damaged[one.key] = error.reason
                     self._store_end = max(self._store_end, min(one.end_offset, self._written_end))
                 self._position = one.end_offset
+
+    def _has_newer_head(self) -> bool:
+        """Whether there is a newer head than the reader's; the reader is that of the newest then."""
+        head = read_head(self._reader.folder)
+        if head is None or head.number == self._reader.head.number:
+            return False
+        self._reader = ArchiveReader(self._reader.folder, head)
+        return True
 
     def _compare(self, part: Part) -> None:
         """Compare one part, as far as the store's log goes."""

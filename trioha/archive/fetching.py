@@ -15,8 +15,8 @@ from typing import Final, Self
 from trioha.archive.layout import LogObject
 from trioha.archive.objects import ObjectFolder
 
-PIECE_BYTES: Final = 4 << 20
-PIECES_AHEAD: Final = 5
+PIECE_BYTES: Final = 1 << 20
+PIECES_AHEAD: Final = 6
 THREADS: Final = 4
 
 

@@ -25,6 +25,7 @@ from trioha.archive.layout import (
     page_of,
 )
 from trioha.archive.reader import ArchiveReader
+from trioha.recording.layout import FACTS_FILE, SESSION_FILE
 from trioha.store.record_statistics import RecordStatistics
 
 PROBLEMS_KEPT: Final = 1000
@@ -158,6 +159,7 @@ class _Check:
         for session in self._reader.head.recordings:
             for segment in session.segments:
                 self._is_new(segment.key, segment.bytes)
+            self._check_documents(session.session)
         if self._quick:
             for one, _ in objects:
                 self._count(one, one.records)
@@ -179,6 +181,15 @@ class _Check:
         elif found != size:
             self._findings.add(key, f"has {found} bytes, {size} are listed")
         return found == size and key not in self._checked
+
+    def _check_documents(self, session: str) -> None:
+        """The files beside a session's segments: their sizes are in no list, as they are replaced."""
+        for name in (SESSION_FILE, FACTS_FILE):
+            key = f"{RECORDINGS}/{session}/{name}"
+            self._findings.referenced.add(key)
+            if key not in self.sizes and name == SESSION_FILE:
+                self._findings.missing = True
+                self._findings.add(key, "there is no such object")
 
     # -- lists ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""Real processes: stores that were restored from an archive become slaves and masters."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.node import TriohaNode, run_trioha
+
+pytestmark = pytest.mark.process
+
+FILE_BYTES = 65536
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    """Starts nodes; stops those that still run after the test."""
+    nodes = []
+
+    def start_node(name: str, **options: Any) -> TriohaNode:
+        node = TriohaNode(tmp_path / name, **options)
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        if node.is_running:
+            node.kill()
+
+
+def ran(*arguments: str | Path) -> dict[str, Any]:
+    answer = run_trioha(*arguments, "--json")
+    assert answer.exit_code == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_restored_slave_goes_on_from_its_master_where_it_ends(
+    tmp_path: Path, start: Callable[..., TriohaNode]
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(300, size=(10, 3000)).statuses == {"PUT_OK": 300}
+    ran("archive", tmp_path / "master", "--to", url)
+    archived_end = master.max_offset
+    assert master.load(50, size=(10, 3000)).statuses == {"PUT_OK": 50}
+    restored = ran("restore", url, "--into", tmp_path / "slave", "--to-offset", str(archived_end // 2))
+    end_offset = restored["endOffset"]
+    assert 0 < end_offset <= archived_end // 2
+    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave.wait(max_offset=master.max_offset)
+    assert f"max_offset={end_offset}\n" in slave.log(), "its log begins where the restored one ends"
+    assert [path.name for path in (tmp_path / "slave").glob("commitlog*")] == ["commitlog"]
+    assert master.load(50, size=(10, 3000)).statuses == {"PUT_OK": 50}
+    slave.wait(max_offset=master.max_offset)
+    slave.stop()
+    master.stop()
+    found = ran("verify", tmp_path / "slave", "--against", tmp_path / "master")
+    assert found["compared"][0] == 0
+    assert found["stores"][0]["records"] == 400
+    assert ran("verify", tmp_path / "slave", "--against", url)["compared"] == [0, archived_end]
+
+
+def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(
+    tmp_path: Path, start: Callable[..., TriohaNode]
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    into = tmp_path / "restored"
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(800, size=(2000, 3000)).statuses == {"PUT_OK": 800}
+    end_offset = master.max_offset
+    master.stop()
+    ran("archive", tmp_path / "master", "--to", url)
+    with subprocess.Popen(
+        [sys.executable, "-m", "trioha", "restore", url, "--into", into],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        deadline = time.monotonic() + 75
+        while not list(into.glob("commitlog/[0-9]*")):
+            assert process.poll() in {None, 0}
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    if (into / "commitlog/trioha-restore.json").exists():
+        # A busy machine may have let it end before it was killed.
+        assert ran("restore", url, "--into", into)["filesKept"] >= 1
+    assert ran("verify", into, "--against", url)["compared"] == [0, end_offset]
+    promoted = start("restored", role="ASYNC_MASTER")
+    assert promoted.max_offset_at_start == end_offset
+    assert promoted.load(20, size=(10, 3000)).statuses == {"PUT_OK": 20}
+    promoted.stop()
+    assert ran("verify", into, "--against", url)["onlyStore"] == [[end_offset, promoted_end(into)]]
+
+
+def promoted_end(store: Path) -> int:
+    end: int = ran("verify", store)["stores"][0]["maxOffset"]
+    return end
