@@ -107,7 +107,7 @@ class Wait:
 class Watermark:
     """An offset in bytes, with waits for it. The module's docstring says how it moves."""
 
-    __slots__ = ("_ends", "_offset", "_waits", "_waits_max")
+    __slots__ = ("_ended", "_ends", "_offset", "_waits", "_waits_max")
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
@@ -116,6 +116,8 @@ class Watermark:
         self._waits: list[Wait] = []
         """The waits, in the order of `_ends`; of one offset, the first one that came is first."""
         self._waits_max = _ENDED_MAX
+        self._ended = 0
+        """Waits that the last `advance` ended, of those that ended any."""
 
     def __repr__(self) -> str:
         return f"<Watermark {self._offset}, {self.waiting} waiting>"
@@ -135,6 +137,14 @@ class Watermark:
         """Number of unended waits."""
         return len(self.waits)
 
+    @property
+    def is_refilled(self) -> bool:
+        """Whether there are exactly as many waits now as `advance` ended the last time.
+
+        Tasks that do the same again after each wait, as producers do, have all come back then.
+        """
+        return len(self._ends) == self._ended
+
     def advance(self, offset: int) -> None:
         """Move the mark forward to `offset` and end every wait at or below it.
 
@@ -149,6 +159,7 @@ class Watermark:
         count = bisect_right(ends, offset)
         reached = self._waits[:count]
         del self._waits[:count], ends[:count]
+        self._ended = count
         # `Wait.end`, without a call for each waiting put.
         for wait in reached:
             if wait.result is None:

@@ -13,7 +13,7 @@ from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
-from trioha.recording.events import NO_CONNECTION, HaState
+from trioha.recording.events import NO_CONNECTION, HaState, Kind
 
 SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, transfer_batch_bytes=32768)
 
@@ -27,6 +27,10 @@ class Events:
 
     def emit(self, kind, *, conn=NO_CONNECTION, offset=0, aux=0, size=0, flags=0):
         self.seen.append((int(kind), conn, offset, aux, size, int(flags)))
+
+    def put_and_wait(self, *, offset, size, request_id, copies):
+        self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
+        self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
     def fact(self, type_, **fields):
         self.facts.append((type_, fields))

@@ -232,6 +232,61 @@ async def test_every_wait_is_recorded_with_one_begin_and_one_end(make, autojump_
     ]
 
 
+async def test_put_is_recorded_before_its_wait_even_if_nobody_awaits_it_yet(make, autojump_clock):
+    commit, replicas, _, events = make()
+    acknowledge(replicas, "a", 50)
+    appended = AppendResult(PutStatus.PUT_OK, physical_offset=60, size=40)
+    put = commit.wait(appended, request_id=7, answer=lambda status, _appended, _now_s: status)
+    assert [event[0] for event in events.seen] == [Kind.PUT, Kind.WAIT_BEGIN]
+    assert [event[2:5] for event in events.seen] == [(100, 7, 40), (100, 7, 2)]
+    acknowledge(replicas, "a", 100)
+    assert await put is PutStatus.PUT_OK
+
+
+@pytest.mark.parametrize("way", ["in a task"], indirect=True)
+async def test_puts_that_come_back_after_an_ack_are_sent_with_the_last_of_them(make, autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 0)
+    end_offset = 0
+    pushed_at = []
+    commit._push = lambda: pushed_at.append(end_offset)
+
+    async def put_twice():
+        nonlocal end_offset
+        for _ in range(2):
+            end_offset += 10
+            assert (await outcome(commit, end_offset))[0] is PutStatus.PUT_OK
+
+    async with trio.open_nursery() as writers:
+        for _ in range(3):
+            writers.start_soon(put_twice)
+        await settled()
+        # The first one waits alone.
+        assert pushed_at == [10]
+        acknowledge(replicas, "a", 30)
+        await settled()
+        assert pushed_at == [10, 60]
+        acknowledge(replicas, "a", 60)
+
+
+async def test_puts_are_not_sent_one_by_one_while_others_wait(make, autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 0)
+    pushes = []
+    commit._push = lambda: pushes.append(None)
+    async with trio.open_nursery() as writers:
+        for number in range(1, 20):
+            writers.start_soon(outcome, commit, number * 10)
+        await settled()
+        assert len(pushes) == 1
+        acknowledge(replicas, "a", 10)
+        for number in range(20, 40):
+            writers.start_soon(outcome, commit, number * 10)
+        await settled()
+        assert len(pushes) == 1
+        acknowledge(replicas, "a", 390)
+
+
 async def test_below_the_minimum_in_sync_nothing_may_be_stored(make, autojump_clock):
     commit, replicas, _, _ = make(need=1, copies_min=1)
     assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH

@@ -12,7 +12,7 @@ from tests.store.support import message, open_log
 from trioha.ha.frames import REPORT
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.net.busy_poll import FAILURES_MAX, SKIPPED_MAX, BusyPoll
-from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport
+from trioha.net.transport import CALLS_PER_TURN, IN_STEP_BYTES_MAX, POLLED_S_PER_CALL, SocketTransport
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.put_status import PutStatus
 
@@ -189,6 +189,55 @@ async def test_an_incomplete_report_is_left_until_it_is_complete(log):
             while connection.progress.ack_offset < stored.end_offset:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         assert connection.progress.close_reason is CloseReason.NONE
+
+
+def test_a_poll_knows_how_long_it_took():
+    poll = BusyPoll(10.0, clock=Clock())
+    answers = iter([False, False, True])
+    assert poll.until(lambda: next(answers))
+    assert poll.took_s == 3.0
+
+
+class SendingPoll(BusyPoll):
+    """Sends the byte that it waits for, and says how long that took."""
+
+    def __init__(self, far, *, took_s):
+        super().__init__(0.0)
+        self.far = far
+        self.took_s = took_s
+
+    def until(self, poll):
+        assert self.far.send_now(b"x") == 1
+        while not poll():
+            pass
+        return True
+
+
+@pytest.mark.parametrize(("took_s", "others_run"), [(0.0, False), (CALLS_PER_TURN * POLLED_S_PER_CALL, True)])
+async def test_other_tasks_run_between_long_polls(took_s, others_run):
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    far = SocketTransport.from_stream(await trio.open_tcp_stream(*listeners[0].socket.getsockname()))
+    near = SocketTransport.from_stream(await listeners[0].accept())
+    near.busy_poll = SendingPoll(far, took_s=took_s)
+    found = 0
+
+    async def take_turns():
+        nonlocal found
+        while True:
+            await trio.lowlevel.checkpoint()
+            found += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        while not found:
+            await trio.lowlevel.checkpoint()
+        before = found
+        for _ in range(3):
+            assert await near.receive_into(memoryview(bytearray(10))) == 1
+        assert (found > before) is others_run
+        nursery.cancel_scope.cancel()
+    for stream in (far, near, *listeners):
+        await stream.aclose()
 
 
 class CountingPoll(BusyPoll):

@@ -101,6 +101,51 @@ async def test_bytes_of_a_session_are_those_of_the_format(tmp_path: Path) -> Non
     assert recorder.dropped == 0
 
 
+PUTS = [
+    # offset, size, request id, copies: the last ones do not fit their fields.
+    *((1100 * number, 1100, number, 2) for number in range(1, 12)),
+    (2**63, 1100, 12, 2),
+    (14_300, 1100, 13, 2**31),
+    (15_400, 2**31, 14, 2),
+]
+
+
+@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 1365])
+async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends(
+    tmp_path: Path, block_records: int
+) -> None:
+    def made(folder: str) -> Recorder:
+        return Recorder(tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records)
+
+    async def by_one_call(recorder: Recorder) -> None:
+        recorder.emit(Kind.FLUSHED, offset=5)
+        for offset, size, request_id, copies in PUTS:
+            recorder.put_and_wait(offset=offset, size=size, request_id=request_id, copies=copies)
+
+    async def by_two_calls(recorder: Recorder) -> None:
+        recorder.emit(Kind.FLUSHED, offset=5)
+        for offset, size, request_id, copies in PUTS:
+            recorder.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
+            recorder.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
+
+    one, two = made("one"), made("two")
+    await record(one, by_one_call)
+    await record(two, by_two_calls)
+    found = all_records(one.path)
+    assert len(found) == 1 + 2 * len(PUTS)
+    # But for their times, and the check words that depend on them.
+    assert [event[1:-1] for event in found] == [event[1:-1] for event in all_records(two.path)]
+    assert [event[0] for event in found] == sorted(event[0] for event in found)
+    assert all(reduce(xor, struct.unpack("<12I", struct.pack("<qqBBHiqqiI", *event))) == 0 for event in found)
+
+
+async def test_put_and_its_wait_are_dropped_as_two_events(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=7)
+    await record(recorder, _nothing)
+    recorder.put_and_wait(offset=1100, size=1100, request_id=1, copies=2)
+    assert recorder.dropped == 2
+
+
 async def test_session_document_describes_the_records_and_names_the_node(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, clock_ns=clock_from(5))
     await record(recorder, _nothing)

@@ -86,6 +86,10 @@ class NodeSink:
         self._trace.note(self._name, f"{Kind(kind).name} {conn=} {offset=} {aux=} {size=} flags={int(flags)}")
         self._on_event(kind, conn, offset, flags)
 
+    def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
+        self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
+        self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
+
     def fact(self, type_: str, **fields: object) -> None:
         if type_ == "connection":
             conn = fields["conn"]

@@ -96,7 +96,7 @@ class PutService:
         """
         appended, request_id = self._append(message)
         if not (request_id and wait_store_ok and self._group_commit.waits):
-            return self._counted(appended.status, appended, trio.current_time())
+            return self._answered(appended, request_id)
         return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
 
     def put_and_answer(
@@ -105,7 +105,7 @@ class PutService:
         """As `put`, with what `answer` makes of the result: a put that waits needs no task."""
         appended, request_id = self._append(message)
         if not (request_id and wait_store_ok and self._group_commit.waits):
-            return answer(self._counted(appended.status, appended, trio.current_time()))
+            return answer(self._answered(appended, request_id))
         counted = self._counted
         return self._group_commit.begin(
             appended,
@@ -114,7 +114,7 @@ class PutService:
         )
 
     def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:
-        """The result of the append, and the number of the put; 0 if nothing was stored."""
+        """The result of the append, and the number of the put; 0 if nothing was stored. Records no event."""
         if self.is_slave:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
@@ -127,16 +127,22 @@ class PutService:
             self._refused += 1
             return appended, 0
         request_id = next(self._request_ids)
-        size, messages = appended.size, appended.messages
+        size, messages = appended.size, len(appended.batch_offsets) or 1
         self._stored += messages
         self._bytes += size
         self.on_stored(message.topic, messages, size)
-        self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
         return appended, request_id
+
+    def _answered(self, appended: AppendResult, request_id: int) -> PutResult:
+        """The result of a put that waits for nothing, or stored nothing (request id 0)."""
+        if request_id:
+            size = appended.size
+            self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
+        return self._counted(appended.status, appended, trio.current_time())
 
     def _counted(self, status: PutStatus, appended: AppendResult, now_s: float) -> PutResult:
         self._statuses[status] += 1
-        self._rates.add(appended.messages or 1, now_s)
+        self._rates.add(len(appended.batch_offsets) or 1, now_s)
         return PutResult(status, appended)
 
     @property

@@ -12,7 +12,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
@@ -21,13 +21,12 @@ from attrs import frozen
 from trioha.deferred import Deferred
 from trioha.ha.replicas import Replicas
 from trioha.ha.timeouts import Timeouts
-from trioha.recording.events import EventSink, Kind
+from trioha.recording.events import EventSink, Kind, NoSink
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.watermark import REACHED, Wait, Watermark
 
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
-_WAIT_BEGIN = int(Kind.WAIT_BEGIN)
 _WAIT_END = int(Kind.WAIT_END)
 _I32_MAX = 2**31 - 1
 PUT_OK: Final = PutStatus.PUT_OK
@@ -73,11 +72,15 @@ class GroupCommit:
         self._replicas = replicas
         self._flushed = flushed
         self._sink = sink
+        self._is_recorded = not isinstance(sink, NoSink)
+        self._now_s: Callable[[], float] = trio.current_time
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self.waits = settings.copies_needed > 0 or settings.sync_flush
         """Whether puts wait; one with the property WAIT=false never does."""
         self._push = push
         self._poll_acks = poll_acks
+        self._mark = flushed
+        """What the last put waits for."""
         self._waiting = 0
         """Waiting puts, including released ones whose task has not run yet."""
         self._lone: Wait | None = None
@@ -116,20 +119,32 @@ class GroupCommit:
         need = self._copies_needed(max_offset)
         return self._replicas.acknowledged_offset(need) if need else max_offset
 
-    async def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> T:
-        """Wait until what was appended is as safe as the settings require; returns `answer`'s result.
+    def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Awaitable[T]:
+        """Record the put, and wait until it is as safe as the settings require; gives `answer`'s result.
 
-        The status is PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. Cancelling
-        leaves nothing behind. Every put of a busy master goes through this one coroutine: it waits for the
-        events of its waits itself, reads the clock once at its begin and once at its end, and asks for
-        nothing that holds for all puts between two acks.
+        The status is PUT_OK, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT. The wait begins
+        now; the caller must await the result, and cancelling that leaves nothing behind.
         """
-        started_s = trio.current_time()
+        started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
+        return self._wait(appended, request_id, started_s, status, copies, disk, answer)
+
+    async def _wait(  # noqa: PLR0917 - a call by keywords would cost each put more
+        self,
+        appended: AppendResult,
+        request_id: int,
+        started_s: float,
+        status: PutStatus,
+        copies: Wait | None,
+        disk: Wait | None,
+        answer: Answer[T],
+    ) -> T:
+        """Every put of a task goes through this one coroutine: it waits for the events of its waits itself,
+        reads the clock once, and asks for nothing that holds for all puts between two acks."""
         # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
-        # nothing to batch: it is sent at once.
+        # nothing to batch, nor after as many puts as the last ack released: they are sent at once.
         is_alone = copies is not None and not self._waiting
-        if is_alone and self._push is not None:
+        if self._push is not None and (is_alone or (copies is not None and self._mark.is_refilled)):
             self._push()
         self._waiting += 1
         try:
@@ -158,8 +173,9 @@ class GroupCommit:
             raise
         finally:
             self._waiting -= 1
-        now_s = trio.current_time()
-        self._record_end(appended, request_id, started_s, now_s, status)
+        now_s = self._now_s()
+        if self._is_recorded:
+            self._record_end(appended, request_id, started_s, now_s, status)
         return answer(status, appended, now_s)
 
     def begin(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Deferred[T]:
@@ -167,7 +183,7 @@ class GroupCommit:
 
         Call `end_turn` after all puts that come together: they are sent to the slaves in one frame.
         """
-        started_s = trio.current_time()
+        started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
         if copies is not None and not self._waiting:
             self._lone = copies
@@ -224,14 +240,18 @@ class GroupCommit:
             eligible = self._replicas.eligible_count(end_offset, started_s)
             if self._depends_on_sync:
                 need = self._copies_needed(end_offset, started_s)
-        self._sink.emit(_WAIT_BEGIN, offset=end_offset, aux=request_id, size=need + 1)
+        if self._is_recorded:
+            self._sink.put_and_wait(
+                offset=end_offset, size=appended.size, request_id=request_id, copies=need + 1
+            )
         status = PUT_OK
         # Both waits begin before either is awaited: they run side by side.
         copies = disk = None
         if need > eligible:
             status = PutStatus.SLAVE_NOT_AVAILABLE
         elif need:
-            copies = self._replicas.current.copies(need).wait_for(end_offset, start_offset=start_offset)
+            self._mark = mark = self._replicas.current.copies(need)
+            copies = mark.wait_for(end_offset, start_offset=start_offset)
             self._replica_timeouts.add(copies, started_s)
         if settings.sync_flush:
             disk = self._flushed.wait_for(end_offset)
@@ -252,6 +272,8 @@ class GroupCommit:
 
     async def run(self) -> None:
         """End waits at their deadlines, until cancelled: without it no put times out."""
+        # One call in place of three.
+        self._now_s = trio.lowlevel.current_clock().current_time
         async with trio.open_nursery() as tasks:
             tasks.start_soon(self._replica_timeouts.run)
             tasks.start_soon(self._disk_timeouts.run)
@@ -316,8 +338,9 @@ class _WaitingPut(Deferred[T]):
         # After a cut the log does not hold the record any more: it will not be flushed.
         if disk is not None and disk.result is not REACHED and status is PUT_OK:
             status = PutStatus.FLUSH_DISK_TIMEOUT
-        now_s = trio.current_time()
-        self._commit._record_end(self._appended, self._request_id, self._started_s, now_s, status)
+        now_s = self._commit._now_s()
+        if self._commit._is_recorded:
+            self._commit._record_end(self._appended, self._request_id, self._started_s, now_s, status)
         return self._answer(status, self._appended, now_s)
 
     def abandon(self) -> None:

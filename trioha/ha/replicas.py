@@ -185,7 +185,12 @@ class Replicas:
 
         `now_s` is the time now, of trio's clock.
         """
-        self._count(end_offset, now_s)
+        if (
+            now_s is None
+            or not self._counted_from <= end_offset < self._counted_below
+            or now_s >= self._counted_until_s
+        ):
+            self._count(end_offset, now_s)
         return self._eligible
 
     def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:

@@ -26,7 +26,7 @@ def has_cores_to_spare() -> bool:
 class BusyPoll:
     """Polls for a condition, at most `limit_s` seconds at a time."""
 
-    __slots__ = ("_clock", "_failures", "_limit_s", "_skipped", "_to_skip")
+    __slots__ = ("_clock", "_failures", "_limit_s", "_skipped", "_to_skip", "took_s")
 
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limit_s = limit_s
@@ -37,6 +37,8 @@ class BusyPoll:
         """Calls left that skip the poll."""
         self._skipped = 0
         """How many calls skipped the poll after the last failed one."""
+        self.took_s = 0.0
+        """How long the last successful poll took."""
 
     def until(self, poll: Callable[[], bool]) -> bool:
         """Call `poll` until it returns True, at most for the limit, or skip it. Returns whether it did."""
@@ -44,9 +46,11 @@ class BusyPoll:
             self._to_skip -= 1
             return False
         clock = self._clock
-        end_s = clock() + self._limit_s
-        while clock() < end_s:
+        start_s = clock()
+        end_s = start_s + self._limit_s
+        while (now_s := clock()) < end_s:
             if poll():
+                self.took_s = now_s - start_s
                 self._failures = self._skipped = 0
                 return True
             # Yields the core to other processes, above all to a peer on this machine.

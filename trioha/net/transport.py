@@ -23,8 +23,11 @@ log = structlog.get_logger(__name__)
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
 """Each further part of so many bytes in one call counts as another call: it takes as long."""
-IN_STEP_BYTES_MAX = 16 * 1024
-"""A slave that receives more at once catches up: no put waits for its next bytes, so it does not poll."""
+POLLED_S_PER_CALL = 100e-6
+"""Each further such time of polling counts as another call, since no other task runs meanwhile."""
+IN_STEP_BYTES_MAX = 33 * 1024
+"""A slave that receives more at once than a frame of haTransferBatchSize catches up: no put waits for its
+next bytes, so it does not poll."""
 UNSENT_BYTES_MAX = 1 << 20
 """Unsent data in the kernel above which the writer waits. trio's 16 KiB suit short messages, a log transfer
 needs more."""
@@ -186,11 +189,13 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             try:
                 received = self._socket.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
+                polls = self.busy_poll
                 if (
-                    self.busy_poll is not None
+                    polls is not None
                     and self._received_bytes <= IN_STEP_BYTES_MAX
-                    and self.busy_poll.until(self.is_readable)
+                    and polls.until(self.is_readable)
                 ):
+                    self._calls += int(polls.took_s / POLLED_S_PER_CALL)
                     continue
                 await self.wait_readable()
             except OSError as error:

@@ -174,6 +174,13 @@ class EventSink(Protocol):
     ) -> None:
         """Report one event, stamped with the monotonic clock now."""
 
+    def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
+        """Report PUT and WAIT_BEGIN of one put with one call, and one reading of the clock.
+
+        `offset` is the end after the append, `size` that of the record in bytes, `copies` what is needed, the
+        master's included.
+        """
+
     def fact(self, type_: str, **fields: object) -> None:
         """Report what does not fit an event: a connection's addresses, a changed setting, a note."""
 
@@ -192,6 +199,9 @@ class NoSink:
         flags: int = 0,
     ) -> None:
         """Discard an event."""
+
+    def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
+        """Discard two events."""
 
     def fact(self, type_: str, **fields: object) -> None:
         """Discard a fact."""

@@ -53,6 +53,10 @@ FACTS_MAX: Final = 1024
 _pack_event_into: Final = struct.Struct("<q8xBBHiqqi4x").pack_into
 """As `RECORD`, with zeros for seq and check."""
 
+_pack_two_into: Final = struct.Struct("<" + 2 * "q8xBBHiqqi4x").pack_into
+_PUT: Final = int(Kind.PUT)
+_WAIT_BEGIN: Final = int(Kind.WAIT_BEGIN)
+
 _LIMITS: Final = {
     # Least and largest value of each field of a record.
     "kind": (0, 127),
@@ -174,6 +178,32 @@ class Recorder:
         self._position = position = position + RECORD_BYTES
         if position == self._block_bytes:
             self._next_block()
+
+    def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
+        """Record PUT and WAIT_BEGIN of one put, stamped alike, in a third of the time of two calls of `emit`.
+
+        `offset` is the end after the append, `size` that of the record in bytes, `copies` what is needed, the
+        master's included.
+        """
+        position = self._position
+        end = position + 2 * RECORD_BYTES
+        if end < self._block_bytes:
+            now_ns, node_id = self._clock_ns(), self._node_id
+            try:
+                _pack_two_into(
+                    self._buffer, position,
+                    now_ns, _PUT, 0, node_id, NO_CONNECTION, offset, request_id, size,
+                    now_ns, _WAIT_BEGIN, 0, node_id, NO_CONNECTION, offset, request_id, copies,
+                )  # fmt: skip
+            except struct.error:
+                # A value beyond its field: what was packed until then is packed again.
+                pass
+            else:
+                self._position = end
+                return
+        # The block ends here, or the recording has.
+        self.emit(_PUT, offset=offset, aux=request_id, size=size)
+        self.emit(_WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
     def fact(self, type_: str, **fields: object) -> None:
         """Record a fact, which precedes the next event. Values that JSON lacks are written as text."""

@@ -70,8 +70,9 @@ _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
 _HOST_V4_BYTES = 8
 NO_BYTES = memoryview(b"")
-PWRITE_BYTES_MIN = 16 * 1024
-"""From here on the system call is cheaper than storing into pages that were not touched yet."""
+PWRITE_BYTES_MIN = 6 * 1024
+"""From here on the system call is cheaper than storing into pages that were not touched yet: 8 us for 9 KB,
+against 11, and 11 us for 18 KB, against 20."""
 
 
 class CommitLog:
@@ -402,10 +403,11 @@ class CommitLog:
         made, with nothing changed.
         """
         max_offset = self.appended.offset
-        file = self._files.last_with(max_offset)
-        if file is None:
+        files = self._files.files
+        file = files[-1] if files else None
+        at = 0 if file is None else max_offset - file.start_offset
+        if file is None or at == file.size:
             return self._files.add(max_offset), 0
-        at = max_offset - file.start_offset
         left = file.size - at
         if size + BLANK_BYTES <= left:
             return file, at

@@ -2,7 +2,7 @@
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
 yet. It runs in short slices, since it shares its thread with replication. A record that comes alone is
-dispatched at once; those of the next millisecond are dispatched together, since alone a record costs ten
+dispatched at once; those of the next milliseconds are dispatched together, since alone a record costs ten
 times as much. A slave that copies a long log makes the slices shorter still: up to a megabyte is received
 between two of them; without traffic they follow each other.
 
@@ -27,8 +27,9 @@ from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
-GATHER_S = 0.001
-"""Time between two dispatches of new records: those that come meanwhile are dispatched together."""
+GATHER_S = 0.005
+"""Time between two dispatches of new records: those that come meanwhile are dispatched together. To dispatch
+once costs 60 us and 0.3 us for each record."""
 AWAITED_GATHER_S = 0.0002
 """The same while consumers wait for messages."""
 RECHECK_S = 1.0

@@ -223,7 +223,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
                 housekeeping_interval_s=60.0,
                 transfer_batch_bytes=32768,
                 transfer_batch_bytes_max=1 << 20,
-                busy_poll_s=200e-6 if has_cores_to_spare() else 0.0,
+                busy_poll_s=400e-6 if has_cores_to_spare() else 0.0,
             ),
             sink=sink,
         )
