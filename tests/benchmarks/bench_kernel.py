@@ -1,8 +1,8 @@
 """The loops over records, compiled and in plain Python, side by side in one process: CPU time.
 
 Walks are over a log of 1 KiB bodies in memory, 1 MiB a call as a slave receives it; dispatch builds all files
-anew in every round. Records have a UNIQ_KEY, one key and a tag, or no properties. Medians of several rounds
-of user and system time, compiled and plain in turn.
+anew in every round. Records have a UNIQ_KEY, one key and a tag, or no properties. Batches are of 32 messages
+of 1 KiB. Medians of several rounds of user and system time, compiled and plain in turn.
 
 Run it with `python tests/benchmarks/bench_kernel.py [--json] [--records N] [--rounds N]`.
 """
@@ -23,13 +23,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bench_dispatch import BODY, FILE_BYTES, QUEUES, dispatch, make_log
+from trioha.remoting.message_batch import batch_items, encode_batch_body
 from trioha.store import compiled
+from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.commit_log import CommitLog
-from trioha.store.messages import Message
+from trioha.store.messages import BatchItem, Message, MessageBatch
+from trioha.store.put_limits import encoded_topic
 from trioha.store.record import Host
 from trioha.store.record_layout import ScanEnd, scan_boundaries, scan_records
 
 RECEIVED_BYTES = 1 << 20
+BATCH = 32
 
 
 def make_bare_log(folder: Path, *, records: int) -> CommitLog:
@@ -48,6 +52,28 @@ def walk(scan: Callable[[memoryview, int, int, int], ScanEnd], view: memoryview)
     at, end = 0, len(view)
     while at < end:
         at = scan(view, at, min(at + RECEIVED_BYTES, end), at).at
+
+
+def encode_batches(*, count: int) -> None:
+    """Make records of batches, from the bytes that a producer sends."""
+    host = Host.parse("127.0.0.1", 1)
+    body = encode_batch_body([BatchItem(BODY, b"UNIQ_KEY\x017F00000100002A139A5553B5F2F80000\x02")] * BATCH)
+    topic, version_2, _ = encoded_topic("BenchTopic")
+    for _ in range(count):
+        batch = MessageBatch("BenchTopic", 0, batch_items(body, shared=b"CLUSTER\x01c\x02"), born_host=host)
+        sizes = common_sizes(
+            batch, topic=topic, store_host=host, body_bytes_max=4 << 20
+        ) or batch_record_sizes(batch, topic=topic, store_host=host)
+        encode_batch(
+            batch,
+            sizes,
+            topic=topic,
+            version_2=version_2,
+            physical_offset=0,
+            queue_offset=0,
+            store_timestamp_ms=0,
+            store_host=host,
+        )
 
 
 def main() -> None:
@@ -78,6 +104,10 @@ def main() -> None:
             "dispatch, no properties, us/record": (
                 millions,
                 lambda: dispatch(bare, next(folders), records=options.records, keys=0),
+            ),
+            "batches of 32 to records, us/message": (
+                millions,
+                partial(encode_batches, count=options.records // BATCH),
             ),
         }
         for _ in range(options.rounds):

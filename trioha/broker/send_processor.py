@@ -17,7 +17,7 @@ from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig, TopicTable, describe_topic
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
-from trioha.remoting.message_batch import parse_batch
+from trioha.remoting.message_batch import batch_items
 from trioha.remoting.send_message import (
     STORED_STATUSES,
     SendMessageRequestHeader,
@@ -27,7 +27,7 @@ from trioha.remoting.send_message import (
 )
 from trioha.remoting.serving import Peer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
-from trioha.store.messages import BatchItem, Message, MessageBatch
+from trioha.store.messages import Message, MessageBatch
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
@@ -181,18 +181,19 @@ class SendProcessor:
                 "a batch has no delay level and no transaction",
                 code=ResponseCode.MESSAGE_ILLEGAL,
             )
+        body = bytes(request.body)
+        shared = join_properties(properties, self._cluster)
         try:
-            items = parse_batch(request.body)
+            items = batch_items(body, shared=shared)
         except RemoteProtocolError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
         queue_id = self._queue_id(header, peer)
-        shared = join_properties(properties, self._cluster)
         born_host = _born_host(peer.address.host, peer.address.port)
         if "UNIQ_KEY" in parsed and self._has_batch_queues(header.topic):
             inner = Message(
                 topic=header.topic,
                 queue_id=queue_id,
-                body=bytes(request.body),
+                body=body,
                 properties=join_properties(shared, encode_properties({"INNER_NUM": str(len(items))})),
                 flag=header.flag,
                 sys_flag=header.sys_flag | BATCH_BITS,
@@ -204,9 +205,7 @@ class SendProcessor:
         batch = MessageBatch(
             topic=header.topic,
             queue_id=queue_id,
-            items=[
-                BatchItem(item.body, join_properties(item.properties, shared), item.flag) for item in items
-            ],
+            items=items,
             sys_flag=header.sys_flag,
             born_timestamp_ms=header.born_timestamp_ms,
             born_host=born_host,

@@ -218,6 +218,8 @@ class GroupCommit:
             await self._is_pushed.wait()
             self._is_pushed = trio.Event()
             lone, self._polled = self._polled, None
+            # Others that are ready run first, as dispatch: the slave works meanwhile.
+            await trio.lowlevel.checkpoint()
             # If another task has put meanwhile, polling would delay that put.
             if (
                 lone is not None

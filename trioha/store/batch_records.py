@@ -10,7 +10,8 @@ from struct import Struct
 
 from isal.isal_zlib import crc32
 
-from trioha.store.messages import MessageBatch
+from trioha.store import compiled
+from trioha.store.messages import EncodedItems, MessageBatch
 from trioha.store.record import Host
 from trioha.store.record_layout import (
     BORN_HOST_V6,
@@ -28,13 +29,31 @@ _BEFORE_BODY = Struct(">iqi")
 """reconsumeTimes, preparedTransactionOffset, the body's length."""
 _I16 = Struct(">h")
 _HOSTS_V4_BYTES = 16
+_INNER = b"INNER_"
+_SIGN_32 = 1 << 32
+
+
+def common_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host, body_bytes_max: int) -> list[int]:
+    """As `batch_record_sizes`, by the compiled kernel, of messages that the log accepts; else no sizes."""
+    items = batch.items
+    if not (compiled.IS_COMPILED and isinstance(items, EncodedItems)):
+        return []
+    if _INNER in items.body or _INNER in items.shared:
+        return []
+    record_bytes = _record_bytes(batch, topic=topic, store_host=store_host)
+    return compiled.kernel.batch_sizes(items.body, record_bytes, len(items.shared), body_bytes_max)
 
 
 def batch_record_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host) -> list[int]:
     """Bytes of each record. `topic` has its length before it, of which `RECORD_BYTES_MIN` counts one byte."""
-    hosts_bytes = len(batch.born_host.packed) + len(store_host.packed)
-    shared = RECORD_BYTES_MIN - _HOSTS_V4_BYTES + hosts_bytes + len(topic) - 1
+    shared = _record_bytes(batch, topic=topic, store_host=store_host)
     return [shared + len(item.body) + len(item.properties) for item in batch.items]
+
+
+def _record_bytes(batch: MessageBatch, *, topic: bytes, store_host: Host) -> int:
+    """Bytes of a record without body and properties."""
+    hosts_bytes = len(batch.born_host.packed) + len(store_host.packed)
+    return RECORD_BYTES_MIN - _HOSTS_V4_BYTES + hosts_bytes + len(topic) - 1
 
 
 def encode_batch(
@@ -54,6 +73,22 @@ def encode_batch(
     sys_flag |= STORE_HOST_V6 if store_host.is_ipv6 else 0
     magic = MAGIC_V2 if version_2 else MAGIC_V1
     hosts = batch.born_host.packed + _I64.pack(store_timestamp_ms) + store_host.packed
+    if compiled.IS_COMPILED and isinstance(batch.items, EncodedItems):
+        return compiled.kernel.encode_batch(
+            batch.items.body,
+            sizes,
+            batch.items.shared,
+            magic - _SIGN_32,
+            batch.queue_id,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            batch.born_timestamp_ms,
+            hosts,
+            batch.reconsume_times,
+            topic,
+            crc32,
+        )
     parts: list[bytes] = []
     for number, (item, size) in enumerate(zip(batch.items, sizes, strict=True)):
         body, properties = item.body, item.properties

@@ -18,7 +18,7 @@ import structlog
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
-from trioha.store.batch_records import batch_record_sizes, encode_batch
+from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.landmarks import Landmarks
 from trioha.store.log_files import LogFiles
@@ -296,9 +296,16 @@ class CommitLog:
         All records stand in one file. A process that is killed in the middle leaves none of them.
         """
         topic, version_2, topic_is_legal = encoded_topic(batch.topic)
-        sizes = batch_record_sizes(batch, topic=topic, store_host=self.store_host)
+        store_host = self.store_host
+        sizes = common_sizes(batch, topic=topic, store_host=store_host, body_bytes_max=self.message_bytes_max)
+        suspects = []
+        if not sizes:
+            sizes = batch_record_sizes(batch, topic=topic, store_host=store_host)
+            suspects = self._suspects(batch)
         size = sum(sizes)
-        if refusal := self._batch_refusal(batch, sizes, size=size, topic_is_legal=topic_is_legal):
+        if refusal := self._batch_refusal(
+            batch, sizes, suspects=suspects, size=size, topic_is_legal=topic_is_legal
+        ):
             return refusal
         try:
             file, at = self._room_for(size)
@@ -323,8 +330,7 @@ class CommitLog:
         view[at + _COMMIT_BYTES : at + size] = data[_COMMIT_BYTES:]
         view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
         offsets = list(accumulate(sizes[:-1], initial=physical_offset))
-        for offset in offsets:
-            self._landmarks.add(offset)
+        self._landmarks.add_all(offsets)
         self.queue_offsets[key] = queue_offset + len(sizes)
         self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
@@ -338,18 +344,27 @@ class CommitLog:
             batch_offsets=offsets,
         )
 
-    def _batch_refusal(
-        self, batch: MessageBatch, sizes: list[int], *, size: int, topic_is_legal: bool
-    ) -> AppendResult | None:
-        """Why a batch whose records have these sizes, `size` in all, is not stored; None if it can be."""
-        is_new_queue = (batch.topic, batch.queue_id) not in self.queue_offsets
-        suspects = [
+    def _suspects(self, batch: MessageBatch) -> list[int]:
+        """Numbers of the messages of a batch that may be refused for themselves."""
+        return [
             number
             for number, item in enumerate(batch.items)
             if len(item.body) > self.message_bytes_max
             or len(item.properties) > PROPERTIES_BYTES_MAX
             or b"INNER_" in item.properties
         ]
+
+    def _batch_refusal(
+        self,
+        batch: MessageBatch,
+        sizes: list[int],
+        *,
+        suspects: list[int],
+        size: int,
+        topic_is_legal: bool,
+    ) -> AppendResult | None:
+        """Why a batch whose records have these sizes, `size` in all, is not stored; None if it can be."""
+        is_new_queue = (batch.topic, batch.queue_id) not in self.queue_offsets
         if (
             not suspects
             and not (self.disk_is_full or self.puts_blocked)

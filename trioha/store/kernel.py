@@ -16,8 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i32_be, write_i64_be
-from mypy_extensions import i32, i64
+from librt.strings import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_be,
+    read_i64_be,
+    write_i16_be,
+    write_i32_be,
+    write_i64_be,
+)
+from mypy_extensions import i16, i32, i64
 
 SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
@@ -510,3 +518,101 @@ def _time_diff_s(store_timestamp_ms: i64, begin_ms: i64) -> i64:
 def _swapped(word: i64) -> i64:
     """The 32-bit number with its bytes in the other order."""
     return (word & 0xFF) << 24 | (word & 0xFF00) << 8 | (word >> 8) & 0xFF00 | (word >> 24) & 0xFF
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+ITEM_BODY_AT: Final = 20
+"""Of a message of a batch: i32 size, magic, CRC, flag, body length; body; i16 length, properties."""
+ITEM_BYTES_MIN: Final = 22
+PROPERTIES_BYTES_MAX: Final = 32767
+PROPERTY_SEPARATOR: Final = 2
+
+
+def batch_sizes(batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_max: i64) -> list[int]:
+    """Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.
+
+    `shared_bytes` of properties follow those of each message. Empty for bytes that are not a batch, and for a
+    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX`.
+    """
+    sizes: list[int] = []
+    end: i64 = len(batch)
+    at: i64 = 0
+    while at < end:
+        if end - at < ITEM_BYTES_MIN:
+            return []
+        body_bytes: i64 = i64(read_i32_be(batch, at + 16))
+        properties_at: i64 = at + ITEM_BYTES_MIN + body_bytes
+        if body_bytes < 0 or body_bytes > body_bytes_max or properties_at > end:
+            return []
+        properties_bytes: i64 = i64(read_i16_be(batch, properties_at - 2))
+        next_at: i64 = properties_at + properties_bytes
+        if properties_bytes < 0 or next_at > end or next_at - at != i64(read_i32_be(batch, at)):
+            return []
+        if properties_bytes and shared_bytes and batch[next_at - 1] != PROPERTY_SEPARATOR:
+            properties_bytes += 1
+        properties_bytes += shared_bytes
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            return []
+        sizes.append(int(record_bytes + body_bytes + properties_bytes))
+        at = next_at
+    return sizes
+
+
+def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
+    batch: bytes,
+    sizes: list[int],
+    shared: bytes,
+    magic: i64,
+    queue_id: i64,
+    queue_offset: i64,
+    physical_offset: i64,
+    sys_flag: i64,
+    born_timestamp_ms: i64,
+    hosts: bytes,
+    reconsume_times: i64,
+    topic: bytes,
+    crc32: Callable[[bytes], int],
+) -> bytes:
+    """The records of a batch, of the sizes that `batch_sizes` gave.
+
+    `hosts` are born host, store timestamp and store host, `topic` has its length before it.
+    """
+    records = BytesWriter()
+    shared_bytes: i64 = len(shared)
+    at: i64 = 0
+    for number in range(len(sizes)):
+        size: i64 = i64(sizes[number])
+        body_bytes: i64 = i64(read_i32_be(batch, at + 16))
+        body_end: i64 = at + ITEM_BODY_AT + body_bytes
+        body = batch[at + ITEM_BODY_AT : body_end]
+        next_at: i64 = at + i64(read_i32_be(batch, at))
+        properties_bytes: i64 = next_at - body_end - 2
+        write_i32_be(records, i32(size))
+        write_i32_be(records, i32(magic))
+        write_i32_be(records, i32(i64(crc32(body)) & CRC_MASK))
+        write_i32_be(records, i32(queue_id))
+        write_i32_be(records, read_i32_be(batch, at + 12))
+        write_i64_be(records, queue_offset)
+        write_i64_be(records, physical_offset)
+        write_i32_be(records, i32(sys_flag))
+        write_i64_be(records, born_timestamp_ms)
+        records.write(hosts)
+        write_i32_be(records, i32(reconsume_times))
+        write_i64_be(records, 0)
+        write_i32_be(records, i32(body_bytes))
+        records.write(body)
+        records.write(topic)
+        is_joined = properties_bytes > 0 and shared_bytes > 0 and batch[next_at - 1] != PROPERTY_SEPARATOR
+        joined_bytes: i64 = properties_bytes + shared_bytes
+        if is_joined:
+            joined_bytes += 1
+        write_i16_be(records, i16(joined_bytes))
+        records.write(batch[body_end + 2 : next_at])
+        if is_joined:
+            records.append(PROPERTY_SEPARATOR)
+        records.write(shared)
+        queue_offset += 1
+        physical_offset += size
+        at = next_at
+    return records.getvalue()

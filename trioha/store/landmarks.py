@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 _SPACING_BYTES: Final = 16 * 1024
@@ -25,6 +25,14 @@ class Landmarks:
         offsets = self._offsets
         if not offsets or offset - offsets[-1] >= _SPACING_BYTES:
             offsets.append(offset)
+
+    def add_all(self, offsets: Iterable[int]) -> None:
+        """`add` each of them."""
+        after = self._offsets[-1] + _SPACING_BYTES if self._offsets else 0
+        for offset in offsets:
+            if offset >= after:
+                self._offsets.append(offset)
+                after = offset + _SPACING_BYTES
 
     def nearest(self, offset: int) -> int:
         """The last known start at or before `offset`, 0 if none is known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import overload
 
 from attrs import define
 
@@ -42,6 +43,37 @@ class BatchItem:
     properties: bytes = b""
     """As stored."""
     flag: int = 0
+
+
+class EncodedItems(Sequence[BatchItem]):
+    """The messages of a batch as the producer sent them, for the compiled kernel; decoded where needed."""
+
+    __slots__ = ("_count", "_decode", "_items", "body", "shared")
+
+    def __init__(
+        self, body: bytes, *, shared: bytes, count: int, decode: Callable[[], list[BatchItem]]
+    ) -> None:
+        """`body` has `count` messages; `decode` gives them with their `shared` properties."""
+        self.body = body
+        self.shared = shared
+        """Properties that each message gets, encoded."""
+        self._count = count
+        self._decode = decode
+        self._items: list[BatchItem] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> BatchItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[BatchItem]: ...
+
+    def __getitem__(self, index: int | slice) -> BatchItem | list[BatchItem]:
+        if self._items is None:
+            self._items = self._decode()
+        return self._items[index]
 
 
 @define
@@ -85,7 +117,8 @@ class AppendResult:
     def message_id(self) -> str:
         """The offset msgId, of a batch all of them with commas; empty if nothing was stored."""
         if self.batch_offsets:
-            return ",".join(offset_message_id(self.store_host_packed, at) for at in self.batch_offsets)
+            host = self.store_host_packed.hex().upper()
+            return ",".join([f"{host}{at:016X}" for at in self.batch_offsets])
         return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
 
     @property

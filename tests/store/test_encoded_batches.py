@@ -1,0 +1,167 @@
+"""Batches that the compiled kernel encodes: the records, refusals and faults of the plain code."""
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from tests.descriptors import resources_closed
+from tests.store.support import HOST, log_bytes, open_log
+from tests.store.test_any_record import HOST_V6
+from tests.store.test_kernel import mode, needs_kernel
+from trioha.errors import RemoteProtocolError
+from trioha.remoting.message_batch import batch_items, encode_batch_body, parse_batch
+from trioha.store import kernel
+from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
+from trioha.store.landmarks import Landmarks
+from trioha.store.message_properties import PROPERTIES_BYTES_MAX, PROPERTY_SEPARATOR
+from trioha.store.messages import BatchItem, EncodedItems, MessageBatch
+from trioha.store.put_limits import encoded_topic
+
+PROPERTIES = st.sampled_from(
+    [b"", b"\x02", b"TAGS\x01a", b"TAGS\x01a\x02", b"KEYS\x01k\x02TAGS\x01" + "é".encode(), b"\xff" * 90]
+)
+I32 = st.integers(-(2**31), 2**31 - 1)
+ITEMS = st.lists(st.builds(BatchItem, st.binary(max_size=40), PROPERTIES, I32), min_size=1, max_size=6)
+FIELDS = st.fixed_dictionaries(
+    {
+        "queue_id": st.integers(0, 2**31 - 1),
+        "sys_flag": I32,
+        "born_timestamp_ms": st.integers(-(2**63), 2**63 - 1),
+        "born_host": st.sampled_from([HOST, HOST_V6]),
+        "reconsume_times": I32,
+    }
+)
+
+
+def test_constants_of_the_kernel_are_those_of_the_plain_code() -> None:
+    assert kernel.PROPERTIES_BYTES_MAX == PROPERTIES_BYTES_MAX
+    assert bytes([kernel.PROPERTY_SEPARATOR]) == PROPERTY_SEPARATOR
+
+
+def items_of(body, shared, *, is_compiled):
+    with mode(is_compiled=is_compiled):
+        items = batch_items(body, shared=shared)
+    assert isinstance(items, EncodedItems) is is_compiled
+    return items
+
+
+@needs_kernel
+@given(
+    items=ITEMS,
+    shared=PROPERTIES,
+    fields=FIELDS,
+    topic=st.sampled_from(["T", "Orders", "%RETRY%" + "g" * 130]),
+    store_host=st.sampled_from([HOST, HOST_V6]),
+    offsets=st.tuples(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62)),
+)
+def test_records_of_a_batch_are_those_of_the_plain_code(*, items, shared, fields, topic, store_host, offsets):
+    body = encode_batch_body(items)
+    # Such batches are looked at message by message.
+    assume(b"INNER_" not in body)
+    encoded, version_2, _ = encoded_topic(topic)
+    found = {}
+    for is_compiled in (False, True):
+        batch = MessageBatch(topic, items=items_of(body, shared, is_compiled=is_compiled), **fields)
+        with mode(is_compiled=is_compiled):
+            sizes = (
+                common_sizes(batch, topic=encoded, store_host=store_host, body_bytes_max=40)
+                if is_compiled
+                else batch_record_sizes(batch, topic=encoded, store_host=store_host)
+            )
+            data = encode_batch(
+                batch,
+                sizes,
+                topic=encoded,
+                version_2=version_2,
+                physical_offset=offsets[0],
+                queue_offset=offsets[1],
+                store_timestamp_ms=offsets[2],
+                store_host=store_host,
+            )
+        found[is_compiled] = list(batch.items), len(batch.items), sizes, data
+    assert found[True] == found[False]
+    assert len(found[True][3]) == sum(found[True][2])
+
+
+@needs_kernel
+@given(
+    items=ITEMS,
+    damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2),
+    cut=st.integers(0, 30),
+)
+@example(items=[BatchItem(b"")], damage=[(16, 0x7F), (0, 0x7F)], cut=0)
+@example(items=[BatchItem(b"")], damage=[(16, 0xFF)], cut=0)
+@example(items=[BatchItem(b"", b"12")], damage=[(20, 0x80)], cut=0)
+def test_bytes_that_are_no_batch_are_refused_as_by_the_plain_code(items, damage, cut):
+    damaged = bytearray(encode_batch_body(items))
+    for at, value in damage:
+        damaged[at % len(damaged)] = value
+    body = bytes(damaged[: len(damaged) - cut])
+    found = []
+    for is_compiled in (False, True):
+        with mode(is_compiled=is_compiled):
+            try:
+                found.append(list(batch_items(body, shared=b"CLUSTER\x01c\x02")))
+            except RemoteProtocolError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "items",
+    [
+        [BatchItem(b"one", b"TAGS\x01a"), BatchItem(b""), BatchItem(b"x" * 99, b"KEYS\x01k\x02")],
+        [BatchItem(b"one"), BatchItem(b"x" * 101)],
+        [BatchItem(b"one"), BatchItem(b"two", b"a\x01" + b"b" * (PROPERTIES_BYTES_MAX - 2))],
+        [BatchItem(b"one"), BatchItem(b"two", b"INNER_NUM\x012\x02")],
+        [BatchItem(b"INNER_ in a body is no property")],
+        [BatchItem(b"x" * 100, b"p" * 30000)] * 3,
+    ],
+    ids=["stored", "long body", "long properties", "inner", "inner in a body", "long batch"],
+)
+@resources_closed()
+def test_the_log_stores_and_refuses_a_batch_as_without_the_kernel(items, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 1_795_234_734_922_000_000)
+    body = encode_batch_body(items)
+    assert parse_batch(body) == items
+    found = []
+    for is_compiled in (False, True):
+        with mode(is_compiled=is_compiled):
+            log, _ = open_log(tmp_path / str(is_compiled), message_bytes_max=100)
+            batch = MessageBatch(
+                "Orders", 1, items_of(body, b"CLUSTER\x01c\x02", is_compiled=is_compiled), born_host=HOST
+            )
+            result = log.append_batch(batch)
+            found.append((result, result.message_id, log_bytes(log), dict(log.queue_offsets)))
+    assert found[0] == found[1]
+
+
+@needs_kernel
+def test_a_batch_is_decoded_only_where_its_messages_are_looked_at(tmp_path):
+    decoded = []
+
+    def decode():
+        decoded.append(1)
+        return [BatchItem(b"one"), BatchItem(b"two")]
+
+    body = encode_batch_body(decode())
+    decoded.clear()
+    items = EncodedItems(body, shared=b"", count=2, decode=decode)
+    log, _ = open_log(tmp_path)
+    with mode(is_compiled=True):
+        assert log.append_batch(MessageBatch("Orders", 0, items)).messages == 2
+    assert (len(items), decoded) == (2, [])
+    assert [item.body for item in items] == [b"one", b"two"]
+    assert (items[0].body, items[:1], decoded) == (b"one", [BatchItem(b"one")], [1])
+
+
+def test_landmarks_of_many_offsets_are_those_of_each():
+
+    one_by_one, together = Landmarks(), Landmarks()
+    offsets = [0, 5, 16383, 16384, 20000, 40000, 56384, 56385, 10**6]
+    for start in (0, 2 * 10**6):
+        for offset in offsets:
+            one_by_one.add(start + offset)
+        together.add_all(start + offset for offset in offsets)
+    assert list(together) == list(one_by_one) != []
