@@ -6,7 +6,9 @@ document and exist only here. docs/session-analysis.md describes all columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -121,20 +123,74 @@ def _table(name: str, rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMAS[name])
 
 
-def write_tables(result: ReplayResult, directory: Path, links: Sequence[Link] = ()) -> list[Path]:
-    """Write each table as `directory/NAME.parquet` (zstd). Raises StoreError."""
-    written = []
+PARTED: Final = ("events", "seconds")
+"""Tables that are long: folders `NAME.parquet` with a file for each session, which executors write."""
+
+
+def begin_tables(directory: Path) -> None:
+    """Make the folders of the long tables, and remove what an earlier replay has left. Raises StoreError."""
+    with _writing(directory):
+        for name in PARTED:
+            folder = directory / f"{name}.parquet"
+            if folder.is_file():
+                folder.unlink()
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("part-*.parquet"):
+                old.unlink()
+
+
+def write_session_tables(replay: SessionReplay, directory: Path, index: int) -> None:
+    """Write a session's part of the long tables; a part that is there is replaced. Raises StoreError."""
+    found = {
+        "events": _table("events", _event_rows(replay)),
+        "seconds": seconds_table(ReplayResult((replay,))),
+    }
+    with _writing(directory):
+        for name in PARTED:
+            folder = directory / f"{name}.parquet"
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / part_name(index)
+            new = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            parquet.write_table(found[name], new, compression="zstd")
+            new.replace(target)
+
+
+def finish_tables(result: ReplayResult, directory: Path, links: Sequence[Link] = ()) -> None:
+    """Write the other tables as `directory/NAME.parquet` (zstd).
+
+    Raises StoreError, also if a session with records has no part of a long table: then executors have other
+    disks.
+    """
+    parts = [index for index, one in enumerate(result.sessions) if any(part.records for part in one.segments)]
+    with _writing(directory):
+        for name in PARTED:
+            folder = directory / f"{name}.parquet"
+            missing = [index for index in parts if not (folder / part_name(index)).is_file()]
+            if missing:
+                raise StoreError(
+                    f"{len(missing)} parts of the table were written to other machines' disks",
+                    path=folder,
+                    hint="with a cluster, --out names a folder that all machines share",
+                )
+            if not parts:
+                parquet.write_table(SCHEMAS[name].empty_table(), folder / part_name(0))
+        for name, table in row_tables(document(result, links)).items():
+            parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
+
+
+def part_name(index: int) -> str:
+    """File of a session's part of a long table."""
+    return f"part-{index:05d}.parquet"
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, table in arrow_tables(result, links).items():
-            path = directory / f"{name}.parquet"
-            parquet.write_table(table, path, compression="zstd")
-            written.append(path)
+        yield
     except OSError as error:
         raise StoreError(
             f"the tables cannot be written: {error.strerror or error}", path=directory
         ) from error
-    return written
 
 
 def _event_rows(replay: SessionReplay) -> list[Row]:

@@ -204,7 +204,7 @@ def _cause_rows(replay: SessionReplay, links: Sequence[Link]) -> list[Row]:
 def ack_mostly(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str | None]:
     """The larger part of the ack time of each connection that has a link: `network` or `slave`."""
     path = replay.session.path
-    return {link.master_conn: link.ack_mostly for link in links if link.master.session.path == path}
+    return {link.master_conn: link.ack_mostly for link in links if link.master.path == path}
 
 
 def _invariant_rows(replay: SessionReplay) -> list[Row]:
@@ -242,11 +242,11 @@ def _violation_rows(replay: SessionReplay) -> list[Row]:
 def link_row(link: Link) -> Row:
     """A connection that both its master and its slave recorded."""
     return {
-        "session": link.master.session.path.resolve().name,
-        "brokerName": link.master.session.identity.broker_name,
+        "session": link.master.path.resolve().name,
+        "brokerName": link.master.identity.broker_name,
         "conn": link.master_conn,
-        "slaveSession": link.slave.session.path.resolve().name,
-        "slaveBrokerId": link.slave.session.identity.broker_id,
+        "slaveSession": link.slave.path.resolve().name,
+        "slaveBrokerId": link.slave.identity.broker_id,
         "slaveConn": link.slave_conn,
         "frames": link.frames,
         "aheadMs": None if link.clock_offset_ns is None else link.clock_offset_ns / 1e6,

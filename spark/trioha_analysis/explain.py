@@ -6,7 +6,8 @@ as `slowest` or `failed` (the first one that failed, at or after a time if one i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -65,7 +66,11 @@ def explain(
     if not found:
         raise TriohaError(f"--explain {request}: no put of that name in these sessions; say {REQUEST_HINT}")
     put = max(found, key=_waited_us) if request == "slowest" else min(found, key=_began_ns)
-    return _story(put, [link for link in links(readers) if link.master is put.reader])
+    its_links = [link for link in links(readers) if link.master is put.reader.session]
+    slaves = {
+        link.slave.path: reader for link in its_links for reader in readers if reader.session is link.slave
+    }
+    return _story(put, its_links, slaves)
 
 
 def _waited_us(put: Put) -> int:
@@ -143,7 +148,7 @@ class _Step:
     conn: int | None = None
 
 
-def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
+def _story(put: Put, its_links: Sequence[Link], slaves: Mapping[Path, SessionReader]) -> dict[str, Any]:
     reader, session = put.reader, put.reader.session
     first = put.first
     end_offset = put.end_offset
@@ -165,7 +170,7 @@ def _story(put: Put, its_links: Sequence[Link]) -> dict[str, Any]:
             steps.append(_Step(_began_ns(put), "open", sentence, conn))
     steps += _connection_steps(put, records, addresses, open_conns)
     for link in its_links:
-        steps += _slave_steps(put, link, addresses)
+        steps += _slave_steps(put, link, slaves[link.slave.path], addresses)
     flushed = records[(records["kind"] == Kind.FLUSHED) & (records["offset"] >= end_offset)]
     if len(flushed):
         took_ms = int(flushed["aux"][0]) / 1e6
@@ -265,9 +270,9 @@ def _connection_steps(
             yield _Step(wall_of(int(ended["ts_ns"])), verb, f"{peer} {verb}: {reason}", conn)
 
 
-def _slave_steps(put: Put, link: Link, addresses: dict[int, str]) -> Iterator[_Step]:
+def _slave_steps(put: Put, link: Link, reader: SessionReader, addresses: dict[int, str]) -> Iterator[_Step]:
     """The slave's steps, at times of the master's clock."""
-    reader, end_offset = link.slave, put.end_offset
+    end_offset = put.end_offset
     found: set[int] = set()
     peer = f"the slave {reader.session.identity.broker_id} ({_peer(link.master_conn, addresses)})"
     for records in _chunks(reader):
@@ -338,8 +343,8 @@ def _summary(
 
 def _clock(link: Link) -> Row:
     return {
-        "session": link.slave.session.path.resolve().name,
-        "brokerId": link.slave.session.identity.broker_id,
+        "session": link.slave.path.resolve().name,
+        "brokerId": link.slave.identity.broker_id,
         "conn": link.master_conn,
         "slaveConn": link.slave_conn,
         "frames": link.frames,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from trioha.archive.session_paths import find_recordings
 from trioha.recording.aggregate import ConnectionPart
+from trioha.recording.clocks import Link
 from trioha.recording.counters import NodeCounters
-from trioha.recording.events import CloseReason
+from trioha.recording.events import CloseReason, Kind
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
 from trioha.recording.probes import ProbeCount, probe_counts
@@ -31,10 +33,12 @@ from trioha.recording.reader import (
 )
 from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.time_series import TimeGrid
+from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
 
+CONNECTIONS_MAX: Final = 12
+"""Connections of a session that get series in a report."""
 CURVE_STEPS: Final = 1500
 """Approximate number of points of a curve: enough for a screen's width."""
 SECONDS_MAX: Final = 86_400
@@ -92,11 +96,75 @@ class SessionReplay:
     events: NDArray[np.void]
     """The first records of the kinds `trioha_analysis.parts.EVENT_KINDS`."""
     segments: tuple[Segment, ...]
+    log_end_series: TimeSeries
+    """End of the node's log, by the events of all its connections."""
 
     @property
     def name(self) -> str:
         """Name of the session's folder."""
         return self.session.path.resolve().name
+
+    def with_detail(self, detail: Detail) -> SessionReplay:
+        """The result with what `detail` names."""
+        if detail is Detail.WHOLE:
+            return self
+        curves = {one.figures.conn for one in busiest_connections(self)} if detail is Detail.CURVES else set()
+        thinning = -(-self.grid.steps // (2 * CURVE_STEPS))
+        return evolve(
+            self,
+            connections=tuple(
+                evolve(
+                    one,
+                    figures=evolve(
+                        one.figures,
+                        series=_thinned(one.figures.series, thinning)
+                        if one.figures.conn in curves
+                        else _NO_SERIES,
+                    ),
+                )
+                for one in self.connections
+            ),
+            events=self.events[self.events["kind"] == Kind.REFUSED],
+            log_end_series=self.log_end_series if curves else TimeSeries(),
+        )
+
+
+class Detail(Enum):
+    """How much of a session's result is kept."""
+
+    WHOLE = "whole"
+    """Everything: the time series of each connection, and the events."""
+    CURVES = "curves"
+    """What a report shows: figures, and the time series of the busiest connections."""
+    FIGURES = "figures"
+    """Figures only: a few KB for each connection."""
+
+
+_NO_SERIES: Final = dict.fromkeys(
+    ("max", "sent", "ack", "received", "reported", "lag", "latency"), TimeSeries()
+)
+
+
+def _thinned(series: Mapping[str, TimeSeries], steps: int) -> dict[str, TimeSeries]:
+    """The largest value of every so many steps; acks as they are, whose times are shown exactly."""
+    return {
+        name: one if name == "ack" else TimeSeries.of(one.steps // steps * steps, one.values)
+        for name, one in series.items()
+    }
+
+
+def busiest_connections(replay: SessionReplay) -> list[ConnectionReplay]:
+    """The `CONNECTIONS_MAX` connections that moved the most bytes, by number."""
+    busiest = sorted(replay.connections, key=_by_bytes)[:CONNECTIONS_MAX]
+    return sorted(busiest, key=_by_conn)
+
+
+def _by_bytes(one: ConnectionReplay) -> int:
+    return -one.figures.body_bytes
+
+
+def _by_conn(one: ConnectionReplay) -> int:
+    return one.figures.conn
 
 
 @frozen(eq=False)
@@ -104,6 +172,8 @@ class ReplayResult:
     """Results of sessions, in the order of the arguments."""
 
     sessions: tuple[SessionReplay, ...]
+    links: tuple[Link, ...] = ()
+    """Connections that both a master's and a slave's session have, if they were asked for."""
 
 
 @frozen(eq=False)
@@ -147,7 +217,7 @@ class ReplayPlan:
             by_session.setdefault(index, {})[conn] = connections[index, conn]
         return ReplayResult(
             tuple(
-                _session_replay(
+                session_replay(
                     session,
                     self.segments[index],
                     self.grids[index],
@@ -157,6 +227,20 @@ class ReplayPlan:
                 for index, session in enumerate(self.sessions)
             )
         )
+
+    def finished(self, found: Mapping[int, SessionReplay]) -> ReplayResult:
+        """The result from those of the sessions that have records, made without their segments; by index."""
+        sessions = []
+        for index, session in enumerate(self.sessions):
+            segments = self.segments[index]
+            if index in found:
+                one = found[index]
+                damage = (*segments.damage, *one.damage)
+                sessions.append(evolve(one, session=session, segments=segments.segments, damage=damage))
+            else:
+                empty = _empty_node_part(session)
+                sessions.append(session_replay(session, segments, self.grids[index], empty, {}))
+        return ReplayResult(tuple(sessions))
 
 
 def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
@@ -194,13 +278,14 @@ def series_grid(first_ns: int, last_ns: int, *, wall_ns: int) -> TimeGrid:
     return TimeGrid(origin_ns, step_ns, (last_ns - origin_ns) // step_ns + 1)
 
 
-def _session_replay(
+def session_replay(
     session: Session,
     segments: Segments,
     grid: TimeGrid,
     node_part: NodePart,
     parts: Mapping[int, ConnectionPart],
 ) -> SessionReplay:
+    """The result of a session from its joined parts: of its node, and of connections by number."""
     facts, fact_damage = read_facts(session)
     peers = peers_of(facts)
     # A slave is the master of those that connect to it.
@@ -241,6 +326,7 @@ def _session_replay(
         causes=node_part.causes.finished(),
         events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
+        log_end_series=sum((one.figures.series["max"] for one in connections), TimeSeries()),
     )
 
 

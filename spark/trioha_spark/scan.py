@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -25,7 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from trioha.errors import TriohaError
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.events import NO_CONNECTION
+from trioha.recording.reader import Segments, open_session
 from trioha.recording.time_series import TimeGrid
+from trioha_analysis.arrow_tables import write_session_tables
 from trioha_analysis.parts import (
     PART_BYTES_MAX,
     NodePart,
@@ -34,7 +37,7 @@ from trioha_analysis.parts import (
     join_connection,
     join_node,
 )
-from trioha_analysis.replay_result import ReplayPlan
+from trioha_analysis.replay_result import Detail, ReplayPlan, SessionReplay, session_replay
 
 RUN_RANGES_MAX: Final = 8
 """Ranges of one task: about half a second of work."""
@@ -47,6 +50,8 @@ assert JOINED_MAX * PART_BYTES_MAX < 2**31, "the parts that a task joins fit an 
 PARTS_SCHEMA: Final = "session int, conn int, ordinal int, part binary"
 """A part: index of its session, connection (-1: the node), place among the parts of the session, and the
 pickled part with its grid."""
+FINISHED_SCHEMA: Final = "session int, result binary"
+_FINISHED: Final = pa.schema([("session", pa.int32()), ("result", pa.binary())])
 _SIZE: Final = struct.Struct("<Q")
 _PARTS: Final = pa.schema(
     [("session", pa.int32()), ("conn", pa.int32()), ("ordinal", pa.int32()), ("part", pa.binary())]
@@ -83,8 +88,7 @@ def _aggregated(pickled: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 def pack_part(part: NodePart | ConnectionPart, grid: TimeGrid) -> bytes:
     """The pickled part and grid, compressed. Raises ReplayError if they are longer than a part may be."""
-    pickled = pickle.dumps((part, grid))
-    packed: bytes = _SIZE.pack(len(pickled)) + pa.compress(pickled, codec="zstd", asbytes=True)
+    packed = _compressed(pickle.dumps((part, grid)))
     if len(packed) > PART_BYTES_MAX:
         raise ReplayError(f"a part has {len(packed):,} bytes, more than {PART_BYTES_MAX:,}")
     return packed
@@ -92,11 +96,20 @@ def pack_part(part: NodePart | ConnectionPart, grid: TimeGrid) -> bytes:
 
 def unpack_part(packed: bytes) -> tuple[NodePart | ConnectionPart, TimeGrid]:
     """A part of a row, and the grid of its time series."""
-    (size_bytes,) = _SIZE.unpack_from(packed)
-    data = pa.decompress(memoryview(packed)[_SIZE.size :], size_bytes, codec="zstd", asbytes=True)
     # Pickled by a worker of the same job.
-    part, grid = pickle.loads(data)  # noqa: S301
+    part, grid = pickle.loads(_decompressed(packed))  # noqa: S301
     return part, grid
+
+
+def _compressed(data: bytes) -> bytes:
+    compressed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return _SIZE.pack(len(data)) + compressed
+
+
+def _decompressed(packed: bytes) -> bytes:
+    (size_bytes,) = _SIZE.unpack_from(packed)
+    data: bytes = pa.decompress(memoryview(packed)[_SIZE.size :], size_bytes, codec="zstd", asbytes=True)
+    return data
 
 
 def join_parts(parts: DataFrame, parts_max: int) -> DataFrame:
@@ -124,8 +137,47 @@ def _join(rows: pa.Table) -> pa.Table:
     )
 
 
-def joined_rows(joined: DataFrame) -> Iterator[tuple[int, int, NodePart | ConnectionPart]]:
-    """Collect session index, connection and part of each row of `join_parts`."""
-    table = joined.toArrow()
-    for row in table.to_pylist():
-        yield row["session"], row["conn"], unpack_part(row["part"])[0]
+def finish(joined: DataFrame, plan: ReplayPlan, detail: Detail, tables: Path | None) -> DataFrame:
+    """The result of each session that has records (`FINISHED_SCHEMA`), as much of it as `detail` says.
+
+    With `tables` also its part of the long tables is written there. A task has the joined parts of a session.
+    """
+    paths = [session.path for session in plan.sessions]
+
+    # Spark needs the type hints, which a `partial` does not have.
+    def finish_session(rows: pa.Table) -> pa.Table:
+        return _finish(rows, paths, detail, tables)
+
+    return (
+        joined.select("session", "conn", "part")
+        .groupBy("session")
+        .applyInArrow(finish_session, FINISHED_SCHEMA)
+    )
+
+
+def _finish(rows: pa.Table, paths: Sequence[Path], detail: Detail, tables: Path | None) -> pa.Table:
+    index: int = rows["session"][0].as_py()
+    node: NodePart | None = None
+    connections: dict[int, ConnectionPart] = {}
+    for conn, packed in zip(rows["conn"].to_pylist(), rows["part"], strict=True):
+        part, grid = unpack_part(packed.as_py())
+        if isinstance(part, NodePart):
+            node = part
+        else:
+            connections[conn] = part
+    assert node is not None, "a session with records has a part of its node"
+    session = open_session(paths[index])
+    replay = session_replay(session, Segments((), ()), grid, node, dict(sorted(connections.items())))
+    if tables is not None:
+        write_session_tables(replay, tables, index)
+    result = _compressed(pickle.dumps(replay.with_detail(detail)))
+    return pa.Table.from_pydict({"session": [index], "result": [result]}, schema=_FINISHED)
+
+
+def finished_sessions(finished: DataFrame) -> dict[int, SessionReplay]:
+    """Collect the rows of `finish`: results by the index of their sessions."""
+    # Pickled by a worker of the same job.
+    return {
+        row["session"]: pickle.loads(_decompressed(row["result"]))  # noqa: S301
+        for row in finished.toArrow().to_pylist()
+    }

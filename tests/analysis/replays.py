@@ -77,3 +77,44 @@ def write_recordings(folder: Path) -> Path:
         addresses={1: "10.0.0.1:10912", 2: "10.0.0.1:10912"},
     )
     return folder
+
+
+THERE_NS, BACK_NS, SLAVE_NS = 2 * MS, 1 * MS, 5 * MS
+FRAME_BYTES = 100
+
+
+def write_reconnecting_slaves(folder: Path, *, slaves: int, turns: int, frames: int) -> Path:
+    """A master whose slaves connect anew in each turn, and the sessions of the slaves."""
+    of_master: list[Event] = []
+    of_slave: dict[int, list[Event]] = {slave: [] for slave in range(slaves)}
+    for turn in range(turns):
+        for slave in range(slaves):
+            conn = 1 + turn * slaves + slave
+            begin_ns = turn * 1_000 * MS + slave * MS // 10
+            start = turn * frames * FRAME_BYTES
+            of_master += [
+                Event(begin_ns, Kind.STATE, conn=conn, offset=-1, aux=start, flags=HaState.HANDSHAKE),
+                Event(begin_ns, Kind.REQUESTED, conn=conn, offset=start, aux=start),
+                Event(begin_ns, Kind.ACK, conn=conn, offset=start, aux=start),
+            ]
+            for frame in range(frames):
+                at_ns = begin_ns + (1 + frame) * 20 * MS
+                offset, end = start + frame * FRAME_BYTES, start + (frame + 1) * FRAME_BYTES
+                sent = Event(at_ns, Kind.TRANSFER, conn=conn, offset=offset, aux=end, size=FRAME_BYTES)
+                acked_ns = at_ns + THERE_NS + SLAVE_NS + BACK_NS
+                of_master += [sent, Event(acked_ns, Kind.ACK, conn=conn, offset=end, aux=end)]
+                received_ns = at_ns + THERE_NS
+                of_slave[slave] += [
+                    Event(
+                        received_ns, Kind.RECEIVED, conn=turn + 1, offset=offset, aux=end, size=FRAME_BYTES
+                    ),
+                    Event(received_ns + SLAVE_NS, Kind.REPORTED, conn=turn + 1, offset=end, aux=end),
+                ]
+            closed_ns = begin_ns + 900 * MS
+            of_master.append(Event(closed_ns, Kind.CLOSED, conn=conn, offset=0, aux=0, flags=CloseReason.EOF))
+    write_session(folder / "0-master", sorted(of_master, key=lambda event: event.ts_ns), segment_records=40)
+    for slave, events in of_slave.items():
+        write_session(
+            folder / f"{slave + 1}-slave", events, role="SLAVE", broker_id=slave + 1, segment_records=30
+        )
+    return folder

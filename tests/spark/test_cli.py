@@ -53,7 +53,8 @@ def test_replay_prints_only_json_and_writes_the_report(session: Path, tmp_path: 
 def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> None:
     done = trioha("replay", session, "--master", "local[1]", "--out", tmp_path / "new" / "tables")
     assert (done.returncode, done.stderr) == (0, "")
-    with (tmp_path / "new" / "tables" / "seconds.parquet").open("rb") as file:
+    (part,) = (tmp_path / "new" / "tables" / "seconds.parquet").iterdir()
+    with part.open("rb") as file:
         seconds = parquet.read_table(file).to_pylist()
     assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in seconds] == [
         (1, 1300, 1300),

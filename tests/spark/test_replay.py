@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.analysis.replays import replay_here, write_recordings
+from tests.analysis.replays import replay_here, write_reconnecting_slaves, write_recordings
 from tests.benchmarks.big_session import DTYPE
 from tests.recording.sessions import MasterModel, write_session
 from trioha.errors import StoreError
 from trioha.recording.counters import NodeCounters
 from trioha.recording.invariants import SessionSettings, judge
 from trioha.recording.time_series import TimeGrid
+from trioha_analysis.arrow_tables import arrow_tables, finish_tables
 from trioha_analysis.causes import CauseCounts
-from trioha_analysis.document import document
+from trioha_analysis.document import document, link_row
 from trioha_analysis.parts import NodePart
-from trioha_analysis.replay_result import ReplayResult
+from trioha_analysis.replay_result import Detail, ReplayResult
+from trioha_spark import replay as replay_module
 from trioha_spark import scan
 from trioha_spark.replay import replay
 from trioha_spark.tables import create_views, tables
@@ -69,6 +71,34 @@ def test_a_part_that_is_too_long_is_an_error() -> None:
         patch.setattr(scan, "PART_BYTES_MAX", len(packed) - 1)
         with pytest.raises(scan.ReplayError, match="a part has"):
             scan.pack_part(node, GRID)
+
+
+def test_executors_write_the_long_tables_and_the_driver_gets_figures(
+    tmp_path: Path, spark: SparkSession, result: ReplayResult, recordings: Path
+) -> None:
+    out = tmp_path / "tables"
+    slim = replay([recordings], spark=spark, detail=Detail.FIGURES, tables=out, links=True)
+    finish_tables(slim, out, slim.links)
+    expected = arrow_tables(result, slim.links)
+    assert document(slim) == document(result)
+    assert not any(len(one.series["max"].steps) for one in (c.figures for c in slim.sessions[0].connections))
+    for name, table in expected.items():
+        found = spark.read.parquet(str(out / f"{name}.parquet")).toArrow()
+        assert sorted(map(str, found.to_pylist())) == sorted(map(str, table.to_pylist())), name
+    # Their frames differ.
+    assert slim.links == ()
+
+
+def test_links_compared_by_tasks_are_those_of_the_driver(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reconnecting_slaves(tmp_path, slaves=2, turns=4, frames=6)
+    here = replay([tmp_path], spark=spark, links=True)
+    monkeypatch.setattr(replay_module, "COMPARED_HERE_MAX", 0)
+    monkeypatch.setattr(replay_module, "LINKS_PER_TASK", 3)
+    there = replay([tmp_path], spark=spark, links=True)
+    assert len(there.links) == 8
+    assert list(map(link_row, there.links)) == list(map(link_row, here.links))
 
 
 def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:

@@ -46,7 +46,8 @@ def replay(
     report
         HTML file to write, with time series of offsets and lag, and histograms; it needs no other file.
     tables
-        Folder to write the results to as Parquet tables; created if missing.
+        Folder to write the results to as Parquet tables; created if missing. Executors write the long ones:
+        on a cluster it is a folder that all machines share.
     at
         Show offsets and connections at a time: 03:12:00 or "2026-11-21 03:12:00.5" (local time, unless Z or
         an offset as +02:00 follows), +90s (after the start), 50%, begin or end.
@@ -69,15 +70,20 @@ def replay(
     _module("trioha_spark.java").require_java()
     replays, documents = _module("trioha_spark.replay"), _module("trioha_analysis.document")
     with progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch:
-        result = replays.replay(sessions, master=master, watch=watch)
-        # Needs NumPy, which is there when Spark is.
-        from trioha.recording.clocks import links as links_of  # noqa: PLC0415
-
-        links = links_of(_module("trioha_analysis.state_at").open_readers(sessions))
+        details = _module("trioha_analysis.replay_result").Detail
+        result = replays.replay(
+            sessions,
+            master=master,
+            watch=watch,
+            detail=details.FIGURES if report is None else details.CURVES,
+            tables=tables,
+            links=True,
+        )
+        links = result.links
         if report is not None:
             _module("trioha_analysis.reports.session_report").session_report(result, links).write(report)
         if tables is not None:
-            _module("trioha_analysis.arrow_tables").write_tables(result, tables, links)
+            _module("trioha_analysis.arrow_tables").finish_tables(result, tables, links)
     document = documents.document(result, links)
     if json:
         print_json(document)

@@ -297,6 +297,7 @@ def _aggregate_connection(
         )
     shows = shows_request[grouped.places_of(begin, end)]
     counters = ConnectionCounters(
+        first_seq=int(grouped.rows["seq"][begin]),
         first_ts_ns=int(ts_ns[0]),
         requested_ts_ns=int(ts_ns[shows.argmax()]) if shows.any() else UNKNOWN,
         last_ts_ns=int(ts_ns.max()),

@@ -16,7 +16,7 @@ acknowledges what is flushed), and the one-way delay of the report. The clock er
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Final
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from trioha.distribution import Distribution
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.recording.histogram import Histogram
-from trioha.recording.reader import named_peers
+from trioha.recording.reader import Session, named_peers
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.state_arrays import Ints, first_covering, kind_mask, shows_request
 
@@ -44,9 +44,9 @@ BEGIN_RECORDS: Final = 4096
 class Link:
     """One connection as its master and its slave recorded it."""
 
-    master: SessionReader
+    master: Session
     master_conn: int
-    slave: SessionReader
+    slave: Session
     slave_conn: int
     frames: int
     """Frames that both have, of the first `KEPT_MAX`."""
@@ -76,10 +76,11 @@ class Link:
 
 
 @define
-class _FirstEvents:
+class FirstEvents:
     """The first frames and acks (or reports) of a connection."""
 
     began_ns: int
+    """Wall clock at the first of them."""
     frames: list[NDArray[np.void]] = field(factory=list)
     acks: list[NDArray[np.void]] = field(factory=list)
     frame_count: int = 0
@@ -100,7 +101,7 @@ class _FirstEvents:
             self.acks.append(acks)
             self.ack_count += len(acks)
 
-    def may_be(self, other: _FirstEvents) -> bool:
+    def may_be(self, other: FirstEvents) -> bool:
         """Whether their frames overlap in the log."""
         if not self.frames or not other.frames:
             return False
@@ -108,7 +109,24 @@ class _FirstEvents:
         return bool(begin <= min(self.frames[-1]["offset"][-1], other.frames[-1]["offset"][-1]))
 
 
-_End = tuple[SessionReader, int, _FirstEvents]
+@frozen(eq=False)
+class LinkEnd:
+    """A connection in the session of one of its nodes."""
+
+    session: Session
+    conn: int
+    events: FirstEvents
+
+
+@frozen(eq=False)
+class Candidate:
+    """A connection of a master and one of a slave that may be the same one."""
+
+    link: Link
+    score: int
+    """How many frames and acks they have in common."""
+    apart_ns: int
+    """Time between their starts, by their own clocks."""
 
 
 def links(readers: Sequence[SessionReader], *, connections_max: int | None = None) -> list[Link]:
@@ -121,21 +139,40 @@ def links(readers: Sequence[SessionReader], *, connections_max: int | None = Non
     slaves = [reader for reader in readers if reader.session.is_slave]
     # Sessions without a counterpart are not read.
     shared = {_broker(reader) for reader in masters} & {_broker(reader) for reader in slaves}
-    tracks = {id(reader): _tracks(reader, connections_max) for reader in readers if _broker(reader) in shared}
-    found: list[tuple[int, int, Link]] = []
+    ends = {
+        id(reader): [
+            LinkEnd(reader.session, conn, events) for conn, events in _tracks(reader, connections_max).items()
+        ]
+        for reader in readers
+        if _broker(reader) in shared
+    }
+    candidates: list[Candidate] = []
     for master, slave in product(masters, slaves):
         if _broker(master) == _broker(slave):
-            for conn, track in tracks[id(master)].items():
-                for other, other_track in tracks[id(slave)].items():
-                    if not track.may_be(other_track):
-                        continue
-                    link, score = _link((master, conn, track), (slave, other, other_track))
-                    if link.frames:
-                        found.append((-score, abs(track.began_ns - other_track.began_ns), link))
-    linked: set[tuple[int, int]] = set()
+            for at_master, at_slave in product(ends[id(master)], ends[id(slave)]):
+                candidate = compare_ends(at_master, at_slave)
+                if candidate is not None:
+                    candidates.append(candidate)
+    return choose_links(candidates)
+
+
+def compare_ends(at_master: LinkEnd, at_slave: LinkEnd) -> Candidate | None:
+    """The two ends as a link; None if they have no frame in common."""
+    if not at_master.events.may_be(at_slave.events):
+        return None
+    link, score = _link(at_master, at_slave)
+    if not link.frames:
+        return None
+    return Candidate(link, score, abs(at_master.events.began_ns - at_slave.events.began_ns))
+
+
+def choose_links(candidates: Iterable[Candidate]) -> list[Link]:
+    """The best candidate of each connection, by the master's number."""
+    linked: set[tuple[str, int]] = set()
     chosen = []
-    for _, _, link in sorted(found, key=_by_score):
-        ends = {(id(link.master), link.master_conn), (id(link.slave), link.slave_conn)}
+    for candidate in sorted(candidates, key=_by_score):
+        link = candidate.link
+        ends = {(str(link.master.path), link.master_conn), (str(link.slave.path), link.slave_conn)}
         if not ends & linked:
             linked |= ends
             chosen.append(link)
@@ -146,12 +183,12 @@ def _broker(reader: SessionReader) -> str:
     return reader.session.identity.broker_name
 
 
-def _by_score(found: tuple[int, int, Link]) -> tuple[int, int]:
-    return found[:2]
+def _by_score(candidate: Candidate) -> tuple[int, int]:
+    return -candidate.score, candidate.apart_ns
 
 
 def _by_conn(link: Link) -> tuple[str, int]:
-    return str(link.master.session.path), link.master_conn
+    return str(link.master.path), link.master_conn
 
 
 def _batches(reader: SessionReader, connections_max: int | None) -> Iterator[NDArray[np.void]]:
@@ -174,29 +211,52 @@ def _batches(reader: SessionReader, connections_max: int | None) -> Iterator[NDA
             return
 
 
-def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, _FirstEvents]:
+def first_events(session: Session, conn: int, blocks: Iterable[NDArray[np.void]]) -> FirstEvents | None:
+    """The first frames and acks of a connection, from blocks of records; None without any.
+
+    Blocks are read until there are enough, or the connection has ended.
+    """
+    frame_kind, ack_kind = _frame_and_ack(session)
+    events: FirstEvents | None = None
+    for block in blocks:
+        own = block[block["conn"] == conn]
+        some = own[(own["kind"] == frame_kind) | (own["kind"] == ack_kind)]
+        if len(some):
+            if events is None:
+                events = FirstEvents(session.wall_of(int(some["ts_ns"][0])))
+            events.add(some[some["kind"] == frame_kind], some[some["kind"] == ack_kind])
+            if events.is_full:
+                break
+        if (own["kind"] == Kind.CLOSED).any():
+            break
+    return events
+
+
+def _frame_and_ack(session: Session) -> tuple[Kind, Kind]:
+    return (Kind.RECEIVED, Kind.REPORTED) if session.is_slave else (Kind.TRANSFER, Kind.ACK)
+
+
+def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, FirstEvents]:
     """The first frames and acks of each connection; about 100 ns a record."""
-    frame_kind, ack_kind = Kind.TRANSFER, Kind.ACK
-    if reader.session.is_slave:
-        frame_kind, ack_kind = Kind.RECEIVED, Kind.REPORTED
+    frame_kind, ack_kind = _frame_and_ack(reader.session)
     is_wanted = kind_mask((frame_kind, ack_kind))
-    tracks: dict[int, _FirstEvents] = {}
+    tracks: dict[int, FirstEvents] = {}
     full: list[int] = []
     for batch in _batches(reader, connections_max):
         records = batch[is_wanted[batch["kind"]] & ~np.isin(batch["conn"], [NO_CONNECTION, *full])]
         for conn in np.unique(records["conn"]).tolist():
             own = records[records["conn"] == conn]
-            track = tracks.setdefault(conn, _FirstEvents(reader.session.wall_of(int(own["ts_ns"][0]))))
+            track = tracks.setdefault(conn, FirstEvents(reader.session.wall_of(int(own["ts_ns"][0]))))
             track.add(own[own["kind"] == frame_kind], own[own["kind"] == ack_kind])
             if track.is_full:
                 full.append(conn)
     return tracks
 
 
-def _link(at_master: _End, at_slave: _End) -> tuple[Link, int]:
+def _link(at_master: LinkEnd, at_slave: LinkEnd) -> tuple[Link, int]:
     """The two ends as a link, and its score: how many frames and acks they have in common."""
-    master, conn, track = at_master
-    slave, other, other_track = at_slave
+    master, conn, track = at_master.session, at_master.conn, at_master.events
+    slave, other, other_track = at_slave.session, at_slave.conn, at_slave.events
     sent, received = _joined(master, track.frames), _joined(slave, other_track.frames)
     acked, reported = _joined(master, track.acks), _joined(slave, other_track.acks)
     _, at, there = np.intersect1d(sent[1], received[1], return_indices=True)
@@ -233,10 +293,9 @@ def _distribution(passed_ns: Ints) -> Distribution[int] | None:
     return Histogram.of(np.maximum(passed_ns, 0)).distribution()
 
 
-def _joined(reader: SessionReader, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:
+def _joined(session: Session, parts: Sequence[NDArray[np.void]]) -> tuple[Ints, Ints, Ints]:
     """Wall time, offset and size of each record."""
     none = np.zeros(0, np.int64)
-    session = reader.session
     return (
         np.concatenate([none, *(part["ts_ns"] for part in parts)]) - session.monotonic_ns + session.wall_ns,
         np.concatenate([none, *(part["offset"] for part in parts)]),

@@ -19,6 +19,7 @@ from trioha.recording.time_series import TimeSeries
 class ConnectionCounters:
     """Counters of one connection. Offsets, times and codes are `UNKNOWN` at first."""
 
+    first_seq: int = UNKNOWN
     first_ts_ns: int = UNKNOWN
     requested_ts_ns: int = UNKNOWN
     """First event that shows a request for the log; `UNKNOWN` of a probe."""
@@ -49,6 +50,7 @@ class ConnectionCounters:
 
     def __add__(self, later: ConnectionCounters) -> ConnectionCounters:
         return ConnectionCounters(
+            first_seq=self.first_seq if self.first_seq >= 0 else later.first_seq,
             first_ts_ns=self.first_ts_ns if self.first_ts_ns >= 0 else later.first_ts_ns,
             requested_ts_ns=self.requested_ts_ns if self.requested_ts_ns >= 0 else later.requested_ts_ns,
             last_ts_ns=max(self.last_ts_ns, later.last_ts_ns),

@@ -21,6 +21,8 @@ class ConnectionResult:
     a slave's session, received and reported in a master's."""
 
     conn: int
+    first_seq: int
+    """Seq of its first record."""
     first_ts_ns: int
     requested_ts_ns: int | None
     """First event that shows a request for the log; None of a probe."""
@@ -62,6 +64,7 @@ def connection_result(conn: int, part: ConnectionPart, grid: TimeGrid) -> Connec
     progress = part.finished(grid)
     return ConnectionResult(
         conn=conn,
+        first_seq=counters.first_seq,
         first_ts_ns=counters.first_ts_ns,
         requested_ts_ns=known(counters.requested_ts_ns),
         last_ts_ns=counters.last_ts_ns,

@@ -218,15 +218,15 @@ class ReplayTimeline:
 
     def _compare_clocks(self) -> None:
         """Compare the clocks of slaves with those of their masters."""
-        runs = {id(run.reader): run for run in self.runs if not run.is_sampled}
+        runs = {run.reader.session.path: run for run in self.runs if not run.is_sampled}
         found = links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
         certain = [(link, link.clock_error_ns) for link in found if link.clock_error_ns is not None]
         for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
             # The last connection counts: it is the most certain one.
-            run, ahead_ns = runs[id(link.slave)], link.clock_offset_ns or 0
+            run, ahead_ns = runs[link.slave.path], link.clock_offset_ns or 0
             is_apart = abs(ahead_ns) > uncertain_ns
             run.clock_ahead_ns = ahead_ns if is_apart else 0
-            run.clock_of = self.node_of(runs[id(link.master)]).key if is_apart else ""
+            run.clock_of = self.node_of(runs[link.master.path]).key if is_apart else ""
 
     @property
     def runs(self) -> list[SessionRun]:

@@ -26,8 +26,6 @@ from trioha_analysis.document import ack_mostly
 from trioha_analysis.replay_result import CURVE_STEPS, ConnectionReplay, SessionReplay
 from trioha_analysis.reports.page import label, new_figure
 
-CONNECTIONS_MAX: Final = 12
-"""Connections of a session that get series."""
 QUARTER_NS: Final = 900 * 10**9
 """A zone's offset from UTC is constant within a quarter of an hour."""
 HISTOGRAM_BARS: Final = 60
@@ -51,12 +49,6 @@ _CAUSE_COLORS: Final = {
     "no slave": _RED,
     "unknown": _GREY,
 }
-
-
-def busiest_connections(replay: SessionReplay) -> list[ConnectionReplay]:
-    """The `CONNECTIONS_MAX` connections that moved the most bytes, by number."""
-    busiest = sorted(replay.connections, key=lambda one: -one.figures.body_bytes)[:CONNECTIONS_MAX]
-    return sorted(busiest, key=lambda one: one.figures.conn)
 
 
 def session_figures(
@@ -259,7 +251,7 @@ def _log_ranges_figure(replay: SessionReplay, connections: Sequence[ConnectionRe
     acked = [one for one in connections if len(one.figures.series["ack"].steps)]
     if replay.session.is_slave or not acked:
         return None
-    own = sum((one.figures.series["max"] for one in replay.connections), TimeSeries())
+    own = replay.log_end_series
     begin = min(max(0, one.figures.request_offset or 0) for one in acked)
     end = max(int(one.figures.series["ack"].values.max()) for one in acked)
     edges = np.unique(np.linspace(begin, end, LOG_RANGES + 1).astype(np.int64))

@@ -13,9 +13,9 @@ from trioha.recording.probes import probes_line
 from trioha.recording.times import clock_text, zone_text
 from trioha_analysis.arrow_tables import row_tables
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
+from trioha_analysis.replay_result import ReplayResult, SessionReplay, busiest_connections
 from trioha_analysis.reports.page import ROWS_MAX, Page, Section, table_html, to_frame
-from trioha_analysis.reports.session_figures import busiest_connections, session_figures
+from trioha_analysis.reports.session_figures import session_figures
 
 NOTE: Final = (
     "Lag is the master's max offset minus the slave's ack offset, weighted by time: the lag after an "

@@ -68,6 +68,10 @@ class Invariant:
     of_samples: bool = False
     """Whether it can be judged in a monitor's samples."""
 
+    def __reduce__(self) -> tuple[Callable[[str], Invariant], tuple[str]]:
+        """Pickled by its name: results of sessions travel between processes."""
+        return invariant_named, (self.name,)
+
     def applies_to(self, settings: SessionSettings) -> bool:
         """Whether it can be judged in a session with these settings."""
         if settings.is_sampled and not self.of_samples:
@@ -392,3 +396,8 @@ INVARIANTS: Final = (
     ),
 )
 """Every invariant, in the order in which they are shown."""
+
+
+def invariant_named(name: str) -> Invariant:
+    """One of `INVARIANTS`."""
+    return next(one for one in INVARIANTS if one.name == name)

@@ -1,0 +1,123 @@
+"""The functions of a replay's tasks, on the rows that Spark would give them: no Java is started."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import defaultdict
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.analysis.replays import replay_here, write_recordings
+from tests.recording.sessions import MasterModel, write_session
+from trioha.errors import StoreError
+from trioha_analysis.arrow_tables import arrow_tables, begin_tables, finish_tables, part_name
+from trioha_analysis.document import document
+from trioha_analysis.replay_result import Detail, ReplayResult, plan_replay
+from trioha_analysis.reports.session_report import session_report
+from trioha_spark import scan
+
+JOINED = 3
+
+
+def replay_by_tasks(
+    folder: Path, *, range_records: int, detail: Detail, tables: Path | None = None
+) -> ReplayResult:
+    plan = plan_replay([folder], range_records=range_records)
+    rows = [row for run in plan.runs() for row in scan._aggregated(pickle.dumps(run))]
+    parts_max = 1 + max(ordinal for _, _, ordinal, _ in rows)
+    while parts_max > 1:
+        groups: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+        for session, conn, ordinal, part in rows:
+            place = ordinal // JOINED
+            groups[session, conn, place].append((session, conn, place, ordinal, part))
+        names = ["session", "conn", "place", "ordinal", "part"]
+        tables_of_groups = [_table(group, names) for group in groups.values()]
+        rows = [tuple(scan._join(table).to_pylist()[0].values()) for table in tables_of_groups]
+        parts_max = -(-parts_max // JOINED)
+    paths = [session.path for session in plan.sessions]
+    found = {}
+    for index in {session for session, _, _, _ in rows}:
+        own = [(session, conn, part) for session, conn, _, part in rows if session == index]
+        (row,) = scan._finish(_table(own, ["session", "conn", "part"]), paths, detail, tables).to_pylist()
+        found[row["session"]] = pickle.loads(scan._decompressed(row["result"]))
+    return plan.finished(found)
+
+
+def _table(rows: list[Any], names: list[str]) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=names)
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    folder = write_recordings(tmp_path / "recordings")
+    write_session(folder / "model", MasterModel(11).run(500), segment_records=150)
+    write_session(folder / "without-records", [])
+    return folder
+
+
+@pytest.mark.parametrize("range_records", [20, 1000])
+def test_tasks_have_the_result_of_one_process(recordings: Path, range_records: int) -> None:
+    expected = replay_here(recordings)
+    found = replay_by_tasks(recordings, range_records=range_records, detail=Detail.WHOLE)
+    assert document(found) == document(expected)
+    tables, of_process = arrow_tables(found), arrow_tables(expected)
+    assert all(tables[name].equals(of_process[name]) for name in of_process)
+
+
+def test_figures_without_series_are_those_of_the_whole_result(recordings: Path) -> None:
+    expected = replay_here(recordings)
+    found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES)
+    assert document(found) == document(expected)
+    assert not any(
+        len(series.steps)
+        for session in found.sessions
+        for connection in session.connections
+        for series in connection.figures.series.values()
+    )
+
+
+def test_a_report_of_curves_is_that_of_the_whole_result(recordings: Path) -> None:
+    def html(result: ReplayResult) -> str:
+        # Each figure has an id of its own.
+        return re.sub(
+            r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "", session_report(result, zone=UTC).html()
+        )
+
+    found = replay_by_tasks(recordings, range_records=100, detail=Detail.CURVES)
+    assert html(found) == html(replay_here(recordings))
+
+
+def test_tasks_write_the_long_tables(recordings: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    begin_tables(out)
+    found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES, tables=out)
+    finish_tables(found, out)
+    for name, table in arrow_tables(replay_here(recordings)).items():
+        written = parquet.read_table(out / f"{name}.parquet")
+        assert sorted(map(str, written.to_pylist())) == sorted(map(str, table.to_pylist())), name
+    # Again, with fewer sessions: nothing of the first replay is left.
+    begin_tables(out)
+    assert list((out / "seconds.parquet").iterdir()) == []
+
+
+def test_parts_on_other_machines_disks_are_named(recordings: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    begin_tables(out)
+    found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES, tables=out)
+    (out / "seconds.parquet" / part_name(0)).unlink()
+    with pytest.raises(StoreError, match="1 parts of the table were written to other machines' disks"):
+        finish_tables(found, out)
+
+
+def test_tables_of_recordings_without_records_are_empty(tmp_path: Path) -> None:
+    write_session(tmp_path / "recordings" / "empty", [])
+    out = tmp_path / "tables"
+    begin_tables(out)
+    finish_tables(replay_here(tmp_path / "recordings"), out)
+    assert parquet.read_table(out / "seconds.parquet").num_rows == 0
