@@ -21,7 +21,7 @@ from attrs import define, evolve, field, frozen
 from isal.isal_zlib import crc32
 
 from trioha.archive.config_files import digest_of, read_config_files
-from trioha.archive.continuation import Continuation, continuation_of
+from trioha.archive.continuation import Continuation, continuation_of, is_completed
 from trioha.archive.errors import (
     ArchiveError,
     ChangedSourceError,
@@ -210,6 +210,8 @@ class Archiver:
         """Whether the store is known to continue the newest generation."""
         self._checked_s = 0.0
         """When that was found out (monotonic)."""
+        self._is_unsure = False
+        """Whether nothing followed the newest object's last record when it was archived."""
         self._has_failed = False
         """Whether the last step raised an error: what its requests have done is not known."""
         self._metadata_digest: bytes | None = None
@@ -322,7 +324,7 @@ class Archiver:
             # What a failed request has done is not known.
             self._settle_head()
             self._find_stored()
-            self._continues = False
+            self._continues = self._is_unsure = False
         self._has_failed = True
         draft, damage = self._draft()
         deleted = self._publish(draft)
@@ -407,6 +409,7 @@ class Archiver:
 
     def _archive_log(self, draft: _Draft, now_ms: int) -> DamagedSourceError | None:
         """Archive the log up to its present end, or to damage, which is returned."""
+        self._check_last_record(draft)
         damage = self._archive_parts(draft)
         is_idle = not draft.objects and self._monotonic() - self._checked_s >= self.settings.renew_s
         if damage is None and not is_idle:
@@ -415,6 +418,19 @@ class Archiver:
         self._continues = False
         self._continue(draft, now_ms)
         return damage if draft.began is None else self._archive_parts(draft)
+
+    def _check_last_record(self, draft: _Draft) -> None:
+        """Archive the newest object again if the broker was still writing its last record."""
+        objects = draft.generation.objects
+        if not self._is_unsure or not objects:
+            return
+        self._is_unsure = False
+        newest = objects[-1]
+        if self._source.crc32(newest.first_offset, newest.end_offset) == newest.crc32:
+            return
+        if is_completed(ArchiveReader(self.folder, draft.head), self._source, newest):
+            draft.generation = evolve(draft.generation, objects=objects[:-1])
+            draft.dropped.append(newest.key)
 
     def _archive_parts(self, draft: _Draft) -> DamagedSourceError | None:
         bytes_max = self.settings.object_bytes_max
@@ -430,6 +446,7 @@ class Archiver:
                 draft.objects += 1
                 draft.log_bytes += part.log_bytes
                 if part.reaches_end:
+                    self._is_unsure = not self._source.goes_on(part.end_offset)
                     self._source.check_end(part.end_offset, bytes_max=bytes_max)
                     return None
             except DamagedSourceError as error:

@@ -52,6 +52,28 @@ def continuation_of(reader: ArchiveReader, source: LogSource) -> Continuation | 
     return None if _is_in(source, newest) else _shared(reader, generation, source, first)
 
 
+def is_completed(reader: ArchiveReader, source: LogSource, one: LogObject) -> bool:
+    """Whether the store differs from an object in the object's last record only. Raises ArchiveError.
+
+    Then the broker was still writing that record, after its body, when it was archived.
+    """
+    offset = one.first_offset
+    if not source.has(offset, one.end_offset):
+        return False
+    for archived in read_log_object(reader.folder, one):
+        current = next(source.pieces(offset, offset + len(archived), size=len(archived)))
+        if current != archived:
+            offset += next(index for index in range(len(archived)) if current[index] != archived[index])
+            break
+        offset += len(archived)
+    start = one.first_offset
+    before = source.next_part(start, bytes_max=max(1, offset - start))
+    if before is not None and before.end_offset <= offset:
+        start = before.end_offset
+    last = source.next_part(start, bytes_max=1)
+    return last is not None and last.end_offset == one.end_offset
+
+
 def _newest(reader: ArchiveReader, generation: Generation) -> LogObject | None:
     if generation.objects:
         return generation.objects[-1]

@@ -204,7 +204,7 @@ class LogSource:
         part = self._walk(offset, bytes_max=bytes_max)
         if part is None:
             part = self.check_end(offset, bytes_max=bytes_max)
-        if part is not None and not self._goes_on(part.end_offset):
+        if part is not None and not self.goes_on(part.end_offset):
             self._sleep(SETTLE_S)
         return part
 
@@ -333,7 +333,7 @@ class LogSource:
             reason = fault.reason
         return reason if goes_on or self.is_stopped() else None
 
-    def _goes_on(self, offset: int) -> bool:
+    def goes_on(self, offset: int) -> bool:
         """Whether something was written at `offset`."""
         start = self._start_of(offset)
         if start is None:
