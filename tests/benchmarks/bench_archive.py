@@ -1,6 +1,7 @@
 """Archive and restore of a log, to a folder beside `cp`, and to an S3 server beside `rclone`.
 
     python tests/benchmarks/bench_archive.py [--gigabytes 0.5] [--rounds 3] [--json] [--folder DIR]
+    python tests/benchmarks/bench_archive.py --puts [--rounds 20] [--json]
 
 Each round makes an archive of the same store, restores it, and copies the log there and back with the other
 program, all as child processes. Printed are medians over the rounds: seconds, MB/s of the log, CPU seconds of
@@ -10,6 +11,10 @@ message is random, so that zstd saves about half. `cp` is followed by `sync`, as
 The S3 server is moto's, in Python on the same machine, with its objects in files: it limits both sides.
 rclone is that on PATH, or that of Debian's package, which is fetched to the cache folder of the user; without
 it the S3 part has no other side.
+
+`--puts` measures what archiving costs a node. Two ASYNC_MASTERs, one with `trioha.archiveUrl`, get 256 sends
+of 100 bytes in flight in turn, for a second each. Compared are puts for each second of the node's CPU; that
+of its archiver, a process with a low priority, is shown beside it, until everything is archived.
 """
 
 from __future__ import annotations
@@ -26,15 +31,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import trio
 from attrs import asdict, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.archiver import archived_offset
+from tests.benchmarks.bench_monitored import run_load, start_helper, start_node
+from tests.benchmarks.bench_recorded import process_cpu_s
 from tests.benchmarks.rivals.machine import anonymous_bytes
 from tests.s3 import S3Bucket, S3Server, s3_server
+from trioha.remoting.client import open_client
+from trioha.remoting.status_reader import fetch_status
 from trioha.store.commit_log import CommitLog
 from trioha.store.messages import Message
 from trioha.store.record import Host
@@ -158,6 +170,95 @@ def s3_round(store: Path, work: Path, server: S3Server, rclone: str | None) -> I
     yield measure("rclone from s3://", down, variables)
 
 
+@frozen(kw_only=True)
+class PutsRun:
+    """All stretches of load on one node."""
+
+    node: str
+    puts: int
+    seconds: float
+    node_cpu_s: float
+    archiver_cpu_s: float
+
+    @property
+    def puts_per_s(self) -> float:
+        """While there was load."""
+        return self.puts / self.seconds
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+async def max_offset(address: str) -> int:
+    """Where a node's log ends."""
+    async with open_client(address) as client:
+        return (await fetch_status(client)).max_offset
+
+
+def measure_puts(work: Path, *, rounds: int, seconds: float) -> list[PutsRun]:
+    """Load two nodes in turn, then wait until the archive has everything."""
+    with ExitStack() as processes:
+        nodes: dict[str, tuple[int, str, Connection]] = {}
+        for name in ("plain", "archived"):
+            folder = work / name
+            folder.mkdir()
+            archive = {"trioha.archiveUrl": f"file://{folder}/archive", "trioha.archiveInterval": 1000}
+            node, listen, _ = start_node(
+                processes,
+                folder,
+                "master",
+                role="ASYNC_MASTER",
+                settings=archive if name == "archived" else {},
+            )
+            nodes[name] = node.pid, listen, start_helper(processes, run_load, listen)
+        for _, _, load in nodes.values():
+            load.send(1.0)
+            load.recv()
+        archivers = {name: children(pid) for name, (pid, _, _) in nodes.items()}
+        assert [len(one) for one in archivers.values()] == [0, 1], archivers
+        before = {
+            name: (process_cpu_s(pid), sum(map(process_cpu_s, archivers[name])))
+            for name, (pid, _, _) in nodes.items()
+        }
+        done = dict.fromkeys(nodes, (0, 0.0))
+        for number in range(rounds):
+            for name in (*nodes,)[:: 1 if number % 2 else -1]:
+                load = nodes[name][2]
+                load.send(seconds)
+                puts, took_s = load.recv()
+                done[name] = done[name][0] + puts, done[name][1] + took_s
+        end = trio.run(max_offset, nodes["archived"][1])
+        while archived_offset(f"file://{work}/archived/archive") < end:
+            time.sleep(0.1)
+        return [
+            PutsRun(
+                node=name,
+                puts=done[name][0],
+                seconds=done[name][1],
+                node_cpu_s=process_cpu_s(pid) - before[name][0],
+                archiver_cpu_s=sum(map(process_cpu_s, archivers[name])) - before[name][1],
+            )
+            for name, (pid, _, _) in nodes.items()
+        ]
+
+
+def print_puts(runs: Sequence[PutsRun]) -> None:
+    """The table of `--puts`."""
+    print(f"{'':10}{'puts/s':>9}{'us of CPU a put':>17}{'of it the archiver':>20}")
+    for run in runs:
+        whole_s = run.node_cpu_s + run.archiver_cpu_s
+        print(
+            f"{run.node:10}{run.puts_per_s:9,.0f}{whole_s / run.puts * 1e6:17.1f}"
+            f"{run.archiver_cpu_s / run.puts * 1e6:20.1f}"
+        )
+    plain, archived = runs
+    loss = 1 - (plain.node_cpu_s / plain.puts) / (archived.node_cpu_s / archived.puts)
+    print(f"archiving takes {loss:.1%} of the puts that the node's process can answer in a second of CPU")
+
+
 def find_rclone() -> str | None:
     """rclone of PATH or of the cache, where it is fetched to; None if it cannot be had."""
     if found := shutil.which("rclone"):
@@ -191,8 +292,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the disk is that is measured")
     parser.add_argument("--no-s3", action="store_true", help="only the folder")
+    parser.add_argument("--puts", action="store_true", help="what archiving costs a node, instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.puts:
+        with tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=args.folder) as name:
+            of_nodes = measure_puts(Path(name), rounds=args.rounds, seconds=1.0)
+        if args.json:
+            print(json.dumps([asdict(run) for run in of_nodes]))
+        else:
+            print_puts(of_nodes)
+        return
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=args.folder) as name:
         store = Path(name) / "store"
