@@ -169,6 +169,12 @@ def pull(queue_id: int, offset: int) -> RemotingCommand:
     return evolve(asked, language=LanguageCode.JAVA, version=475)
 
 
+def max_offset(queue_id: int) -> RemotingCommand:
+    """The question where a queue ends."""
+    fields = {"topic": "TopicBatch", "queueId": str(queue_id)}
+    return request(RequestCode.GET_MAX_OFFSET, ext_fields=fields)
+
+
 def drive(
     address: str, ask: Callable[[], bytes], *, in_flight: int, seconds: float
 ) -> tuple[int, float, float]:
@@ -232,8 +238,7 @@ def sends(*, batch: bool = False) -> Callable[[], bytes]:
 def pulls(pair: Pair) -> Callable[[], bytes]:
     """Gives the frames of pulls, each queue from its start on and again."""
     with Wire(pair.address) as wire:
-        asked = request(RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "TopicBatch", "queueId": "0"})
-        end = int(wire.ask(asked).ext_fields["offset"])
+        end = min(int(wire.ask(asked).ext_fields["offset"]) for asked in map(max_offset, range(QUEUES)))
     steps = end // BATCH - 1
     assert steps > 0, "pulls need batches before them"
     frames = [
