@@ -86,7 +86,8 @@ def _owner(command: bytes, parent: str) -> str:
     """Whether a process is the driver's or an executor's; neither are Spark's own daemons."""
     if b"deploy.master.Master" in command or b"deploy.worker.Worker" in command:
         return ""
-    if b"CoarseGrainedExecutorBackend" in command or b"trioha_spark.daemon" in command:
+    # The driver's Java names the daemon, too, in a setting.
+    if b"CoarseGrainedExecutorBackend" in command or b"-m\0trioha_spark.daemon" in command:
         return "executors"
     if b"trioha\0replay" in command:
         return "driver"

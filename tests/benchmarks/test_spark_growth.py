@@ -32,7 +32,8 @@ def test_many_segments_are_planned_and_tasks_stay_small(tmp_path):
 
 def test_processes_are_the_drivers_or_the_executors():
     assert _owner(b"python\0-m\0trioha\0replay\0session", "") == "driver"
-    assert _owner(b"java\0org.apache.spark.deploy.SparkSubmit", "driver") == "driver"
+    java = b"java\0org.apache.spark.deploy.SparkSubmit\0spark.python.daemon.module=trioha_spark.daemon"
+    assert _owner(java, "driver") == "driver"
     assert _owner(b"python\0-m\0trioha_spark.daemon\0pyspark.worker", "driver") == "executors"
     assert _owner(b"java\0org.apache.spark.executor.CoarseGrainedExecutorBackend", "") == "executors"
     assert _owner(b"java\0org.apache.spark.deploy.worker.Worker", "") == ""
