@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -19,6 +20,16 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+_configure_logs = structlog.configure
+
+
+def _configure_uncached(**settings: Any) -> None:
+    """As `structlog.configure`, but loggers that a test uses do not keep its settings and its stderr."""
+    _configure_logs(**{**settings, "cache_logger_on_first_use": False})
+
+
+structlog.configure = _configure_uncached
 
 # Deadlines of single examples measure the machine's load, not the code.
 settings.register_profile("trioha", deadline=None)
@@ -49,6 +60,14 @@ def pytest_runtest_makereport(
     if report.when != "teardown" and report.failed:
         item.stash[CALL_FAILED] = True
     return report
+
+
+@pytest.fixture(autouse=True)
+def logs_are_configured_anew() -> Iterator[None]:
+    """What a command of a test configures ends with the test."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(autouse=True)
