@@ -4,8 +4,36 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
+
+
+class LogStream:
+    """A text stream for log lines that never raises: a full disk or a closed pipe costs lines, not the node.
+
+    The next line that can be written says how many could not.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+        """Lines since the last one that was written."""
+
+    def write(self, text: str) -> None:
+        """Write one line, its end included."""
+        try:
+            if self.lost:
+                self._stream.write(f"{self.lost} log lines before this one could not be written\n")
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+        else:
+            self.lost = 0
+
+    def flush(self) -> None:
+        """Nothing is left to do: each line is written at once."""
 
 
 def configure_logs(*, as_json: bool) -> None:
@@ -26,6 +54,6 @@ def configure_logs(*, as_json: bool) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LogStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )

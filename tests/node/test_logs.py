@@ -1,0 +1,90 @@
+"""Log lines that cannot be written."""
+
+import io
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tests.interop.node import load
+from trioha.node.logs import LogStream, configure_logs
+
+
+class Disk(io.StringIO):
+    """A stream on a disk that may be full."""
+
+    is_full = False
+
+    def write(self, text):
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_lost_lines_are_counted_in_the_next_one_that_can_be_written(monkeypatch):
+    disk = Disk()
+    monkeypatch.setattr(sys, "stderr", disk)
+    configure_logs(as_json=True)
+    log = structlog.get_logger()
+    log.info("first")
+    disk.is_full = True
+    log.info("second")
+    log.info("third")
+    disk.is_full = False
+    log.info("fourth")
+    log.info("fifth")
+    first, lost, fourth, fifth = disk.getvalue().splitlines()
+    assert '"first"' in first
+    assert lost == "2 log lines before this one could not be written"
+    assert '"fourth"' in fourth
+    assert '"fifth"' in fifth
+
+
+def test_a_closed_stream_loses_lines_and_raises_nothing():
+    stream = io.StringIO()
+    stream.close()
+    lines = LogStream(stream)
+    lines.write("line\n")
+    assert lines.lost == 1
+
+
+@pytest.mark.process
+def test_a_node_lives_on_when_its_log_cannot_be_written(tmp_path):
+    """Its stderr is on a full disk: it serves, a stranger at its HA port is logged, and it stops cleanly."""
+    settings = {
+        "brokerIP1": "127.0.0.1",
+        "trioha.bindAddress": "127.0.0.1",
+        "listenPort": 0,
+        "haListenPort": 0,
+        "brokerRole": "ASYNC_MASTER",
+        "storePathRootDir": tmp_path / "store",
+    }
+    path = tmp_path / "node.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(
+            [sys.executable, "-m", "trioha", "node", "-c", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+        ) as node,
+    ):
+        try:
+            ready = dict(pair.split("=", 1) for pair in node.stdout.readline().split()[1:])
+            host, port = ready["ha"].rsplit(":", 1)
+            with socket.create_connection((host, int(port)), 60) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                stranger.settimeout(60)
+                # Closed by the node, which has logged why.
+                assert stranger.recv(1) == b""
+            assert load(ready["listen"], 20).statuses == {"PUT_OK": 20}
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(60) == 0
+        finally:
+            node.kill()
