@@ -12,6 +12,7 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.epochs import FILE_NAME
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.message_store import MessageStore, StoreSettings
@@ -59,7 +60,12 @@ def open_log(
 
 
 def open_store(
-    root: Path, *, file_bytes: int = FILE_BYTES, dispatch: DispatchSettings | None = None
+    root: Path,
+    *,
+    file_bytes: int = FILE_BYTES,
+    dispatch: DispatchSettings | None = None,
+    has_epochs: bool = False,
+    dispatch_to_confirmed: bool = False,
 ) -> MessageStore:
     """A store with the settings of the recorded ones; its files are closed after the test."""
     store = MessageStore.open(
@@ -74,6 +80,8 @@ def open_store(
             ),
             index=IndexShape(hash_slots=53, index_num=100),
             dispatch=dispatch or DispatchSettings(enable_lmq=True, enable_multi_dispatch=True),
+            dispatch_to_confirmed=dispatch_to_confirmed,
+            epoch_file=root / FILE_NAME if has_epochs else None,
         )
     )
     release_after_test(store.release)

@@ -153,6 +153,37 @@ def test_a_preallocated_file_is_used_once_and_a_late_one_is_dropped(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
 
 
+@pytest.mark.parametrize("how", ["cut", "archive"])
+def test_a_preallocated_file_that_was_deleted_meanwhile_is_not_used(tmp_path, how):
+    """The log and a worker thread have both made it; the worker's comes after a cut or restart of the log."""
+    log, _ = open_log(tmp_path / "log")
+    late_offset = FILE_BYTES if how == "cut" else 0
+    directory = log.directory
+    if how == "archive":
+        directory.mkdir(exist_ok=True)
+    ahead = MappedFile.create(directory, start_offset=late_offset, size=FILE_BYTES)
+    late = MappedFile.create(directory, start_offset=late_offset, size=FILE_BYTES)
+    if how == "cut":
+        ends = [log.append(message(bytes(30_000))).end_offset for _ in range(2)]
+        log.preallocate(ahead)
+        log.append(message(bytes(60_000)))
+        log.flushed.advance(log.max_offset)
+        log.cut(ends[0], last_store_timestamp_ms=log.store_timestamp_before(ends[0]))
+        log.puts_blocked = False
+    else:
+        log.preallocate(ahead)
+        log.append(message(b"old"))
+        log.archive(tmp_path / "aside")
+    log.preallocate(late)
+    assert not log.has_preallocated
+    while log.max_offset <= FILE_BYTES:
+        log.append(message(bytes(30_000)))
+    data = log_bytes(log)
+    log.close()
+    found = b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
+    assert found[: len(data)] == data
+
+
 def test_store_timestamps_never_go_back(tmp_path, monkeypatch):
     log, _ = open_log(tmp_path)
     first = log.append(message())

@@ -229,3 +229,20 @@ def test_a_file_has_its_length_before_it_has_its_name(tmp_path, monkeypatch, mod
         IndexFile.create(path, RECORDED_INDEX).close()
     assert named == [[]]
     assert path.stat().st_size == (400 if module == "file_cache" else RECORDED_INDEX.file_bytes)
+
+
+@pytest.mark.parametrize("is_zero", [True, False])
+def test_a_preallocated_file_after_a_gap_is_removed_unless_it_has_bytes(tmp_path, is_zero):
+    """The process ended after the log was cut before the file that was just being made."""
+    log, _ = open_log(tmp_path)
+    end = log.append(message()).end_offset
+    late = MappedFile.create(tmp_path, start_offset=2 * FILE_BYTES, size=FILE_BYTES)
+    late.view[100] = 0 if is_zero else 1
+    late.close()
+    if is_zero:
+        assert open_log(tmp_path)[0].max_offset == end
+        assert len(list(tmp_path.iterdir())) == 1
+    else:
+        with pytest.raises(StoreError, match="a file of the log is missing"):
+            open_log(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2

@@ -14,6 +14,7 @@ from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason
+from trioha.store.epochs import EpochLog
 from trioha.store.put_status import PutStatus
 from trioha.store.retention import Retention, RetentionClock, RetentionSettings
 
@@ -231,6 +232,17 @@ async def test_queues_of_deleted_files_are_cleaned_once_a_run_and_again_until_al
     assert cleaner.errors == 2
 
 
+async def test_a_life_cleans_what_the_one_before_it_has_left(log, in_place):
+    # It deletes files of the log, and ends before it deletes those of the queues.
+    retention(log).apply(0.86, now=NOW)
+    assert log.min_offset > 0
+    cleaned = []
+    life = retention(log, on_deleted=lambda: cleaned.append(log.min_offset) or ())
+    for _ in range(2):
+        await life.clean()
+        assert cleaned == [log.min_offset]
+
+
 async def test_other_tasks_run_while_many_queues_are_cleaned(log, monkeypatch):
     turns = []
     clock_s = count(0, 0.0004)
@@ -249,7 +261,9 @@ async def test_other_tasks_run_while_many_queues_are_cleaned(log, monkeypatch):
 
     log.delete_first_file()
     cleaner = retention(log, on_deleted=clean)
-    # The run starts with the log as it is.
+    await cleaner.clean()
+    turns.clear()
+    # Nothing was deleted since.
     await cleaner.clean()
     assert turns == []
     log.delete_first_file()
@@ -437,3 +451,50 @@ async def test_a_wall_clock_that_jumps_forward_makes_no_file_old(log, autojump_c
         await trio.sleep(3600 + 60)
         assert len(log.files) == 5
         nursery.cancel_scope.cancel()
+
+
+async def test_epochs_of_deleted_log_files_are_dropped_on_disk(tmp_path):
+    """RocketMQ's testTruncateEpochLogAndAddBroker: the first file and its epoch are gone."""
+    store = open_store(tmp_path, file_bytes=1700, has_epochs=True)
+    for epoch in range(1, 6):
+        start_offset = store.commit_log.max_offset
+        store.epochs.append(epoch, start_offset)
+        while store.commit_log.max_offset < start_offset + 2000:
+            store.commit_log.append(message(bytes(300)))
+    starts = [entry.start_offset for entry in store.epochs.entries]
+    assert store.dispatcher.dispatch(store.commit_log.max_offset)
+    cleaner = Retention(
+        store.commit_log,
+        RetentionSettings(file_reserved_s=3600.0),
+        on_deleted=store.head_deleted,
+        on_cleaned=store.truncate_epochs,
+    )
+    store.commit_log.delete_first_file()
+    await cleaner.clean()
+    assert [entry.epoch for entry in store.epochs.entries] == [1, 2, 3, 4, 5]
+    while store.commit_log.min_offset <= starts[2]:
+        store.commit_log.delete_first_file()
+    await cleaner.clean()
+    assert [entry.epoch for entry in store.epochs.entries] == [3, 4, 5]
+    assert EpochLog.open(store.epochs.path).table == store.epochs.table
+    cleaner.apply(0.86, now=NOW)
+    await cleaner.clean()
+    assert store.epochs.last_epoch == 5
+    store.close()
+
+
+async def test_epochs_that_cannot_be_written_are_dropped_at_the_next_run(log, in_place, autojump_clock):
+    calls = []
+
+    def truncate():
+        calls.append(log.min_offset)
+        if len(calls) < 3:
+            raise StoreError("epochs cannot be written: No space left on device", path="epochs")
+
+    cleaner = retention(log, used_ratio=lambda _: 0.86, on_cleaned=truncate)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cleaner.run)
+        await trio.sleep(95)
+        nursery.cancel_scope.cancel()
+    assert calls == [5 * FILE_BYTES] * 3
+    assert cleaner.errors == 2

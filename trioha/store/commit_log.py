@@ -19,6 +19,7 @@ from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
+from trioha.store.callbacks import Callbacks
 from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.landmarks import Landmarks
 from trioha.store.log_files import LogFiles
@@ -101,7 +102,8 @@ class CommitLog:
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the newest record, 0 for an empty log."""
         self._landmarks = Landmarks()
-        self._on_restart: list[Callable[[], None]] = []
+        self._on_restart: Callbacks[[]] = Callbacks()
+        self._on_cut: Callbacks[[int]] = Callbacks()
         self.before_restart: Callable[[], None] = lambda: None
         """Called before the log begins anew, to delete its queues and index. They are deleted first: after a
         kill in between they can be built again, but old ones could not be distinguished from those of the
@@ -123,9 +125,14 @@ class CommitLog:
     def on_restart(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the log begins anew, before any byte of the new log is there.
 
-        For parts that hold offsets of the old log and do not wait for a watermark: a wait ends by itself.
+        For parts that hold offsets of the old log and do not wait for a watermark: a wait ends by itself. A
+        bound method is called as long as others keep its object.
         """
-        self._on_restart.append(callback)
+        self._on_restart.add(callback)
+
+    def on_cut(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with the log's new end before each cut, as `on_restart`'s."""
+        self._on_cut.add(callback)
 
     # -- where the log is ------------------------------------------------------------------------------
 
@@ -496,9 +503,12 @@ class CommitLog:
         start, end = self._record_around(max(offset, self.min_offset))
         return start if start >= offset else end
 
-    def last_record_offset(self) -> int:
-        """Where the last record or blank starts, of a log that has one; as slow as `first_record_from`."""
-        return self._record_around(self.max_offset - 1)[0]
+    def last_record_offset(self, *, before: int | None = None) -> int:
+        """Where the last record or blank starts that begins before `before`, or before the log's end.
+
+        Of a log that has one; as slow as `first_record_from`.
+        """
+        return self._record_around((self.max_offset if before is None else before) - 1)[0]
 
     def _record_around(self, offset: int) -> tuple[int, int]:
         """Start and end of the record or blank that the byte at `offset`, which is there, belongs to."""
@@ -554,8 +564,35 @@ class CommitLog:
             # Waits end even where the mark stays or moves forward: they were for offsets of another log.
             mark.rewind(min(offset, mark.offset))
             mark.advance(offset)
-        for callback in self._on_restart:
-            callback()
+        self._on_restart()
+
+    def cut(self, offset: int, *, last_store_timestamp_ms: int) -> None:
+        """Let the log end at `offset`, the start of a record before its end: on disk when this returns.
+
+        `last_store_timestamp_ms` is `store_timestamp_before(offset)`. `flushed` must be at `offset` at least:
+        all of the log is on disk afterwards. Part of `MessageStore.cut`, which also cuts what is built from
+        the log. Blocks. Raises StoreError and OSError with a part of it done: the log must not be used any
+        more.
+        """
+        assert self.flushed.offset >= offset, f"{self.flushed.offset} is flushed, the cut is at {offset}"
+        # The rest of an unfinished record would follow other bytes: connections end before any byte changes.
+        self._on_cut(offset)
+        self.puts_blocked = True
+        self._landmarks.cut(offset)
+        self.last_store_timestamp_ms = last_store_timestamp_ms
+        # `flushed` is never beyond `appended`; waits end also for offsets that stay.
+        self.flushed.rewind(offset)
+        self.appended.rewind(offset)
+        self._files.cut(offset)
+
+    def store_timestamp_before(self, offset: int) -> int:
+        """Store time of the last record before `offset`, the start of a record; 0 if there is none."""
+        while offset > self.min_offset:
+            offset = self._record_around(offset - 1)[0]
+            view = self.read(offset, RECORD_BYTES_MIN)
+            if not starts_blank(view, 0, len(view)):
+                return store_timestamp_ms(view, 0)
+        return 0
 
     def archive(self, directory: Path) -> None:
         """Move all files to `directory`, which must not exist, and go on with an empty log.

@@ -144,6 +144,7 @@ class ConsumeQueues:
 
     def truncate_dirty(self, physical_offset: int) -> None:
         """Drop all entries of records at or after `physical_offset`, the log's end. Raises StoreError."""
+        self.deletions += 1
         for queue in self:
             queue.truncate_dirty(physical_offset)
 

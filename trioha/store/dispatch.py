@@ -52,15 +52,17 @@ class Dispatcher:
     ) -> None:
         """`position` is where to start, see `start_position`; the log's first byte at least."""
         self._log = commit_log
+        self._queues = queues
+        self._index = index
         self.settings = settings or DispatchSettings()
-        """Which queues and keys are built, and what is checked."""
-        self._collector = EntryCollector(
-            queues, index if self.settings.message_index_enable else None, self.settings
-        )
+        """Which queues and keys are built, and what is checked. Changed by `configure`."""
+        self._collector = self._new_collector()
         self.dispatched = Watermark(max(position, commit_log.min_offset))
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
+        self.limit: Watermark | None = None
+        """Records that end after it are not dispatched yet; None for no limit."""
         self.is_awaited: Callable[[], bool] = lambda: False
         """Whether consumers wait for messages."""
         self.last_store_timestamp_ms = 0
@@ -72,6 +74,15 @@ class Dispatcher:
         self.stuck_at = -1
         """Offset of the bad record that a slave waits at, -1 if there is none."""
 
+    def _new_collector(self) -> EntryCollector:
+        index = self._index if self.settings.message_index_enable else None
+        return EntryCollector(self._queues, index, self.settings)
+
+    def configure(self, settings: DispatchSettings) -> None:
+        """Dispatch by other settings from now on."""
+        self.settings = settings
+        self._collector = self._new_collector()
+
     @property
     def position(self) -> int:
         """Offset of the next record to dispatch."""
@@ -81,6 +92,17 @@ class Dispatcher:
         """Go back to `position`, a record's start: the log was cut there, or queues are built again."""
         self.forget_queues()
         self.dispatched.move_to(position)
+
+    def cut(self, offset: int, *, redispatch_from: int | None, last_store_timestamp_ms: int) -> None:
+        """The log and its queues were cut at `offset`, and the index from `redispatch_from` on.
+
+        `last_store_timestamp_ms` is that of the last record that is left. Waits for `dispatched` end.
+        """
+        self.forget_queues()
+        self.last_store_timestamp_ms = min(self.last_store_timestamp_ms, last_store_timestamp_ms)
+        self.stuck_at = -1
+        position = min(offset, self.position)
+        self.dispatched.rewind(position if redispatch_from is None else min(position, redispatch_from))
 
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
@@ -94,6 +116,8 @@ class Dispatcher:
         """
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
+        if self.limit is not None:
+            until_offset = min(until_offset, self.limit.offset)
         collector = self._collector
         while passed < records_max and self.position < until_offset:
             start = self.position

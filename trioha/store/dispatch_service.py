@@ -1,10 +1,11 @@
 """The tasks that keep queues and index at the log's end, and on disk (spec store 5.6, 8).
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
-yet. It runs in short slices, since it shares its thread with replication. A record that comes alone is
-dispatched at once; those of the next milliseconds are dispatched together, since alone a record costs ten
-times as much. A slave that copies a long log makes the slices shorter still: up to a megabyte is received
-between two of them; without traffic they follow each other.
+yet, and in controller mode at most the confirm offset (`MessageStore.limit_dispatch`). It runs in short
+slices, since it shares its thread with replication. A record that comes alone is dispatched at once; those of
+the next milliseconds are dispatched together, since alone a record costs ten times as much. A slave that
+copies a long log makes the slices shorter still: up to a megabyte is received between two of them; without
+traffic they follow each other.
 
 A full disk stops dispatch until there is space again; the node goes on. A failed sync ends the node, as a
 failed sync of the log does.
@@ -83,8 +84,11 @@ class DispatchService:
         records_max = BATCH_RECORDS
         grown_s = dispatched_s = -math.inf
         while True:
-            if source.offset <= dispatcher.position:
-                if commit_log.puts_blocked:
+            limit, until_offset = dispatcher.limit, source.offset
+            if limit is not None and limit.offset < until_offset:
+                until_offset = limit.offset
+            if until_offset <= dispatcher.position:
+                if commit_log.puts_blocked and dispatcher.position >= commit_log.max_offset:
                     # The queues could not be read, and no put will wake this task to try again.
                     await trio.sleep(RECHECK_S)
                     self._store.enable_puts()
@@ -95,9 +99,13 @@ class DispatchService:
                         await trio.sleep_until(dispatched_s + gather_s)
                 continue
             end_offset, position = commit_log.max_offset, dispatcher.position
-            if self._slice(source.offset, records_max) == 0:
+            if self._slice(until_offset, records_max) == 0:
                 if dispatcher.position == position:
-                    await trio.sleep(RECHECK_S)
+                    if until_offset < end_offset and not self._is_blocked and dispatcher.stuck_at < 0:
+                        # The next record is not whole before the limit.
+                        await self._more(source)
+                    else:
+                        await trio.sleep(RECHECK_S)
                 continue
             if trio.current_time() >= self._reported_s + PROGRESS_INTERVAL_S:
                 self._report()
@@ -109,12 +117,12 @@ class DispatchService:
             records_max = beside_records if is_catching_up else BATCH_RECORDS
 
     async def _more(self, source: Watermark) -> bool:
-        """Wait until there is something to dispatch; False if the log was cut or `_report` was due before."""
-        following = self._store.dispatcher.position + 1
-        if following - 1 == self._reported_offset:
-            return await source.reached(following)
+        """Wait until there may be more to dispatch; False if the log was cut, the limit changed, or `_report`
+        was due before."""
+        if self._store.dispatcher.position == self._reported_offset:
+            return await self._store.more_to_dispatch(source)
         with trio.move_on_at(self._reported_s + PROGRESS_INTERVAL_S):
-            return await source.reached(following)
+            return await self._store.more_to_dispatch(source)
         self._report()
         return False
 

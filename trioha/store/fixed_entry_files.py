@@ -176,16 +176,17 @@ class FixedEntryFiles:
     def cut(self, end: int) -> None:
         """End the queue at `end`: later files are deleted, what follows in its file becomes zero."""
         assert self.start <= end <= self.end
+        files = len(self._paths)
         self._remove_from(end)
+        if len(self._paths) < files:
+            # A power cut must not bring them back.
+            self._cache.mark_dirty(self.directory)
         file_start = end - end % self.file_bytes
         path = self._paths.get(file_start)
         if path is not None:
             try:
-                # Zeros without writing them: the next start must not find stale entries after the end.
-                fd = self._cache.fd(path)
-                if not _is_zero_from(fd, end - file_start):
-                    os.ftruncate(fd, end - file_start)
-                    os.ftruncate(fd, self.file_bytes)
+                # The next start must not find stale entries after the end, nor a file of another length.
+                if _clear_from(self._cache.fd(path), end - file_start):
                     self._cache.mark_dirty(path)
             except OSError as error:
                 raise StoreError(f"cannot be cut: {error.strerror}", path=path, offset=end) from error
@@ -251,8 +252,12 @@ def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join(gathered)
 
 
-def _is_zero_from(fd: int, at: int) -> bool:
-    """Whether a file holds nothing but zeros from `at` on; holes are not read."""
+def _clear_from(fd: int, at: int) -> bool:
+    """Make all bytes from `at` on zero, the first ones first; False if they were. Holes are not read.
+
+    The file's length stays: a `kill -9` in between must not leave another one. Raises OSError.
+    """
+    cleared = False
     size = os.fstat(fd).st_size
     while at < size:
         try:
@@ -261,14 +266,18 @@ def _is_zero_from(fd: int, at: int) -> bool:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 # No data up to the end.
-                return True
+                return cleared
             if error.errno != errno.EINVAL:
                 raise
             # A file system without holes.
             stop = size
         while at < stop:
             data = os.pread(fd, min(stop - at, _ZERO_CHECK_BYTES), at)
-            if not data or data.count(0) != len(data):
-                return False
-            at += len(data)
-    return True
+            if not data:
+                return cleared
+            if data.count(0) != len(data):
+                cleared = True
+                at += os.pwrite(fd, bytes(len(data)), at)
+            else:
+                at += len(data)
+    return cleared

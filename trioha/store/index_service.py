@@ -112,6 +112,8 @@ class IndexService:
             file.remove()
             self._files.pop()
             self._last_record_keys = None if self._files else 0
+            # A power cut must not bring it back.
+            self._unsynced.add(self.directory)
         return redispatch_offset
 
     def cut(self, physical_offset: int) -> int | None:

@@ -39,6 +39,11 @@ class Landmarks:
         index = bisect_right(self._offsets, offset) - 1
         return self._offsets[index] if index >= 0 else 0
 
+    def cut(self, offset: int) -> None:
+        """Drop those at or after `offset`, at which the log is cut."""
+        while self._offsets and self._offsets[-1] >= offset:
+            self._offsets.pop()
+
     def clear(self) -> None:
         """Drop all: the log begins anew."""
         self._offsets.clear()

@@ -65,9 +65,12 @@ class LogFiles:
     def preallocate(self, file: MappedFile) -> None:
         """Keep a file that was made ahead of need; one that came too late is closed: the log uses it already.
 
-        Raises StoreError if one that is not needed cannot be deleted.
+        So is one that was deleted meanwhile, or moved with its directory: nobody would find what is stored
+        in it. Raises StoreError if one that is not needed cannot be deleted.
         """
-        if self.preallocated is None and file.start_offset == self.end_offset:
+        if not file.is_in_place():
+            file.close()
+        elif self.preallocated is None and file.start_offset == self.end_offset:
             self.preallocated = file
         elif any(known.start_offset == file.start_offset for known in self.files):
             file.close()
@@ -89,6 +92,26 @@ class LogFiles:
         self.files[0].remove()
         del self.files[0]
         self.start_offset = self.files[0].start_offset
+
+    def cut(self, offset: int) -> None:
+        """Let the log end at `offset`, which is in it, on disk: later files are deleted, other bytes zeroed.
+
+        The first file stays, also without a byte. All bytes before must be on disk. Blocks. Raises StoreError
+        and OSError with a part of it done.
+        """
+        self.discard_preallocated()
+        while len(self.files) > 1 and self.files[-1].start_offset >= offset:
+            self.files[-1].remove()
+            self.files.pop()
+        last = self.files[-1]
+        last.clear_from(offset - last.start_offset)
+        last.sync()
+        sync_directory(self.directory)
+        for file in self._with_descriptor:
+            if file is not last:
+                # Closed with its file, or all of it is on disk.
+                file.release()
+        self.hold_last(offset)
 
     def restart_at(self, offset: int) -> None:
         """Delete all files; the next one starts at `offset`. Raises StoreError if one cannot be deleted."""
@@ -179,19 +202,35 @@ class LogFiles:
         self.files.clear()
 
 
-def list_files(directory: Path, *, size: int) -> list[MappedFile]:
-    """Map a log's files, oldest first; raises StoreError for one of another length or a missing one between.
-
-    Other names are left alone, and so are folders (spec store 1). An empty last file is one that was being
-    made when the process ended: it is removed.
-    """
-    if not directory.exists():
-        return []
-    paths = sorted(
+def _log_paths(directory: Path) -> list[Path]:
+    """The files of a log, oldest first; other names are left alone, and so are folders (spec store 1)."""
+    return sorted(
         path
         for path in directory.iterdir()
         if len(path.name) == FILE_NAME_DIGITS and path.name.isdecimal() and path.is_file()
     )
+
+
+def delete_files_from(directory: Path, offset: int) -> None:
+    """Delete the files of a closed log that begin at or after `offset`, but not the first one, on disk.
+
+    The last one first. Blocks. Raises OSError.
+    """
+    paths = _log_paths(directory)
+    while len(paths) > 1 and int(paths[-1].name) >= offset:
+        paths.pop().unlink()
+    sync_directory(directory)
+
+
+def list_files(directory: Path, *, size: int) -> list[MappedFile]:
+    """Map a log's files, oldest first; raises StoreError for one of another length or a missing one between.
+
+    An empty last file is one that was being made when the process ended: it is removed, and so is one of
+    zeros after a gap.
+    """
+    if not directory.exists():
+        return []
+    paths = _log_paths(directory)
     while paths and paths[-1].stat().st_size == 0:
         paths.pop().unlink()
     files: list[MappedFile] = []
@@ -201,6 +240,10 @@ def list_files(directory: Path, *, size: int) -> list[MappedFile]:
             file.release()
             files.append(file)
             expected = files[0].start_offset + (len(files) - 1) * size
+            if file.start_offset != expected and path is paths[-1] and not file.used_bytes():
+                # It was being preallocated when the log was cut before it, and the process ended.
+                files.pop().remove()
+                break
             if file.start_offset != expected:
                 raise StoreError(
                     f"starts at {file.start_offset}, the file before it ends at {expected}",

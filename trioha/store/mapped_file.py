@@ -149,6 +149,18 @@ class MappedFile:
                     f"cannot be opened: {error.strerror}", path=self.path, hint=hint_at(error)
                 ) from error
 
+    def is_in_place(self) -> bool:
+        """Whether the path names this file; not if it names none or another one, or cannot be looked at.
+
+        For a file that has a descriptor.
+        """
+        assert self._descriptor is not None, "the path alone does not show which file was mapped"
+        try:
+            return os.path.samestat(os.fstat(self._descriptor.fd), self.path.stat())
+        except OSError:
+            # A file that is needed is made, or opened, again.
+            return False
+
     def release(self) -> None:
         """Close the descriptor: all bytes are on disk, and no more will be written."""
         descriptor, self._descriptor = self._descriptor, None
@@ -245,6 +257,17 @@ class MappedFile:
                 return chunk_start + len(chunk.rstrip(b"\0"))
             end = chunk_start
         return start
+
+    def clear_from(self, at: int) -> int:
+        """Make all bytes from index `at` on zero; returns how many may not have been before. `sync` follows.
+
+        The file's length and its space on disk stay. Raises OSError.
+        """
+        end = self.used_bytes(at)
+        for start in range(at, end, len(_ZERO_CHUNK)):
+            stop = min(start + len(_ZERO_CHUNK), end)
+            self.view[start:stop] = _ZERO_CHUNK[: stop - start]
+        return end - at
 
     def close(self) -> None:
         """Close descriptor and `view`; the mapping ends with them, or with the last slice of it."""

@@ -5,6 +5,10 @@ can always be built again. `open` finds the log's end, cuts the queues to it, an
 dispatch has to continue. A master dispatches to the log's end before it accepts puts, since the queues hold
 the next queue offsets. `checkpoint` holds the store time up to which log, queues and index were on disk. The
 file `abort` exists while a process uses the store; if a start finds it, only the checkpoint counts.
+
+`cut` ends the log at an earlier record, with all that was built from it: a slave that has bytes which its
+master does not have follows it only then. After a crash at any moment the store opens uncut or cut, never a
+mix (`store.cut_marker`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import structlog
@@ -20,11 +24,14 @@ from attrs import Factory, evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.net.border import is_shortage
+from trioha.store.callbacks import Callbacks
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
+from trioha.store.cut_marker import load_cut, remove_cut, save_cut
 from trioha.store.dispatch import Dispatcher, start_position
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.epochs import EpochLog
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
@@ -33,8 +40,9 @@ from trioha.store.queue_manifest import load_queue_manifest, save_queue_manifest
 from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
-from trioha.store.syncing import SyncWork
+from trioha.store.syncing import SyncWork, sync_directory
 from trioha.store.topic_types import batch_topics
+from trioha.watermark import REACHED, Wait, Watermark
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +50,8 @@ CLOSE_DISPATCH_S = 5.0
 """A close dispatches for so long; the next start does the rest (`abort` stays)."""
 _CHECKPOINT_SPACING_MS = 1000
 _DISPATCH_RECORDS = 4096
+_SHORTAGES_MAX = 32
+"""A cut closes files of queues so often, to find descriptors for its syncs."""
 
 
 @frozen
@@ -59,10 +69,22 @@ class StoreSettings:
     queues: ConsumeQueueSettings = Factory(ConsumeQueueSettings)
     index: IndexShape = Factory(IndexShape)
     dispatch: DispatchSettings = Factory(DispatchSettings)
+    dispatch_to_confirmed: bool = False
+    """Whether queues and index are built only up to the checkpoint's confirm offset, until `limit_dispatch`
+    says otherwise: in controller mode later records may be cut when the node has a role."""
+    epoch_file: Path | None = None
+    """storePathEpochFile, in controller mode; None for a store without epochs."""
 
 
 def _unknown() -> int:
     return 0
+
+
+def _reason(error: Exception) -> str:
+    """What has failed, in words: of an error of the system its text, else the exception's name, too."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
 class MessageStore:
@@ -81,6 +103,7 @@ class MessageStore:
         queues: ConsumeQueues,
         index: IndexService,
         dispatcher: Dispatcher,
+        epochs: EpochLog | None,
     ) -> None:
         self.settings = settings
         self.commit_log = commit_log
@@ -88,6 +111,8 @@ class MessageStore:
         self.queues = queues
         self.index = index
         self.dispatcher = dispatcher
+        self.epochs = epochs
+        """Which master wrote which bytes of the log, in controller mode; None in every other."""
         self.reads = MessageReader(commit_log, queues, index)
         self._lock = lock
         self._abort = abort
@@ -95,6 +120,9 @@ class MessageStore:
         self._checkpoint_file = checkpoint_file
         self._checkpoint_lock = threading.Lock()
         self._has_failed = False
+        self._cuts = 0
+        """Counts cuts and restarts of the log: what a sync that began before one has put on disk may not be
+        there any more."""
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
         self._listed_deletions: int | None = None
         """`queues.deletions` when `_listed_queues` were all queues with entries; None if that is not known.
@@ -102,8 +130,15 @@ class MessageStore:
         They still are if nothing was written or deleted since."""
         self._queue_sync: tuple[SyncWork, SyncWork] | None = None
         """Work of the last `queue_sync_work`, queues and index; it may not have run to its end."""
+        self.on_cut: Callbacks[[]] = Callbacks()
+        """Called after each cut, when the queues are cut, too."""
+        self._dispatch_wait: Wait | None = None
+        """The dispatch service's last wait for something to dispatch."""
         self.confirm_offset: Callable[[], int] = _unknown
-        """The confirm offset for the checkpoint, 0 if none is known. Called in worker threads."""
+        """The confirm offset for the checkpoint, 0 if none is known; in controller mode that of the last
+        checkpoint until there is a role. Called in worker threads.
+
+        It may be beyond the log's end for a moment after a cut; the checkpoint's is not."""
         commit_log.before_restart = self._forget_derived
 
     @property
@@ -163,7 +198,8 @@ class MessageStore:
         """Open all parts; `opened` closes them if a later one fails."""
         root = settings.root
         abort = AbortFile(root)
-        clean_exit = not abort.exists
+        cut_at = load_cut(settings.commit_log_directory)
+        clean_exit = not abort.exists and cut_at is None
         checkpoint = Checkpoint.load(root / "checkpoint")
         queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
         opened.callback(queues.close)
@@ -184,10 +220,12 @@ class MessageStore:
             clean_exit=clean_exit,
             checkpoint=checkpoint,
             record_near_end=queues.record_near_end(CHECKED_BYTES) if clean_exit else None,
+            cut_at=cut_at,
             on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
         )
         opened.callback(commit_log.close)
         commit_log.queues_max = settings.queues.queues_max
+        epochs = None if settings.epoch_file is None else EpochLog.open(settings.epoch_file)
         # From here on queues and index are changed: a process that ends before it closes the store leaves it
         # in need of recovery.
         abort.create()
@@ -205,6 +243,11 @@ class MessageStore:
                     "consume queues are gone, all are compared with the log", queues=sorted(lost)[:10]
                 )
                 index_from = commit_log.min_offset
+        if epochs is not None:
+            # A power cut may have taken the first bytes of an epoch; one that begins at the log's end stays.
+            after_end = commit_log.max_offset + 1
+            epochs.truncate_suffix(after_end if cut_at is None else min(cut_at, after_end))
+            epochs.truncate_prefix(commit_log.min_offset)
         position = start_position(
             commit_log, queues, clean_exit=clean_exit, checkpoint=checkpoint, redispatch_from=index_from
         )
@@ -219,23 +262,57 @@ class MessageStore:
             queues=queues,
             index=index,
             dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
+            epochs=epochs,
         )
         store._listed_queues = listed
+        if settings.dispatch_to_confirmed:
+            # Until the node has a role, checkpoints keep the last one.
+            store.confirm_offset = lambda: store.last_confirm_offset
+            store.limit_dispatch(Watermark(checkpoint.confirm_physical_offset))
+        store._sync_cut_queues()
+        if cut_at is not None:
+            store._lower_checkpoint()
+            remove_cut(settings.commit_log_directory)
+            log.warning("cut of the commit log completed", offset=cut_at, end_offset=commit_log.max_offset)
         if not settings.dispatch.is_slave:
             commit_log.puts_blocked = True
-            try:
-                store._dispatch_to_end(on_progress=on_progress)
-            except StoreError as error:
-                log.error("puts are refused until the queues are complete", reason=str(error))
-            store.enable_puts()
+            store._prepare_puts(on_progress)
         return store
 
     # -- queues and index ---------------------------------------------------------------------------------
 
+    def limit_dispatch(self, limit: Watermark | None) -> None:
+        """Build queues and index only up to the records that end at or before `limit`, wherever it moves.
+
+        In controller mode that is the confirm offset: consumers do not see what a new master may not have.
+        What is built already stays. None for the log's end.
+        """
+        self.dispatcher.limit = limit
+        self._end_dispatch_wait()
+
+    def _end_dispatch_wait(self) -> None:
+        """Let the dispatch service look again at what it has to wait for."""
+        if self._dispatch_wait is not None:
+            self._dispatch_wait.end()
+
+    async def more_to_dispatch(self, source: Watermark) -> bool:
+        """Wait until `source` or the limit of dispatch moves beyond both its offset and the dispatcher's.
+
+        `source` is `appended` or `flushed`: the mark that holds dispatch up is waited for. False if that
+        changed first: the log was cut, or has another limit.
+        """
+        limit = self.dispatcher.limit
+        lower = source if limit is None or limit.offset >= source.offset else limit
+        wait = self._dispatch_wait = lower.wait_for(max(lower.offset, self.dispatcher.position) + 1)
+        return await wait.wait() is REACHED
+
     def _dispatch_to_end(
         self, *, on_progress: Callable[[str, int, int], None], limit_s: float | None = None
-    ) -> None:
-        """Dispatch to the log's end, for `limit_s` at most. Blocks. Raises StoreError."""
+    ) -> bool:
+        """Dispatch to the log's end or the limit, for `limit_s` at most; False if there was no time for all.
+
+        Blocks. Raises StoreError.
+        """
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         dispatcher, end_offset = self.dispatcher, self.commit_log.max_offset
         start_offset = dispatcher.position
@@ -246,7 +323,52 @@ class MessageStore:
                 end_offset - start_offset,
             )
             if deadline_s is not None and time.monotonic() > deadline_s:
-                return
+                return False
+        return True
+
+    @contextmanager
+    def attachments(self) -> Iterator[None]:
+        """Detach at the end of the block what parts of a node have attached to this store since its start.
+
+        A node that changes its role builds these parts anew. The confirm offset stays what it is then. Parts
+        that wait for restarts and cuts of the log are detached by themselves (`Callbacks`).
+        """
+        dispatcher = self.dispatcher
+        on_written, is_awaited = dispatcher.on_written, dispatcher.is_awaited
+        dispatcher.on_written = [*on_written]
+        try:
+            yield
+        finally:
+            dispatcher.on_written, dispatcher.is_awaited = on_written, is_awaited
+            confirm_offset = self.confirm_offset()
+            self.confirm_offset = lambda: confirm_offset
+
+    def take_role(
+        self,
+        *,
+        is_slave: bool,
+        check_crc: bool,
+        on_progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    ) -> None:
+        """Go on as the store of a slave or of a master, whose parts are attached afterwards.
+
+        That of a master dispatches to the log's end, as `open` does: until it is there, puts are refused.
+        Blocks. An exception of `on_progress` ends it; what is left to do, the dispatch task does.
+        """
+        dispatch = evolve(self.settings.dispatch, is_slave=is_slave, check_crc=check_crc)
+        self.settings = evolve(self.settings, dispatch=dispatch)
+        self.dispatcher.configure(dispatch)
+        self.commit_log.puts_blocked = not is_slave
+        if not is_slave:
+            self._prepare_puts(on_progress)
+
+    def _prepare_puts(self, on_progress: Callable[[str, int, int], None]) -> None:
+        """Dispatch to the log's end, for the next queue offsets, and accept puts. Blocks."""
+        try:
+            self._dispatch_to_end(on_progress=on_progress)
+        except StoreError as error:
+            log.error("puts are refused until the queues are complete", reason=str(error))
+        self.enable_puts()
 
     def enable_puts(self) -> None:
         """Accept puts, if they were blocked and the queues are at the log's end now and can be read."""
@@ -261,13 +383,149 @@ class MessageStore:
             log_.puts_blocked = False
 
     def _forget_derived(self) -> None:
-        """Delete queues and index: the log is about to begin anew.
+        """Delete queues, index and epochs, and reset the checkpoint: the log is about to begin anew.
 
-        Raises StoreError if not all can be deleted; the deleted ones are built again then.
+        The checkpoint is first: with the times of the old log, a start after a power cut would count records
+        of the new log as synced. Syncs that are running do not change it any more.
+
+        Raises StoreError, and OSError for the checkpoint, if not all can be deleted; the deleted ones are
+        built again then. Without epochs nothing is known of a log, so it is compared with its master's or
+        copied anew.
         """
-        self.dispatcher.rewind(0)
+        with self._checkpoint_lock:
+            self._cuts += 1
+            self._checkpoint = Checkpoint()
+            self._checkpoint_file.save(self._checkpoint)
+        if self.epochs is not None:
+            self.epochs.clear()
+        self.dispatcher.cut(0, redispatch_from=None, last_store_timestamp_ms=0)
+        self._end_dispatch_wait()
         self.queues.destroy()
         self.index.destroy()
+
+    # -- cut ----------------------------------------------------------------------------------------------
+
+    def cut(self, offset: int) -> None:
+        """End the log at `offset`, the start of a record or the log's end, and all that was built from it.
+
+        All of it is on disk when this returns: log, queues, index, checkpoint and epochs. After a crash at
+        any moment the next opening finds the store uncut, or cut. Waits for offsets end with REWOUND,
+        connections of this log's slaves end, and puts are refused until the queues are at the log's end
+        (`enable_puts`). The index may begin before the end: dispatch completes it.
+
+        Blocks for some syncs, in trio's thread, so that nothing can be stored meanwhile. Raises StoreError
+        with nothing changed if no record starts at `offset`. After any other StoreError the node has to end:
+        the next opening completes the cut. Any exception of a step or a callback is such a StoreError: if the
+        node went on, that opening would also cut what was stored since.
+        """
+        log_ = self.commit_log
+        if log_.first_record_from(offset) != offset:
+            raise StoreError(
+                "the log cannot be cut here: no record starts at this offset",
+                path=log_.directory,
+                offset=offset,
+                hint=f"the log is [{log_.min_offset}, {log_.max_offset}); if it differs from its master's "
+                "inside a record, remove the store, and the node copies its master's",
+            )
+        if offset == log_.max_offset:
+            if self.epochs is not None:
+                self.epochs.truncate_suffix(offset)
+            return
+        cut_bytes = log_.max_offset - offset
+        last_store_timestamp_ms = log_.store_timestamp_before(offset)
+        try:
+            with self._checkpoint_lock:
+                self._cuts += 1
+            if log_.flushed.offset < offset:
+                log_.sync_work(log_.flushed.offset, offset).run()
+                log_.flushed.advance(offset)
+            save_cut(log_.directory, offset)
+            log_.cut(offset, last_store_timestamp_ms=last_store_timestamp_ms)
+            self._cut_derived()
+            self._lower_checkpoint()
+            remove_cut(log_.directory)
+            log.warning("commit log cut", end_offset=offset, bytes=cut_bytes)
+            self.on_cut()
+            self.enable_puts()
+        except Exception as error:
+            self.mark_failed()
+            reason = error.reason if isinstance(error, StoreError) else _reason(error)
+            raise StoreError(
+                f"the cut cannot be completed: {reason}",
+                path=error.path if isinstance(error, StoreError) else log_.directory,
+                offset=offset,
+                hint="check disk and log, then start again: the start completes the cut",
+            ) from error
+
+    def _cut_derived(self) -> None:
+        """Cut queues, index and epochs to the log's end, on disk. Raises StoreError and OSError."""
+        log_ = self.commit_log
+        end_offset = log_.max_offset
+        index_from: int | None = None
+        if log_.is_empty:
+            # As an opening does it.
+            self.queues.destroy()
+            self.index.destroy()
+            sync_directory(self.settings.root)
+        else:
+            self.queues.truncate_dirty(end_offset)
+            index_from = self.index.cut(end_offset)
+            if index_from is not None:
+                index_from = max(index_from, log_.min_offset)
+        if self.epochs is not None:
+            self.epochs.truncate_suffix(end_offset)
+        self.dispatcher.cut(
+            end_offset, redispatch_from=index_from, last_store_timestamp_ms=log_.last_store_timestamp_ms
+        )
+        # It may wait for the limit to move beyond where the log ended.
+        self._end_dispatch_wait()
+        self._sync_cut_queues()
+
+    def _sync_cut_queues(self) -> None:
+        """Put queues and index on disk: no entry that was cut may come back when others have its place.
+
+        Syncs that are running have their own files. Blocks. Raises OSError, and StoreError for want of
+        descriptors.
+        """
+        for parts in (self.queues, self.index):
+            for _ in range(_SHORTAGES_MAX):
+                work = parts.sync_work()
+                try:
+                    work.run()
+                except BaseException:
+                    work.close()
+                    raise
+                if not work.left:
+                    break
+                # Closes files, so that the next try finds descriptors.
+                parts.give_back(work)
+            else:
+                raise StoreError(
+                    "no file descriptors for a sync",
+                    path=self.settings.root,
+                    hint="raise the limit of open files (ulimit -n)",
+                )
+
+    def _lower_checkpoint(self) -> None:
+        """Write a checkpoint, and a list of queues, that name nothing beyond the log's end. Raises OSError.
+
+        A full disk is no reason here to go on with the old ones: they claim too much.
+        """
+        log_ = self.commit_log
+        names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
+        with self._checkpoint_lock:
+            if names != self._listed_queues:
+                save_queue_manifest(self.settings.root, names)
+                self._listed_queues = names
+            before, last_ms = self._checkpoint, log_.last_store_timestamp_ms
+            self._checkpoint = Checkpoint(
+                physic_msg_timestamp_ms=min(before.physic_msg_timestamp_ms, last_ms),
+                logics_msg_timestamp_ms=min(before.logics_msg_timestamp_ms, last_ms),
+                index_msg_timestamp_ms=min(before.index_msg_timestamp_ms, self.index.full_until_ms),
+                master_flushed_offset=min(before.master_flushed_offset, log_.max_offset),
+                confirm_physical_offset=min(before.confirm_physical_offset, log_.max_offset),
+            )
+            self._checkpoint_file.save(self._checkpoint)
 
     def head_deleted(self) -> Iterator[None]:
         """Delete, step by step, files of queues and index with only records before the log's start.
@@ -288,6 +546,11 @@ class MessageStore:
         if refused is not None:
             raise refused
 
+    def truncate_epochs(self) -> None:
+        """Drop the epochs of deleted log files, on disk. Blocks: for a worker thread. Raises StoreError."""
+        if self.epochs is not None:
+            self.epochs.truncate_prefix(self.commit_log.min_offset)
+
     # -- disk ---------------------------------------------------------------------------------------------
 
     def sync_work(self, start_offset: int, end_offset: int, *, store_timestamp_ms: int) -> Callable[[], None]:
@@ -297,12 +560,13 @@ class MessageStore:
         OSError. It opens nothing, so any error means that the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
+        cuts = self._cuts
 
         def sync() -> None:
             files.run()
             # One write a second, as in the broker; recovery allows for 3 s.
             if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
-                self._save_checkpoint(physic_msg_timestamp_ms=store_timestamp_ms)
+                self._save_checkpoint(cuts, physic_msg_timestamp_ms=store_timestamp_ms)
 
         return sync
 
@@ -326,6 +590,7 @@ class MessageStore:
             self._listed_deletions = deletions
             return None
         self._queue_sync = queues, index
+        cuts = self._cuts
 
         def sync() -> None:
             queues.run()
@@ -334,8 +599,9 @@ class MessageStore:
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return
             if names != self._listed_queues:
-                self._save_queue_manifest(names, deletions=deletions)
+                self._save_queue_manifest(cuts, names, deletions=deletions)
             self._save_checkpoint(
+                cuts,
                 logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
                 index_msg_timestamp_ms=max(full_until_ms, self._checkpoint.index_msg_timestamp_ms),
             )
@@ -352,14 +618,19 @@ class MessageStore:
         self.index.give_back(index)
         return bool(queues.left or index.left)
 
-    def _save_checkpoint(self, **changes: int) -> None:
+    def _save_checkpoint(self, cuts: int, **changes: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for a full disk.
 
-        An older checkpoint is still true: the next start only checks more records.
+        An older checkpoint is still true: the next start only checks more records. Changes from before a cut
+        (`cuts` is `_cuts` of that time) may not be, and are dropped.
         """
         with self._checkpoint_lock:
+            if cuts != self._cuts:
+                return
             self._checkpoint = evolve(
-                self._checkpoint, confirm_physical_offset=self.confirm_offset(), **changes
+                self._checkpoint,
+                confirm_physical_offset=min(self.confirm_offset(), self.commit_log.max_offset),
+                **changes,
             )
             try:
                 self._checkpoint_file.save(self._checkpoint)
@@ -372,21 +643,24 @@ class MessageStore:
                     reason=error.strerror,
                 )
 
-    def _save_queue_manifest(self, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
+    def _save_queue_manifest(self, cuts: int, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
 
-        The next sync tries again then.
+        The next sync tries again then. Names from before a cut are dropped.
         """
-        try:
-            save_queue_manifest(self.settings.root, names)
-        except OSError as error:
-            if error.errno not in DISK_FULL and not is_shortage(error):
-                raise
-            self._listed_deletions = None
-            log.warning("list of queues cannot be written", reason=error.strerror)
-        else:
-            self._listed_queues = names
-            self._listed_deletions = deletions
+        with self._checkpoint_lock:
+            if cuts != self._cuts:
+                return
+            try:
+                save_queue_manifest(self.settings.root, names)
+            except OSError as error:
+                if error.errno not in DISK_FULL and not is_shortage(error):
+                    raise
+                self._listed_deletions = None
+                log.warning("list of queues cannot be written", reason=error.strerror)
+            else:
+                self._listed_queues = names
+                self._listed_deletions = deletions
 
     def mark_failed(self) -> None:
         """Never mark this store as cleanly closed: the disk has failed a sync."""
@@ -412,9 +686,10 @@ class MessageStore:
                 sync_queues()
             synced = not self._reclaim_unsynced()
             self._save_checkpoint(
+                self._cuts,
                 physic_msg_timestamp_ms=max(
                     log_.last_store_timestamp_ms, self._checkpoint.physic_msg_timestamp_ms
-                )
+                ),
             )
             if dispatched and synced:
                 self._abort.remove()
@@ -437,10 +712,15 @@ class MessageStore:
         self._lock.release()
 
     def _dispatch_at_close(self) -> bool:
-        """Whether queues and index are at the log's end."""
+        """Whether queues and index have all records that they may have."""
         try:
-            self._dispatch_to_end(on_progress=lambda _what, _done, _total: None, limit_s=CLOSE_DISPATCH_S)
+            is_done = self._dispatch_to_end(
+                on_progress=lambda _what, _done, _total: None, limit_s=CLOSE_DISPATCH_S
+            )
         except StoreError as error:
             log.warning("queues cannot be completed, the next start will", reason=str(error))
             return False
-        return self.dispatcher.position >= self.commit_log.max_offset
+        limit, end_offset = self.dispatcher.limit, self.commit_log.max_offset
+        return self.dispatcher.position >= end_offset or (
+            is_done and self.dispatcher.stuck_at < 0 and limit is not None and limit.offset < end_offset
+        )

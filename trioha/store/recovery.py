@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
-from trioha.store.log_files import list_files
+from trioha.store.log_files import delete_files_from, list_files
 from trioha.store.lost_sectors import cut_at_lost_sector
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Host
@@ -46,7 +46,6 @@ SLACK_MS = 3000
 """A checkpoint may be this far ahead of the disk (spec store 4.2)."""
 _CHUNK_BYTES = 1 << 20
 _FOR_EVER_MS = (1 << 63) - 1
-_ZERO_CHUNK = bytes(1 << 20)
 CHECKED_BYTES = 64 << 20
 """So much of the log's end is checked after a clean stop, at most what is in the last file."""
 _LOST_SECTOR = "a sector with its topic or properties was not written"
@@ -73,18 +72,22 @@ def open_commit_log(
     clean_exit: bool,
     checkpoint: Checkpoint,
     record_near_end: int | None = None,
+    cut_at: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[CommitLog, Recovered]:
     """Open the log in `directory` (made if missing) and find its end. Blocks while it reads the files.
 
     After a clean stop the check starts at `record_near_end`, the offset of a record in the consume queues,
     instead of the last file's start: the whole file was on disk, and only the end has to be found.
+    A cut at `cut_at` was begun and may have come to any point: it is completed before anything is checked.
     `on_progress(done, total)` receives the number of files checked so far, several times a second; an
     exception of it ends the opening, and a log that was closed cleanly is then as it was. The caller sets the
     log's `queue_offsets` from the consume queues. Raises StoreError for a log that cannot be opened, or must
     not be cut.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    if cut_at is not None:
+        delete_files_from(directory, cut_at)
     files = list_files(directory, size=file_bytes)
     commit_log = CommitLog(
         directory,
@@ -94,6 +97,9 @@ def open_commit_log(
         files=files,
     )
     try:
+        if cut_at is not None and files and cut_at < files[-1].end_offset:
+            files[-1].clear_from(max(cut_at - files[-1].start_offset, 0))
+            files[-1].sync()
         recovered = _recover(
             commit_log,
             files,
@@ -276,12 +282,8 @@ def _cut(commit_log: CommitLog, files: list[MappedFile], *, index: int, at: int)
         file.remove()
     del files[index + 1 :]
     file = files[index]
-    used = file.used_bytes(at) - at
+    used = file.clear_from(at)
     if used:
-        tail = file.view[at:]
-        for start in range(0, used, len(_ZERO_CHUNK)):
-            stop = min(start + len(_ZERO_CHUNK), used)
-            tail[start:stop] = _ZERO_CHUNK[: stop - start]
         file.sync()
     if at == 0 and index > 0:
         # An empty file after full ones was preallocated; the log ends with the file before it.

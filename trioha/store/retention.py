@@ -102,19 +102,22 @@ class Retention:
         retention_floor: Callable[[], int] = lambda: 2**63 - 1,
         archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
         on_deleted: Callable[[], Iterable[None]] = lambda: (),
+        on_cleaned: Callable[[], None] | None = None,
         used_ratio: Callable[[Path], float] | None = None,
         clock: RetentionClock | None = None,
     ) -> None:
         """`retention_floor` returns the lowest offset that a connected replica still needs; `archived_offset`
         the end of what is archived, None in the first moments, when that is not known yet; `on_deleted`
         deletes queue and index files of deleted log files, in one short step for each item that it yields,
-        and raises StoreError at its end if the disk refused some; `used_ratio` returns how full the disk of a
-        directory is, 0 to 1; `clock` is the time of `run`."""
+        and raises StoreError at its end if the disk refused some; `on_cleaned` then runs in a worker thread,
+        for what blocks, and raises StoreError, too; `used_ratio` returns how full the disk of a directory is,
+        0 to 1; `clock` is the time of `run`."""
         self._log = commit_log
         self._settings = settings
         self._retention_floor = retention_floor
         self._archived_offset = archived_offset
         self._on_deleted = on_deleted
+        self._on_cleaned = on_cleaned
         self._used_ratio = used_ratio or _used_ratio
         self._clock = clock or RetentionClock()
         self.files_deleted_unarchived = 0
@@ -122,8 +125,9 @@ class Retention:
         self.errors = 0
         """Counts failed checks of the disk and failed deletions."""
         self._reported_s = -math.inf
-        self._cleaned_offset = commit_log.min_offset
-        """Start of the log when `on_deleted` last completed."""
+        self._cleaned_offset = -1
+        """Start of the log when `on_deleted` last completed; -1 at first: an earlier life of the node may
+        have ended after it had deleted files of the log."""
 
     def configure(self, settings: RetentionSettings) -> None:
         """Use other settings from the next check on."""
@@ -186,7 +190,8 @@ class Retention:
                 )
 
     async def clean(self) -> None:
-        """Delete queue and index files of deleted log files, in slices between which other tasks run.
+        """Delete queue and index files of deleted log files, in slices between which other tasks run; then
+        call `on_cleaned`.
 
         If it is cancelled or the disk refuses, the next call does the rest.
         """
@@ -199,6 +204,8 @@ class Retention:
                 if time.perf_counter() >= slice_end_s:
                     await trio.lowlevel.checkpoint()
                     slice_end_s = time.perf_counter() + SLICE_S
+            if self._on_cleaned is not None:
+                await run_in_thread(self._on_cleaned)
         except StoreError as error:
             self._report(error)
         else:

@@ -1,0 +1,621 @@
+"""`MessageStore.cut`: the log and all that was built from it end at an earlier record, whatever crashes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.descriptors import close_after_test, resources_closed
+from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
+from tests.store.support import log_bytes, message, offsets_of, open_store
+from trioha.errors import StoreError
+from trioha.store import cut_marker
+from trioha.store.checkpoint import Checkpoint
+from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.entry_queue import Entry
+from trioha.store.epochs import EpochEntry
+from trioha.store.mapped_file import MappedFile
+from trioha.store.message_offsets import MultiDispatch
+from trioha.store.message_store import MessageStore
+from trioha.watermark import WaitResult
+
+FILE_BYTES = 4096
+RECORDS = 64
+TOPICS = '{"topicConfigTable":{"Batched":{"attributes":{"queue.type":"BatchCQ"},"topicName":"Batched"}}}'
+EPOCHS = (1, 20, 40, 41, RECORDS)
+"""Numbers of the records that a new master stored first; the last one has stored none."""
+
+
+@frozen
+class Contents:
+    """What a store has, as its readers see it."""
+
+    log: bytes
+    queues: dict[tuple[str, int], tuple[type, int, int, list[Entry]]]
+    """Of those with messages: kind, minimum, maximum, entries."""
+    keys: dict[str, list[int]]
+    epochs: tuple[EpochEntry, ...]
+
+
+def opened(root: Path, *, is_slave: bool = False) -> MessageStore:
+    store = open_store(
+        root,
+        file_bytes=FILE_BYTES,
+        dispatch=DispatchSettings(enable_lmq=True, enable_multi_dispatch=True, is_slave=is_slave),
+        has_epochs=True,
+    )
+    store.commit_log.multi_dispatch = MultiDispatch(enabled=True, light_queues=True)
+    return store
+
+
+def put(store: MessageStore, number: int) -> int:
+    """Store one of many kinds of messages; returns its physical offset."""
+    topic = ("Orders", "Payments", "Batched", "Orders")[number % 4]
+    properties = f"UNIQ_KEY\x01id{number}\x02KEYS\x01key{number % 7}\x02TAGS\x01tag"
+    if number % 4 == 1:
+        properties += "\x02INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b"
+    result = store.commit_log.append(
+        message(
+            bytes([number]) * (number % 5 * 80),
+            topic=topic,
+            queue_id=number % 3,
+            properties=properties.encode(),
+        )
+    )
+    assert result.physical_offset >= 0, result
+    return result.physical_offset
+
+
+def dispatch(store: MessageStore) -> None:
+    while store.dispatcher.position < store.commit_log.max_offset:
+        assert store.dispatcher.dispatch(store.commit_log.max_offset)
+
+
+def contents(store: MessageStore) -> Contents:
+    assert store.dispatcher.position == store.commit_log.max_offset
+    assert store.epochs is not None
+    return Contents(
+        log_bytes(store.commit_log),
+        {
+            (queue.topic, queue.queue_id): (
+                type(queue),
+                queue.min_offset,
+                queue.max_offset,
+                list(queue.entries(queue.min_offset, 1000)),
+            )
+            for queue in store.queues
+            if queue.max_offset
+        },
+        {
+            f"{topic} {key}": offsets_of(store.index, topic, key)
+            for topic in ("Orders", "Payments", "Batched")
+            for key in (
+                *(f"id{number}" for number in range(RECORDS + 9)),
+                *(f"key{number}" for number in range(7)),
+            )
+        },
+        store.epochs.entries,
+    )
+
+
+def reopened(root: Path) -> Contents:
+    with resources_closed():
+        return contents(opened(root))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A store that was closed cleanly, and where its records start."""
+    root: Path = tmp_path_factory.mktemp("cut") / "template"
+    (root / "config").mkdir(parents=True)
+    (root / "config/topics.json").write_text(TOPICS)
+    with resources_closed():
+        store = opened(root)
+        assert store.epochs is not None
+        starts = []
+        for number in range(RECORDS):
+            if number in EPOCHS:
+                store.epochs.append(EPOCHS.index(number) + 1, store.commit_log.max_offset)
+            starts.append(put(store, number))
+        store.epochs.append(len(EPOCHS), store.commit_log.max_offset)
+        assert len(store.commit_log.files) >= 4
+        store.close()
+    assert len(list((root / "index").iterdir())) >= 2
+    return root, starts
+
+
+def rebuilt(root: Path, target: Path, *, end: int) -> Contents:
+    """What is built anew from the first bytes of a store's log."""
+    shutil.copytree(root / "config", target / "config")
+    shutil.copytree(root / "commitlog", target / "commitlog")
+    if (root / "epochFileCheckpoint").exists():
+        shutil.copy(root / "epochFileCheckpoint", target)
+    left = end
+    for path in sorted((target / "commitlog").iterdir()):
+        data = path.read_bytes()
+        if left <= 0:
+            path.unlink()
+        else:
+            path.write_bytes(data[:left].ljust(FILE_BYTES, b"\0"))
+        left -= FILE_BYTES
+    with resources_closed():
+        store = opened(target)
+        assert store.epochs is not None
+        store.epochs.truncate_suffix(end)
+        assert store.commit_log.max_offset == end
+        return contents(store)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 13, 20, 39, 40, 41, 50, RECORDS - 1])
+def test_a_cut_store_has_what_is_built_anew_from_its_log_at_once_and_after_a_start(
+    tmp_path: Path, template: tuple[Path, list[int]], number: int
+) -> None:
+    root, starts = template
+    offset = starts[number]
+    expected = rebuilt(root, tmp_path / "rebuilt", end=offset)
+    for is_clean in (True, False):
+        copy = Path(shutil.copytree(root, tmp_path / f"{is_clean}"))
+        with resources_closed():
+            store = opened(copy)
+            appended = store.commit_log.appended.wait_for(offset + 1_000_000)
+            dispatched = store.dispatcher.dispatched.wait_for(offset + 1_000_000)
+            store.cut(offset)
+            assert {appended.result, dispatched.result} == {WaitResult.REWOUND}
+            assert store.commit_log.max_offset == store.commit_log.flushed.offset == offset
+            dispatch(store)
+            store.enable_puts()
+            assert contents(store) == expected
+            assert not (copy / "commitlog" / cut_marker.FILE_NAME).exists()
+            if is_clean:
+                store.close()
+        assert reopened(copy) == expected
+
+
+def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    store = opened(copy)
+    queue_offsets = dict(store.commit_log.queue_offsets)
+    store.cut(starts[33])
+    dispatch(store)
+    store.enable_puts()
+    assert store.commit_log.max_offset == starts[33]
+    for number in range(33, RECORDS + 5):
+        put(store, number)
+    assert store.commit_log.queue_offsets.items() >= queue_offsets.items() - {
+        item for item in queue_offsets.items() if store.commit_log.queue_offsets[item[0]] > item[1]
+    }
+    dispatch(store)
+    expected = contents(store)
+    store.close()
+    assert reopened(copy) == rebuilt(copy, tmp_path / "rebuilt", end=len(expected.log)) == expected
+    assert expected.log[: starts[33]] == reopened(root).log[: starts[33]]
+
+
+@pytest.mark.parametrize("beyond", [-1, 1, 7, 1_000_000])
+def test_only_the_start_of_a_record_can_be_cut_at(
+    tmp_path: Path, template: tuple[Path, list[int]], beyond: int
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    store = opened(copy)
+    before = contents(store)
+    offset = starts[30] + beyond
+    with pytest.raises(StoreError, match="no record starts at this offset") as raised:
+        store.cut(offset)
+    assert raised.value.offset == offset
+    assert contents(store) == before
+    store.close()
+    assert reopened(copy) == before
+
+
+def test_a_cut_at_the_logs_end_drops_epochs_without_data(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, _ = template
+    store = opened(Path(shutil.copytree(root, tmp_path / "copy")))
+    assert store.epochs is not None
+    before = contents(store)
+    store.cut(store.commit_log.max_offset)
+    assert store.epochs.entries == before.epochs[:-1]
+    assert contents(store).queues == before.queues
+    assert not store.commit_log.puts_blocked
+
+
+def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, starts = template
+    store = opened(Path(shutil.copytree(root, tmp_path / "copy")))
+    start = store.commit_log.max_offset
+    for number in range(20):
+        put(store, number)
+    dispatch(store)
+    far_ms = store.commit_log.last_store_timestamp_ms + 1_000_000
+    log_sync = store.sync_work(start, store.commit_log.max_offset, store_timestamp_ms=far_ms)
+    store.dispatcher.last_store_timestamp_ms = far_ms
+    queue_sync = store.queue_sync_work()
+    assert queue_sync is not None
+    store.cut(starts[10])
+    lowered = store._checkpoint
+    assert lowered.physic_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
+    log_sync()
+    queue_sync()
+    assert store._checkpoint == lowered
+    put_after = store.queue_sync_work()
+    if put_after is not None:
+        put_after()
+    assert store._checkpoint.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
+
+
+# -- crashes -------------------------------------------------------------------------------------------------
+
+
+def crashed_cut(root: Path, offset: int, disk: CrashingDisk) -> bool:
+    """Cut a store that the process has open; whether it crashed."""
+    with resources_closed():
+        store = opened(root, is_slave=True)
+        with disk.in_use():
+            try:
+                store.cut(offset)
+            except Crash:
+                return True
+    return False
+
+
+def is_marked(root: Path) -> bool:
+    return (root / "commitlog" / cut_marker.FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("number", [0, 17, 41])
+def test_after_a_kill_at_any_call_the_store_opens_uncut_or_cut(
+    tmp_path: Path, template: tuple[Path, list[int]], number: int
+) -> None:
+    root, starts = template
+    offset = starts[number]
+    uncut = reopened(Path(shutil.copytree(root, tmp_path / "uncut")))
+    cut = rebuilt(root, tmp_path / "rebuilt", end=offset)
+    crashes, found = 0, []
+    while True:
+        copy = Path(shutil.copytree(root, tmp_path / f"{crashes}"))
+        is_crashed = crashed_cut(copy, offset, CrashingDisk(crashes))
+        must_be_cut = is_marked(copy) or not is_crashed
+        after = reopened(copy)
+        assert after in (uncut, cut)
+        found.append(after == cut)
+        assert after == cut or not must_be_cut
+        assert not is_marked(copy)
+        with resources_closed():
+            # What is stored after a cut stays: it is not cut again.
+            store = opened(copy)
+            end = store.commit_log.append(message()).end_offset
+        with resources_closed():
+            assert opened(copy).commit_log.max_offset == end
+        shutil.rmtree(copy)
+        if not is_crashed:
+            break
+        crashes += 1
+    assert crashes >= 20
+    # From the first cut store on all are.
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (False, True)
+
+
+def test_after_a_kill_at_any_call_of_a_start_that_completes_a_cut_the_next_one_does(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, starts = template
+    offset = starts[25]
+    cut = rebuilt(root, tmp_path / "rebuilt", end=offset)
+    marked = Path(shutil.copytree(root, tmp_path / "marked"))
+    (marked / "abort").touch()
+    cut_marker.save_cut(marked / "commitlog", offset)
+    crashes = 0
+    while True:
+        copy = Path(shutil.copytree(marked, tmp_path / f"{crashes}"))
+        try:
+            with resources_closed(), CrashingDisk(crashes).in_use():
+                opened(copy)
+        except Crash:
+            assert reopened(copy) == cut
+            shutil.rmtree(copy)
+            crashes += 1
+            continue
+        assert reopened(copy) == cut
+        break
+    assert crashes >= 20
+
+
+def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(
+    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, starts = template
+    offset = next(start for start in starts if start > FILE_BYTES)
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+
+    def clear_some(file: MappedFile, at: int) -> int:
+        # The disk may have any of the pages: a torn record is before valid ones here.
+        file.view[at + 300 : at + 700] = bytes(400)
+        raise Crash
+
+    with resources_closed(), monkeypatch.context() as patch:
+        store = opened(copy)
+        patch.setattr(MappedFile, "clear_from", clear_some)
+        with pytest.raises(Crash):
+            store.cut(offset)
+    assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=offset)
+
+
+def test_a_disk_that_fails_during_a_cut_ends_the_store_and_the_next_start_completes_it(
+    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with resources_closed():
+        store = opened(copy)
+
+        def refuse(_queues: object, _offset: int) -> None:
+            raise StoreError("cannot be cut: Input/output error", path="queue")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("trioha.store.consume_queues.ConsumeQueues.truncate_dirty", refuse)
+            with pytest.raises(
+                StoreError, match=r"the cut cannot be completed: .*the start completes the cut"
+            ):
+                store.cut(starts[9])
+        assert store.commit_log.puts_blocked
+        store.close()
+    assert is_marked(copy)
+    assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=starts[9])
+
+
+def out_of_memory(*_: object, **_options: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "landmarks.Landmarks.cut",
+        "log_files.LogFiles.cut",
+        "dispatch.Dispatcher.cut",
+        "callback before",
+        "callback after",
+    ],
+)
+def test_any_exception_during_a_cut_ends_the_store_and_the_next_start_completes_it(
+    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with resources_closed():
+        store = opened(copy)
+        if step == "callback before":
+            store.commit_log.on_cut(out_of_memory)
+        elif step == "callback after":
+            store.on_cut.add(out_of_memory)
+        with monkeypatch.context() as patch:
+            if "." in step:
+                patch.setattr(f"trioha.store.{step}", out_of_memory)
+            with pytest.raises(StoreError, match="the cut cannot be completed: MemoryError") as raised:
+                store.cut(starts[9])
+        assert raised.value.offset == starts[9]
+        store.close()
+    # Whatever of the cut is done: no start finds the store closed cleanly.
+    assert (copy / "abort").exists()
+    assert is_marked(copy) == (step != "callback after")
+    assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=starts[9])
+
+
+def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(
+    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with resources_closed():
+        store = opened(copy)
+        before = contents(store)
+        with monkeypatch.context() as patch:
+            patch.setattr("trioha.store.commit_log.store_timestamp_ms", out_of_memory)
+            with pytest.raises(MemoryError):
+                store.cut(starts[9])
+        assert not is_marked(copy)
+        assert put(store, 0) >= len(before.log)
+        store.close()
+    assert reopened(copy).log.startswith(before.log)
+
+
+def test_a_start_that_completes_a_cut_drops_epochs_beyond_a_log_that_is_shorter(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, _ = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with resources_closed():
+        store = opened(copy)
+        assert store.epochs is not None
+        end = store.commit_log.max_offset
+        store.epochs.append(len(EPOCHS) + 1, end + 1000)
+        store.release()
+    cut_marker.save_cut(copy / "commitlog", end + 2000)
+    with resources_closed():
+        store = opened(copy)
+        assert store.epochs is not None
+        assert store.commit_log.max_offset == end
+        assert [entry.epoch for entry in store.epochs.entries] == [1, 2, 3, 4, 5]
+
+
+# -- a log that is set aside ---------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, _ = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    store = opened(copy)
+    log = store.commit_log
+    start = log.max_offset
+    for number in range(20):
+        put(store, number)
+    dispatch(store)
+    far_ms = log.last_store_timestamp_ms + 1_000_000
+    store.dispatcher.last_store_timestamp_ms = far_ms
+    log_sync = store.sync_work(start, log.max_offset, store_timestamp_ms=far_ms)
+    queue_sync = store.queue_sync_work()
+    assert queue_sync is not None
+    assert Checkpoint.load(copy / "checkpoint") != Checkpoint()
+    log.archive(copy / "aside")
+    assert Checkpoint.load(copy / "checkpoint") == Checkpoint()
+    # These began before.
+    log_sync()
+    queue_sync()
+    assert Checkpoint.load(copy / "checkpoint") == Checkpoint()
+    put(store, 0)
+    dispatch(store)
+    if (work := store.queue_sync_work()) is not None:
+        work()
+    assert 0 < Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms <= log.last_store_timestamp_ms
+
+
+def test_after_a_power_cut_a_log_that_began_anew_is_checked_from_its_first_record_on(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    """A sector of it that never got on disk is cut: the times of the log before it name no sync of it."""
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    old = log_bytes(opened(Path(shutil.copytree(root, tmp_path / "old"))).commit_log)
+    with resources_closed():
+        store = opened(copy)
+        last_ms = store.commit_log.last_store_timestamp_ms
+        # What the old log had last may be stored long after the records that a new master sends first.
+        later_ms = last_ms + 1_000_000
+        store.sync_work(0, store.commit_log.max_offset, store_timestamp_ms=later_ms)()
+        store.commit_log.archive(copy / "aside")
+        for start, end in pairwise(starts):
+            if end <= FILE_BYTES:
+                store.commit_log.append_records(memoryview(old)[start:end], last_store_timestamp_ms=last_ms)
+        torn, end = starts[4], store.commit_log.max_offset
+        assert end > starts[6]
+        # Not on disk when the power goes.
+        store.commit_log.files[0].view[torn : starts[5]] = bytes(starts[5] - torn)
+        store.release()
+    with resources_closed():
+        assert opened(copy).commit_log.max_offset == torn
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_power_cut_at_any_call_leaves_the_store_uncut_or_cut(
+    tmp_path: Path, template: tuple[Path, list[int]], first: int
+) -> None:
+    """Twice each: with nothing that was not synced, and with any of it."""
+    root, starts = template
+    offset = starts[30]
+    cut = rebuilt(root, tmp_path / "rebuilt", end=offset)
+    chance = random.Random(f"power {first}")
+    crashes = first
+    is_crashed = True
+    while is_crashed:
+        copy = Path(shutil.copytree(root, tmp_path / "store"))
+        images = [tmp_path / "synced", tmp_path / "mixed"]
+        with resources_closed():
+            store = opened(copy, is_slave=True)
+            disk = close_after_test(PowerCutDisk(copy))
+            # Some that was never promised to be on disk.
+            for number in range(RECORDS, RECORDS + 4):
+                put(store, number)
+            dispatch(store)
+            whole = log_bytes(store.commit_log)
+            is_crashed = False
+            with CrashingDisk(crashes, on_sync=disk.synced).in_use():
+                try:
+                    store.cut(offset)
+                except Crash:
+                    is_crashed = True
+            if not is_crashed:
+                # It may be lost, and what it has the place of does not come back.
+                dispatch(store)
+                store.enable_puts()
+                put(store, 31)
+                whole = log_bytes(store.commit_log)
+            disk.image(images[0], is_kept=lambda: False)
+            disk.image(images[1], is_kept=lambda: chance.random() < 0.5)
+        for image in images:
+            must_be_cut = is_marked(image) or not is_crashed
+            after = reopened(image)
+            assert after.log[:offset] == cut.log
+            if after != cut:
+                assert not must_be_cut or not is_crashed
+                assert whole.startswith(after.log)
+                assert after.queues == rebuilt(image, tmp_path / "again", end=len(after.log)).queues
+                shutil.rmtree(tmp_path / "again")
+            shutil.rmtree(image)
+        shutil.rmtree(copy)
+        crashes += 6
+    assert crashes >= 20
+
+
+# -- any history ---------------------------------------------------------------------------------------------
+
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.integers(1, 12)),
+    st.tuples(st.just("cut"), st.floats(0, 1)),
+    st.tuples(st.just("dispatch"), st.integers(1, 5)),
+    st.tuples(st.just("epoch"), st.just(0)),
+    st.tuples(st.just("sync"), st.just(0)),
+    st.tuples(st.just("close"), st.just(0)),
+    st.tuples(st.just("kill"), st.just(0)),
+)
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(STEPS, min_size=3, max_size=14))
+def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from_its_log(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, float]]
+) -> None:
+    root: Path = tmp_path_factory.mktemp("history") / "store"
+    (root / "config").mkdir(parents=True)
+    (root / "config/topics.json").write_text(TOPICS)
+    starts: list[int] = []
+    model = b""
+    with resources_closed():
+        store = opened(root)
+        for name, value in steps:
+            log = store.commit_log
+            if name == "put":
+                dispatch(store)
+                store.enable_puts()
+                starts += [put(store, number % RECORDS) for number in range(int(value))]
+                model = log_bytes(log)
+            elif name == "cut" and starts:
+                offset = starts[round(value * (len(starts) - 1))]
+                store.cut(offset)
+                starts = [start for start in starts if start < offset]
+                model = model[:offset]
+            elif name == "dispatch":
+                store.dispatcher.dispatch(log.max_offset, records_max=int(value))
+            elif name == "epoch":
+                assert store.epochs is not None
+                store.epochs.append(store.epochs.last_epoch + 1, log.max_offset)
+            elif name == "sync":
+                store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+                if (work := store.queue_sync_work()) is not None:
+                    work()
+            elif name in {"close", "kill"}:
+                store.close() if name == "close" else store.release()
+                store = opened(root)
+            assert log_bytes(store.commit_log) == model
+        dispatch(store)
+        found = contents(store)
+    assert reopened(root) == found
+    assert all(entry.start_offset <= len(model) for entry in found.epochs)
+    anew = rebuilt(root, root.with_name("again"), end=len(model))
+    assert evolve(found, epochs=()) == evolve(anew, epochs=())

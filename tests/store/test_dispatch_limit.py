@@ -1,0 +1,216 @@
+"""Queues and index are built up to the confirm offset (controller mode), which a watermark has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.store.support import message, open_store
+from trioha.store.dispatch_service import GATHER_S, DispatchService
+from trioha.store.message_store import MessageStore
+from trioha.watermark import Watermark
+
+
+async def at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def put(store: MessageStore, count: int) -> list[int]:
+    """Store messages; returns the end of each."""
+    return [store.commit_log.append(message(bytes([number]) * 50)).end_offset for number in range(count)]
+
+
+def dispatched(store: MessageStore) -> int:
+    return store.reads.max_offset("Orders", 0)
+
+
+def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    ends = put(store, 5)
+    limit = Watermark(ends[1] + 7)
+    store.limit_dispatch(limit)
+    assert store.dispatcher.dispatch(ends[-1]) == 2
+    assert (store.dispatcher.position, dispatched(store), store.dispatcher.faults) == (ends[1], 2, 0)
+    assert store.dispatcher.dispatch(ends[-1]) == 0
+    limit.advance(ends[3])
+    assert store.dispatcher.dispatch(ends[2]) == 1
+    assert store.dispatcher.dispatch(ends[-1]) == 1
+    # What consumers have seen stays, and so do its entries.
+    limit.lower(ends[0])
+    assert store.dispatcher.dispatch(ends[-1]) == 0
+    assert dispatched(store) == 4
+    store.limit_dispatch(None)
+    assert store.dispatcher.dispatch(ends[-1]) == 1
+    assert dispatched(store) == 5
+
+
+async def test_a_limit_that_moves_wakes_the_dispatch_service(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = open_store(tmp_path)
+    limit = Watermark(0)
+    store.limit_dispatch(limit)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    ends = put(store, 6)
+    await trio.sleep(10)
+    assert dispatched(store) == 0
+    for number, end in enumerate(ends[:4]):
+        started_s = trio.current_time()
+        # Half of the next record is confirmed, too: that is not waited for, and does not end the waiting.
+        limit.advance(end + 5)
+        assert await store.dispatcher.dispatched.reached(end)
+        assert trio.current_time() - started_s <= GATHER_S
+        assert dispatched(store) == number + 1
+        await trio.sleep(3)
+    # Above the log's end it has no effect.
+    limit.advance(ends[-1] + 10_000)
+    await store.dispatcher.dispatched.reached(ends[-1])
+    started_s = trio.current_time()
+    (end,) = put(store, 1)
+    await store.dispatcher.dispatched.reached(end)
+    assert trio.current_time() - started_s <= GATHER_S
+    assert dispatched(store) == 7
+
+
+@pytest.mark.parametrize("how", ["cut", "set aside"])
+async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    store = open_store(tmp_path)
+    ends = put(store, 6)
+    store.limit_dispatch(Watermark(ends[4]))
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(10)
+    assert store.dispatcher.position == ends[4]
+    # Dispatch waits for the limit, since the log has more.
+    if how == "cut":
+        store.cut(ends[1])
+    else:
+        store.commit_log.archive(tmp_path / "aside")
+    await trio.sleep(10)
+    end = put(store, 1)[0]
+    assert end < ends[4]
+    await trio.sleep(10)
+    assert store.dispatcher.position == end
+
+
+async def test_the_dispatch_service_does_not_poll_for_the_limit(
+    tmp_path: Path,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = open_store(tmp_path)
+    ends = put(store, 3)
+    limit = Watermark(ends[0] + 1)
+    store.limit_dispatch(limit)
+    # As on a node that was slave: puts are enabled when all is dispatched, which here it is not.
+    store.commit_log.puts_blocked = True
+    calls = []
+    real = store.dispatcher.dispatch
+
+    def counted(*arguments: Any, **options: Any) -> int:
+        calls.append(arguments)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(store.dispatcher, "dispatch", counted)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(5)
+    before = len(calls)
+    await trio.sleep(3600)
+    assert len(calls) == before
+    limit.advance(ends[-1])
+    await store.dispatcher.dispatched.reached(ends[-1])
+    assert not store.commit_log.puts_blocked
+
+
+@pytest.mark.parametrize("after", [None, "another"])
+async def test_another_limit_takes_effect_at_once(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, after: str | None
+) -> None:
+    store = open_store(tmp_path)
+    ends = put(store, 3)
+    store.limit_dispatch(Watermark(ends[0]))
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(5)
+    started_s = trio.current_time()
+    store.limit_dispatch(None if after is None else Watermark(ends[2]))
+    await store.dispatcher.dispatched.reached(ends[2])
+    assert trio.current_time() - started_s <= GATHER_S
+
+
+async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch_up(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = open_store(tmp_path)
+    limit = Watermark(0)
+    store.limit_dispatch(limit)
+    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+    ends = put(store, 4)
+    for flushed, confirmed, expected in ((1, 0, 0), (1, 2, 1), (3, 2, 2), (4, 2, 2), (4, 4, 4)):
+        store.commit_log.flushed.advance(ends[flushed - 1])
+        limit.advance(ends[confirmed - 1] if confirmed else 0)
+        await trio.sleep(1)
+        assert dispatched(store) == expected
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_checkpoint(
+    tmp_path: Path, is_clean: bool
+) -> None:
+    """RocketMQ's testBuildConsumeQueueNotExceedConfirmOffset."""
+    store = open_store(tmp_path, dispatch_to_confirmed=True)
+    ends = put(store, 5)
+    store.confirm_offset = lambda: ends[2]
+    store.limit_dispatch(Watermark(ends[2]))
+    if is_clean:
+        store.close()
+        assert not (tmp_path / "abort").exists()
+    else:
+        store._save_checkpoint(store._cuts)
+        store.release()
+    again = open_store(tmp_path, dispatch_to_confirmed=True)
+    assert (dispatched(again), again.dispatcher.position) == (3, ends[2])
+    # It has no role yet: a put would get a queue offset that a record has already.
+    assert again.commit_log.puts_blocked
+    again.limit_dispatch(Watermark(ends[4]))
+    again.dispatcher.dispatch(ends[4])
+    again.enable_puts()
+    assert dispatched(again) == 5
+    assert again.commit_log.append(message()).queue_offset == 5
+    again.close()
+
+
+def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_path: Path) -> None:
+    store = open_store(tmp_path, dispatch_to_confirmed=True)
+    ends = put(store, 5)
+    store.confirm_offset = lambda: ends[2]
+    store.close()
+    waiting = open_store(tmp_path, dispatch_to_confirmed=True)
+    waiting._save_checkpoint(waiting._cuts)
+    assert (waiting.last_confirm_offset, waiting.confirm_offset()) == (ends[2], ends[2])
+    waiting.close()
+    again = open_store(tmp_path, dispatch_to_confirmed=True)
+    assert again.last_confirm_offset == ends[2]
+    again.close()
+
+
+async def test_the_dispatch_service_goes_on_after_a_cut(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = open_store(tmp_path)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    ends = put(store, 6)
+    await store.dispatcher.dispatched.reached(ends[-1])
+    store.cut(ends[2])
+    assert dispatched(store) == 3
+    await trio.sleep(2)
+    result = store.commit_log.append(message())
+    assert (result.physical_offset, result.queue_offset) == (ends[2], 3)
+    await store.dispatcher.dispatched.reached(result.end_offset)
+    assert dispatched(store) == 4

@@ -1,0 +1,59 @@
+"""Stores that go on in another role, and what parts of a node attach to them."""
+
+from attrs import evolve
+
+from tests.store.support import message, open_store
+from trioha.store.dispatch_settings import DispatchSettings
+
+
+def test_a_slaves_store_goes_on_as_a_masters_with_the_next_queue_offsets(tmp_path):
+    master = open_store(tmp_path / "master")
+    for number in range(5):
+        master.commit_log.append(message(b"%d" % number))
+    data = bytes(master.commit_log.read(0, master.commit_log.max_offset))
+    slave = open_store(tmp_path / "slave", dispatch=DispatchSettings(is_slave=True))
+    slave.commit_log.append_records(memoryview(data), last_store_timestamp_ms=0)
+    assert slave.dispatcher.position == 0
+    slave.take_role(is_slave=False, check_crc=False)
+    assert slave.dispatcher.position == slave.commit_log.max_offset == len(data)
+    assert not slave.commit_log.puts_blocked
+    assert slave.commit_log.append(message(b"next")).queue_offset == 5
+    assert not slave.dispatcher.settings.is_slave
+
+
+def test_a_masters_store_goes_on_as_a_slaves_which_checks_what_it_dispatches(tmp_path):
+    store = open_store(tmp_path / "store")
+    store.commit_log.append(message(b"first"))
+    data = bytearray(store.commit_log.read(0, store.commit_log.max_offset))
+    settings = store.dispatcher.settings
+    store.take_role(is_slave=True, check_crc=True)
+    assert store.dispatcher.settings == evolve(settings, is_slave=True, check_crc=True)
+    assert store.settings.dispatch == store.dispatcher.settings
+    # A damaged body, which only the check finds.
+    other = open_store(tmp_path / "other", dispatch=DispatchSettings(is_slave=True))
+    data[data.index(b"first")] ^= 1
+    other.commit_log.append_records(memoryview(data), last_store_timestamp_ms=0)
+    other.take_role(is_slave=True, check_crc=True)
+    other.dispatcher.dispatch(len(data))
+    assert other.dispatcher.last_fault is not None
+
+
+def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
+    store = open_store(tmp_path / "store")
+    called = []
+    dispatcher, log = store.dispatcher, store.commit_log
+    dispatcher.on_written.append(lambda _queues: called.append("always"))
+    with store.attachments():
+        dispatcher.on_written.append(lambda _queues: called.append("role"))
+        dispatcher.is_awaited = lambda: True
+        store.confirm_offset = lambda: 42
+        log.append(message())
+        dispatcher.dispatch(log.max_offset)
+        assert called == ["always", "role"]
+    called.clear()
+    log.append(message())
+    dispatcher.dispatch(log.max_offset)
+    assert called == ["always"]
+    assert not dispatcher.is_awaited()
+    # Nothing computes it any more, but the checkpoint must not lose it.
+    assert store.confirm_offset() == 42

@@ -1,0 +1,34 @@
+"""Callbacks of parts that may end before the store does: a node's rooms end with its role."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Callbacks(Generic[P]):
+    """Calls all callbacks, in the order in which they came.
+
+    A bound method does not keep its object: a part that has ended and is collected is called no more.
+    """
+
+    def __init__(self) -> None:
+        self._references: list[Callable[[], Callable[P, object] | None]] = []
+
+    def add(self, callback: Callable[P, object]) -> None:
+        """Call `callback`, too, from now on."""
+        self._references = [reference for reference in self._references if reference() is not None]
+        if isinstance(callback, MethodType):
+            self._references.append(weakref.WeakMethod(callback))
+        else:
+            self._references.append(lambda: callback)
+
+    def __call__(self, *arguments: P.args, **options: P.kwargs) -> None:
+        """Call all of them."""
+        for reference in self._references:
+            if (callback := reference()) is not None:
+                callback(*arguments, **options)
