@@ -171,6 +171,12 @@ def test_changes_of_topics_groups_and_configuration_need_an_admin(code: int) -> 
     )
 
 
+def test_notices_of_controllers_need_no_account() -> None:
+    """RocketMQ's controllers do not sign, and a notice is only a reason to ask the leading one."""
+    notice = with_fields(RequestCode.NOTIFY_BROKER_ROLE_CHANGED)
+    assert ask(control(), notice, "192.0.2.1").code == ResponseCode.SUCCESS
+
+
 def test_addresses_of_white_lists_need_no_signature() -> None:
     acl = control()
     unsigned = send("Orders")

@@ -81,6 +81,7 @@ class Master:
             warnings=(),
             retention=room.retention,
             config_file=ConfigFile(path),
+            handlers={},
         )
         self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
 

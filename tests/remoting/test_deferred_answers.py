@@ -18,7 +18,7 @@ from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server import Peer, RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUESTS_PER_TURN
 
 
@@ -216,6 +216,22 @@ async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody() -> None:
             await trio.sleep(0.001)
     assert server.statistics.broken_connections == 1
     assert server.statistics.bugs == 0
+
+
+async def test_an_answer_for_a_peer_that_is_gone_ends_a_connection_that_reads_nothing_meanwhile() -> None:
+    answers = Answers()
+    server = RemotingServer(answers, limits=ServerLimits(in_flight_max=1))
+    async with connected(server) as (stream, _):
+        await stream.send_all(ask(1) + ask(2))
+        await until_asked(answers, 1)
+        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        stream.socket.close()
+        answers[0].come()
+        while server.statistics.connections_open:  # noqa: ASYNC110 - counters have no event
+            await trio.sleep(0.001)
+    assert len(answers) == 1
+    assert (server.statistics.broken_connections, server.statistics.bugs) == (1, 0)
+    assert server.statistics.held_bytes == 0
 
 
 async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_other_task(

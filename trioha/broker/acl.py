@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from trioha.broker.acl_resources import ADMIN_CODES, needs_of
+from trioha.broker.acl_resources import ADMIN_CODES, OPEN_CODES, needs_of
 from trioha.broker.acl_rules import AclRules
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
@@ -80,7 +80,7 @@ class AccessControl:
     def check(self, request: RemotingCommand, peer: Peer) -> None:
         """Return if the request is allowed. Raises BadRequestError."""
         host = peer.address.host
-        if self._is_white(host):
+        if request.code in OPEN_CODES or self._is_white(host):
             return
         access_key = request.ext_fields.get(ACCESS_KEY)
         if access_key is None:

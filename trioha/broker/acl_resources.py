@@ -28,6 +28,9 @@ ADMIN_CODES: Final = frozenset(
     )
 )
 """Requests that only an admin may send."""
+OPEN_CODES: Final = frozenset((RequestCode.NOTIFY_BROKER_ROLE_CHANGED,))
+"""Requests that need no account: RocketMQ's controllers do not sign, and their notice is not believed but
+checked with the leading one."""
 
 
 def needs_of(request: RemotingCommand) -> Iterator[Need]:

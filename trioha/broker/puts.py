@@ -76,6 +76,8 @@ class PutService:
         self._sink = sink
         self.is_slave = is_slave
         """Whether every put is refused."""
+        self._refusal: str | None = "this broker is a slave" if is_slave else None
+        """Why every put is refused; None if it is not."""
         self.on_stored: OnStored = _not_counted
         """Called for each put that was stored."""
         self._request_ids = count(1)
@@ -85,6 +87,10 @@ class PutService:
         self._bytes = 0
         self._midnights = MidnightTotals(local_date())
         self._rates = RateWindows(trio.current_time())
+
+    def refuse_all(self, reason: str) -> None:
+        """Store nothing more: the broker is about to have another role."""
+        self._refusal = reason
 
     def put(
         self, message: Message | MessageBatch, *, wait_store_ok: bool
@@ -115,8 +121,8 @@ class PutService:
 
     def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:
         """The result of the append, and the number of the put; 0 if nothing was stored. Records no event."""
-        if self.is_slave:
-            appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
+        if self._refusal is not None:
+            appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=self._refusal)
         elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
             appended = AppendResult(refusal)
         elif isinstance(message, MessageBatch):

@@ -122,21 +122,23 @@ class RemotingServer:
         gate: Gate | None = None,
         task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen and serve; `started` gives the `(host, port)` pairs of the listeners.
+        """Listen and serve, as `open_listeners` and `serve_listeners` do. Raises ConfigError if it cannot
+        listen on the address."""
+        listeners = await open_listeners(host, port, vip_port=vip_port)
+        await self.serve_listeners(listeners, gate=gate, task_status=task_status)
 
-        `host` None is all interfaces, `port` 0 a free port; with `vip_port` it listens there, too, with the
-        same limits, and the pairs of `port` come first. Connections are accepted only while `gate` is open.
-        Returns when accepting was stopped and the last connection has ended. Raises ConfigError if it
-        cannot listen on the address.
+    async def serve_listeners(
+        self,
+        listeners: Sequence[trio.SocketListener],
+        *,
+        gate: Gate | None = None,
+        task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve on `listeners`, and close them; `started` gives their `(host, port)` pairs.
+
+        Connections are accepted only while `gate` is open. Returns when accepting was stopped and the last
+        connection has ended.
         """
-        listeners = await _listeners(host, port)
-        if vip_port is not None:
-            try:
-                listeners += await _listeners(host, vip_port, of=", the VIP port")
-            except BaseException:
-                for listener in listeners:
-                    listener.socket.close()
-                raise
         self._accepting_ended = trio.Event()
         async with trio.open_nursery() as connections:
             try:
@@ -264,6 +266,25 @@ class RemotingServer:
                 self._openings.remove(opening)
                 self._one_less.set()
         return None if self._is_draining else opened
+
+
+async def open_listeners(
+    host: str | None, port: int, *, vip_port: int | None = None
+) -> list[trio.SocketListener]:
+    """Listeners for clients, for `RemotingServer.serve_listeners`.
+
+    `host` None is all interfaces, `port` 0 a free port; with `vip_port` there are listeners for it, too,
+    after those of `port`. Raises ConfigError if the system refuses one.
+    """
+    listeners = await _listeners(host, port)
+    if vip_port is not None:
+        try:
+            listeners += await _listeners(host, vip_port, of=", the VIP port")
+        except BaseException:
+            for listener in listeners:
+                listener.socket.close()
+            raise
+    return listeners
 
 
 async def _listeners(host: str | None, port: int, *, of: str = "") -> list[trio.SocketListener]:

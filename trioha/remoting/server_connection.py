@@ -376,8 +376,10 @@ class ServerConnection:
         try:
             self._end_turn()
         except trio.BrokenResourceError:
-            # The reader finds the end of the stream.
+            # The reader finds the end of the stream, unless it waits until less is in flight: then the writer
+            # does.
             self._end(is_broken=True)
+            self._outbox_filled.set()
         except Exception as error:  # noqa: BLE001 - the border of a connection, called from another task
             self._border.report(error, str(self.peer))
             self.cut()

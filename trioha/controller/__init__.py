@@ -1,0 +1,1 @@
+"""A broker's side of RocketMQ's controller mode: its id, its registration, its role."""

@@ -1,0 +1,623 @@
+"""The broker's agent at the controllers: takes an id, registers, is elected or follows (spec ha 5.7, 5.8).
+
+Theory of operation. A broker of controller mode does not choose its role. The agent does, step by step, what
+gives it one, and then asks again and again whether it is still the same. Each step is one request to the
+leading controller (`ControllerLinks`), and each can be repeated: a step whose answer was lost is taken again,
+from the same state.
+
+| state | request | answer | next state |
+|---|---|---|---|
+| NO_ID | 1012 | an id; its application is put on disk | APPLYING |
+| APPLYING | 1013 | granted; the id is put on disk | REGISTERING |
+| | | 2014, another broker has it; the application is removed | NO_ID |
+| REGISTERING | 1003 | a master | FOLLOWING, with a role |
+| | | no master | ELECTING |
+| ELECTING | 904, then 1002 | a master: this broker or another | FOLLOWING, with a role |
+| | | refused, as nobody may be elected now | FOLLOWING, asked again after 1 s |
+| FOLLOWING | 1004 each `metadata_period_s`, and at once after a notice (1008) | a master | FOLLOWING |
+| | | no master | ELECTING |
+| | | 2008 or 2010, the controllers do not know this broker | REGISTERING |
+| any | any | not answered, or 2007 | the same state, with the next leader |
+| any | any | refused otherwise | the same state, after 1 s |
+
+Beside these steps a master proposes sync-state sets (1001), in any state. Some codes say that the set was not
+and will not be accepted (`_DECISIVE`). With all others, as without an answer, it may have been: a controller
+that gives up waiting for the consensus of its group (2015, SYSTEM_ERROR) may still get it.
+
+Notices are no decisions: anybody can send a request to a broker's port. A notice that is later than the role
+makes the agent ask the leader at once, but not more often than each `NOTICE_PERIOD_S`, and the role comes
+from its answer alone.
+
+While no controller leads, the broker keeps its role: RocketMQ's brokers do, too. A master goes on to take
+writes. It cannot change its sync-state set then: if a member leaves it, puts that wait for the whole set time
+out, and that is what keeps a master that was replaced from confirming a message that its successor lacks.
+
+Invariants: an id on disk never changes; the role changes by the rules of `trioha.controller.role` only; a
+request that names this broker's id is sent only after the id is on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+from attrs import frozen
+
+from trioha.controller import protocol
+from trioha.controller.identity import Application, IdentityFiles
+from trioha.controller.links import (
+    SEARCH_PERIOD_S,
+    Connect,
+    ControllerLinks,
+    Link,
+    LinkStatus,
+    connect_to_controller,
+)
+from trioha.controller.protocol import ElectedGroup, HeaderFields, MemberSet, to_request
+from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
+from trioha.errors import PeerError, RemoteProtocolError
+from trioha.ha.state_changes import StateChanges, Subscription
+from trioha.remoting.codes import ResponseCode, response_code_name
+from trioha.remoting.command import RemotingCommand
+
+log = structlog.get_logger(__name__)
+
+RETRY_PERIOD_S: Final = 1.0
+"""Before a step that was refused is taken again. RocketMQ: 5 s."""
+NOTICE_PERIOD_S: Final = 0.1
+"""Between two steps, at least, however many notices come."""
+_UNKNOWN_BROKER: Final = frozenset(
+    (
+        ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+        ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+    )
+)
+_DECISIVE: Final = frozenset(
+    (
+        ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+        ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+        ResponseCode.CONTROLLER_INVALID_MASTER,
+        ResponseCode.CONTROLLER_INVALID_REPLICAS,
+        ResponseCode.CONTROLLER_INVALID_REQUEST,
+        ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+        ResponseCode.CONTROLLER_NOT_LEADER,
+        ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+        ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+        ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+    )
+)
+"""Codes by which controllers refuse a sync-state set for good."""
+
+RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class AgentState(Enum):
+    """The next step of an agent."""
+
+    NO_ID = "no id"
+    APPLYING = "applying for an id"
+    REGISTERING = "registering"
+    ELECTING = "asking for an election"
+    FOLLOWING = "following"
+
+
+@frozen(kw_only=True)
+class Offsets:
+    """What heartbeats say of this broker's log."""
+
+    epoch: int
+    """Last epoch of the log; -1 before the first."""
+    max_offset: int
+    confirm_offset: int
+
+
+@frozen(kw_only=True)
+class SetDecision:
+    """A sync-state set of the controllers."""
+
+    members: frozenset[int]
+    """Broker ids."""
+    set_epoch: int
+    """Grows with each change of the set."""
+    is_confirmed: bool
+    """Whether the leader said so after it was asked for a proposal; otherwise it is the last known set."""
+
+
+@frozen(kw_only=True)
+class AgentSettings:
+    """How one broker takes part in its group. Periods and timeouts are RocketMQ's defaults."""
+
+    controllers: tuple[str, ...]
+    """controllerAddr: `host:port` of each."""
+    cluster_name: str
+    broker_name: str
+    broker_address: str
+    """`host:port` for clients and for notices of the controllers."""
+    identity_path: Path
+    """storePathBrokerIdentity."""
+    metadata_period_s: float = 5.0
+    """syncBrokerMetadataPeriod."""
+    leader_period_s: float = 10.0
+    """syncControllerMetadataPeriod."""
+    heartbeat_period_s: float = 1.0
+    """brokerHeartbeatInterval."""
+    heartbeat_timeout_ms: int = 10_000
+    """controllerHeartBeatTimeoutMills: the controllers take a broker that is silent for so long for dead."""
+    election_priority: int = 2**31 - 1
+    """brokerElectionPriority: among equal candidates the lowest is elected."""
+    request_timeout_s: float = 3.0
+
+
+@frozen(kw_only=True)
+class AgentStatus:
+    """An agent at one moment."""
+
+    state: AgentState
+    broker_id: int | None
+    """None before the first id."""
+    role: Role | None
+    leader: str | None
+    """`host:port` of the leading controller; None while this broker works alone."""
+    controllers: tuple[LinkStatus, ...]
+    refusal: str | None
+    """Why the last step was refused; None if it was not."""
+    heartbeats: int
+    """Sent to all controllers together."""
+    notices: int
+    """Received from controllers, or from others."""
+    stale_decisions: int
+    """Older than the role."""
+    contradictory_decisions: int
+    """With another master for the role's epoch: a fault of the controllers."""
+
+
+class _RefusedError(Exception):
+    """A controller answered with an error code."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        self.code = code
+        super().__init__(f"{response_code_name(code)}: {remark[:200]}")
+
+
+class ControllerAgent:
+    """Gives one broker its role; made by `open`."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        files: IdentityFiles,
+        *,
+        offsets: Callable[[], Offsets],
+        connect: Connect = connect_to_controller,
+        run_blocking: RunBlocking = trio.to_thread.run_sync,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """`offsets` says what heartbeats say; `clock_ms` is the wall clock."""
+        self._settings = settings
+        self._files = files
+        self._offsets = offsets
+        self._run_blocking = run_blocking
+        self._clock_ms = clock_ms
+        self._tracker: RoleTracker | None = None
+        self._changes: StateChanges[Role] = StateChanges()
+        self._hurry = trio.Event()
+        self._notices = 0
+        self._refusal: str | None = None
+        self._reported: object = None
+        """The refusal that was logged last: each is logged once."""
+        self._contradiction: MasterDecision | None = None
+        """Likewise."""
+        self._links = ControllerLinks(
+            settings.controllers,
+            leader_period_s=settings.leader_period_s,
+            heartbeat_period_s=settings.heartbeat_period_s,
+            timeout_s=settings.request_timeout_s,
+            heartbeat=self._heartbeat,
+            describe=self._describe,
+            connect=connect,
+        )
+        if files.broker_id is not None:
+            self._have_id(files.broker_id)
+            self._state = AgentState.REGISTERING
+        else:
+            self._state = AgentState.NO_ID if files.application is None else AgentState.APPLYING
+
+    @classmethod
+    def open(
+        cls,
+        settings: AgentSettings,
+        *,
+        offsets: Callable[[], Offsets],
+        connect: Connect = connect_to_controller,
+    ) -> ControllerAgent:
+        """An agent with the identity on disk. Blocks. Raises StoreError for one that cannot be used."""
+        files = IdentityFiles.open(
+            settings.identity_path, cluster_name=settings.cluster_name, broker_name=settings.broker_name
+        )
+        return cls(settings, files, offsets=offsets, connect=connect)
+
+    @property
+    def role(self) -> Role | None:
+        """None until the controllers gave one to this start of the broker."""
+        return None if self._tracker is None else self._tracker.role
+
+    @property
+    def broker_id(self) -> int | None:
+        """The id on disk."""
+        return self._files.broker_id
+
+    @property
+    def leader(self) -> str | None:
+        """`host:port` of the leading controller; None while this broker works alone."""
+        return None if (link := self._links.leader) is None else link.address
+
+    def changes(self) -> AbstractContextManager[Subscription[Role]]:
+        """Every role from now on, also those with another set or address only: `with ... as roles`."""
+        return self._changes.subscribe()
+
+    def status(self) -> AgentStatus:
+        """The agent now."""
+        tracker = self._tracker
+        return AgentStatus(
+            state=self._state,
+            broker_id=self.broker_id,
+            role=self.role,
+            leader=self.leader,
+            controllers=self._links.status(),
+            refusal=self._refusal,
+            heartbeats=self._links.heartbeats,
+            notices=self._notices,
+            stale_decisions=0 if tracker is None else tracker.stale,
+            contradictory_decisions=0 if tracker is None else tracker.contradictions,
+        )
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take part in the group until cancelled. Raises StoreError if the identity cannot be written."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._links.run)
+            task_status.started()
+            await self._take_steps()
+
+    def role_changed(self, ext_fields: Mapping[str, str], body: bytes | memoryview) -> None:
+        """Take a notice of a controller (1008): one that is later than the role is checked with the leader.
+
+        Raises RemoteProtocolError for one that does not read.
+        """
+        notice = protocol.RoleNotice.of(ext_fields)
+        members = MemberSet.of_body(body)
+        self._notices += 1
+        role = self.role
+        later = (notice.master_epoch or 0, max(members.epoch, notice.set_epoch or 0))
+        if role is None or later > (role.epoch, role.sync_state_set_epoch):
+            self._hurry.set()
+
+    async def alter_sync_state_set(
+        self, members: frozenset[int], known_epoch: int, *, master_epoch: int
+    ) -> SetDecision | None:
+        """Propose a set in place of the one of `known_epoch`; the set that the controllers have afterwards.
+
+        If they accept, it is the proposed one, and part of the role. If they refuse, it is what the leader
+        answers when asked for it after the refusal. If nothing was sent since no controller leads, or the
+        leader does not answer that question, it is the set of the role, and not confirmed.
+
+        None if the proposal may have been accepted: it was sent, and no answer came, or none that decides.
+        Also None if this broker is not the master of `master_epoch`, or is not any more: its role has the set
+        of another master then.
+        """
+        role, link = self.role, self._links.leader
+        if role is None or not self._is_master_of(master_epoch):
+            return None
+        if link is None or not link.is_connected:
+            return self._known_set(master_epoch, is_confirmed=False)
+        fields = protocol.AlterSetRequest(
+            broker_name=self._settings.broker_name,
+            master_id=role.broker_id,
+            master_epoch=role.epoch,
+            invoke_time_ms=self._clock_ms(),
+        )
+        try:
+            answer = await self._request(link, fields, body=MemberSet(members, known_epoch).to_body())
+            altered = protocol.AlteredSet.of(answer.ext_fields)
+            accepted = MemberSet.of_body(answer.body)
+            if altered.new_set_epoch <= known_epoch or role.broker_id not in accepted.members:
+                raise RemoteProtocolError(
+                    f"accepted the set {sorted(accepted.members)} with epoch {altered.new_set_epoch}, "
+                    f"asked by broker {role.broker_id} for one after epoch {known_epoch}"
+                )
+        except (PeerError, RemoteProtocolError) as error:
+            self._links.lose(link, str(error))
+            return None
+        except _RefusedError as refused:
+            log.info("sync-state set refused", members=sorted(members), reason=str(refused))
+            self._lose_if_it_follows(link, refused)
+            if refused.code not in _DECISIVE:
+                return None
+            return await self._set_after_refusal(link, master_epoch)
+        self._apply(
+            MasterDecision(
+                epoch=role.epoch,
+                master_id=role.master_id,
+                master_address=role.master_address,
+                members=accepted.members,
+                set_epoch=altered.new_set_epoch,
+            )
+        )
+        return self._known_set(master_epoch, is_confirmed=True)
+
+    async def _set_after_refusal(self, link: Link, master_epoch: int) -> SetDecision | None:
+        """The set that the leader has; the known one, not confirmed, if it cannot be asked."""
+        is_confirmed = False
+        if link is self._links.leader:
+            try:
+                is_confirmed = (await self._follow(link)).is_role
+            except (PeerError, RemoteProtocolError) as error:
+                self._links.lose(link, str(error))
+            except _RefusedError as refused:
+                self._refuse(link, refused)
+            if self._state is not AgentState.FOLLOWING:
+                self._hurry.set()
+        return self._known_set(master_epoch, is_confirmed=is_confirmed)
+
+    def _known_set(self, master_epoch: int, *, is_confirmed: bool) -> SetDecision | None:
+        """The set of the role; None if that is not the master's role of `master_epoch`."""
+        role = self.role
+        if role is None or not self._is_master_of(master_epoch):
+            return None
+        return SetDecision(
+            members=role.sync_state_set, set_epoch=role.sync_state_set_epoch, is_confirmed=is_confirmed
+        )
+
+    def _is_master_of(self, epoch: int) -> bool:
+        role = self.role
+        return role is not None and role.is_master and role.epoch == epoch
+
+    async def _take_steps(self) -> None:
+        while True:
+            link = await self._links.wait_leader()
+            self._hurry = trio.Event()
+            pause_s = 0.0
+            asked_s = trio.current_time()
+            try:
+                pause_s = await self._step(link)
+                self._refusal = self._reported = None
+            except PeerError as error:
+                self._links.lose(link, error.reason)
+            except RemoteProtocolError as error:
+                self._links.lose(link, str(error))
+                pause_s = SEARCH_PERIOD_S
+            except _RefusedError as refused:
+                self._refuse(link, refused)
+                pause_s = RETRY_PERIOD_S
+            with trio.move_on_after(pause_s):
+                await self._hurry.wait()
+                await trio.sleep_until(asked_s + NOTICE_PERIOD_S)
+
+    async def _step(self, link: Link) -> float:
+        """Take the step of the current state; seconds until the next one.
+
+        Raises PeerError for no answer, _RefusedError for an error code, RemoteProtocolError for nonsense.
+        """
+        match self._state:
+            case AgentState.NO_ID:
+                await self._choose_id(link)
+            case AgentState.APPLYING:
+                await self._apply_for_id(link)
+            case AgentState.REGISTERING:
+                await self._register(link)
+            case AgentState.ELECTING:
+                await self._elect(link)
+            case AgentState.FOLLOWING:
+                await self._follow(link)
+        return self._settings.metadata_period_s if self._state is AgentState.FOLLOWING else 0.0
+
+    async def _choose_id(self, link: Link) -> None:
+        settings = self._settings
+        answer = await self._request(
+            link,
+            protocol.NextBrokerIdRequest(
+                cluster_name=settings.cluster_name, broker_name=settings.broker_name
+            ),
+        )
+        application = Application(
+            broker_id=protocol.NextBrokerId.of(answer.ext_fields).next_broker_id,
+            check_code=f"{settings.broker_address};{self._clock_ms()}",
+        )
+        await self._run_blocking(partial(self._files.apply_for, application))
+        self._state = AgentState.APPLYING
+
+    async def _apply_for_id(self, link: Link) -> None:
+        application = self._files.application
+        assert application is not None, "the state has an application"
+        try:
+            await self._request(
+                link,
+                protocol.ApplyBrokerIdRequest(
+                    cluster_name=self._settings.cluster_name,
+                    broker_name=self._settings.broker_name,
+                    applied_broker_id=application.broker_id,
+                    register_check_code=application.check_code,
+                ),
+            )
+        except _RefusedError as refused:
+            if refused.code != ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                raise
+            log.info("another broker has the id", broker_id=application.broker_id)
+            await self._run_blocking(self._files.drop_application)
+            self._state = AgentState.NO_ID
+            return
+        broker_id: int = await self._run_blocking(self._files.grant)
+        log.info("id from the controllers", broker_id=broker_id, broker_name=self._settings.broker_name)
+        self._have_id(broker_id)
+        self._state = AgentState.REGISTERING
+
+    def _have_id(self, broker_id: int) -> None:
+        self._tracker = RoleTracker(broker_id, epoch_min=self._offsets().epoch)
+
+    async def _register(self, link: Link) -> None:
+        settings = self._settings
+        answer = await self._request(
+            link,
+            protocol.RegisterRequest(
+                cluster_name=settings.cluster_name,
+                broker_name=settings.broker_name,
+                broker_id=self._own_id(),
+                broker_address=settings.broker_address,
+                invoke_time_ms=self._clock_ms(),
+            ),
+        )
+        fields, members = protocol.Registered.of(answer.ext_fields), MemberSet.of_body(answer.body)
+        self._links.send_heartbeats()
+        self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
+
+    async def _elect(self, link: Link) -> None:
+        settings = self._settings
+        # An election is among living brokers.
+        self._links.send_heartbeats()
+        self._state = AgentState.FOLLOWING
+        answer = await self._request(
+            link,
+            protocol.ElectRequest(
+                cluster_name=settings.cluster_name,
+                broker_name=settings.broker_name,
+                broker_id=self._own_id(),
+                invoke_time_ms=self._clock_ms(),
+            ),
+            accepted=(ResponseCode.CONTROLLER_MASTER_STILL_EXIST,),
+        )
+        fields, group = protocol.Elected.of(answer.ext_fields), ElectedGroup.of_body(answer.body)
+        if fields.master_id is None:
+            raise _RefusedError(answer.code, "no master was elected")
+        members = MemberSet(group.members, fields.set_epoch or 0)
+        self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
+
+    async def _follow(self, link: Link) -> Outcome:
+        try:
+            answer = await self._request(
+                link, protocol.ReplicaInfoRequest(broker_name=self._settings.broker_name)
+            )
+        except _RefusedError as refused:
+            if refused.code in _UNKNOWN_BROKER:
+                self._state = AgentState.REGISTERING
+            raise
+        fields, members = protocol.ReplicaInfo.of(answer.ext_fields), MemberSet.of_body(answer.body)
+        return self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
+
+    def _decide(
+        self, master_id: int | None, address: str | None, epoch: int | None, members: MemberSet
+    ) -> Outcome:
+        """Apply what the leader answered, and go to the next state. Raises _RefusedError for the past."""
+        tracker = self._tracker
+        assert tracker is not None, "a broker without an id has no role"
+        if epoch is None:
+            epoch = tracker.epoch if master_id is None else 0
+        outcome = self._apply(
+            MasterDecision(
+                epoch=epoch,
+                # RocketMQ's controllers may also write -1, or a master without an address.
+                master_id=master_id if master_id is not None and master_id > 0 and address else None,
+                master_address=address,
+                members=members.members,
+                set_epoch=members.epoch,
+            )
+        )
+        self._state = AgentState.ELECTING if outcome is Outcome.NO_MASTER else AgentState.FOLLOWING
+        if outcome is Outcome.STALE and epoch < tracker.epoch:
+            raise _RefusedError(
+                ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+                f"the controllers are at epoch {epoch}, this broker is at {tracker.epoch}: "
+                "their state is older than its log",
+            )
+        return outcome
+
+    def _apply(self, decision: MasterDecision) -> Outcome:
+        tracker = self._tracker
+        assert tracker is not None, "a broker without an id has no role"
+        outcome = tracker.apply(decision)
+        if outcome.is_change and (role := tracker.role) is not None:
+            if outcome is Outcome.NEW_ROLE:
+                log.info(
+                    "role from the controllers",
+                    role="master" if role.is_master else "slave",
+                    epoch=role.epoch,
+                    master=role.master_address,
+                    broker_id=role.broker_id,
+                    sync_state_set=sorted(role.sync_state_set),
+                )
+            self._changes.publish(role)
+        elif outcome is Outcome.CONTRADICTORY and self._contradiction != decision:
+            self._contradiction = decision
+            log.error(
+                "two masters of one epoch",
+                epoch=decision.epoch,
+                master=None if tracker.role is None else tracker.role.master_id,
+                other=decision.master_id,
+            )
+        return outcome
+
+    async def _request(
+        self, link: Link, fields: HeaderFields, *, body: bytes = b"", accepted: tuple[int, ...] = ()
+    ) -> RemotingCommand:
+        """The answer with SUCCESS, or with one of the codes `accepted`. Raises PeerError, _RefusedError."""
+        if link.client is None:
+            raise PeerError("the connection was closed", address=link.address)
+        answer = await link.client.request(
+            to_request(fields, body=body), timeout_s=self._settings.request_timeout_s
+        )
+        if answer.code != ResponseCode.SUCCESS and answer.code not in accepted:
+            raise _RefusedError(answer.code, answer.remark or "")
+        return answer
+
+    def _refuse(self, link: Link, refused: _RefusedError) -> None:
+        self._lose_if_it_follows(link, refused)
+        self._refusal = str(refused)
+        reported = (self._state, refused.code)
+        if self._reported != reported:
+            self._reported = reported
+            log.warning(
+                "refused by the controllers",
+                state=self._state.value,
+                reason=str(refused),
+                controller=link.address,
+            )
+
+    def _lose_if_it_follows(self, link: Link, refused: _RefusedError) -> None:
+        if refused.code == ResponseCode.CONTROLLER_NOT_LEADER:
+            self._links.lose(link, str(refused))
+
+    def _heartbeat(self) -> RemotingCommand | None:
+        broker_id = self.broker_id
+        if broker_id is None:
+            return None
+        settings, offsets = self._settings, self._offsets()
+        heartbeat = protocol.Heartbeat(
+            cluster_name=settings.cluster_name,
+            broker_name=settings.broker_name,
+            broker_id=broker_id,
+            broker_address=settings.broker_address,
+            epoch=offsets.epoch,
+            max_offset=offsets.max_offset,
+            confirm_offset=offsets.confirm_offset,
+            timeout_ms=settings.heartbeat_timeout_ms,
+            election_priority=settings.election_priority,
+        )
+        return to_request(heartbeat, oneway=True)
+
+    def _describe(self) -> str:
+        role = self.role
+        if role is None:
+            return "waits for a role"
+        if role.is_master:
+            return f"goes on alone as master of epoch {role.epoch}"
+        return f"goes on alone as slave of {role.master_address} in epoch {role.epoch}"
+
+    def _own_id(self) -> int:
+        broker_id = self.broker_id
+        assert broker_id is not None, "the state has an id"
+        return broker_id
